@@ -1,0 +1,241 @@
+"""Every setting of UMA in one class, and where a setting's value may come from.
+
+Flags, `UMA_…` variables and the keys of a TOML file are all derived from the fields of `RuntimeConfig`; the first that
+speaks wins, in this order: flag, variable, file, default.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import attrs
+
+from uma.constraints import Range, hints_of, name_of, problems, show
+from uma.errors import ConfigError
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
+Toggle = Literal["auto", "on", "off"]
+
+
+def default_socket() -> str:
+    """`$XDG_RUNTIME_DIR/uma/uma.sock`, else a directory of this user's in the system's temporary folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "uma" if runtime else Path(tempfile.gettempdir()) / f"uma-{os.getuid()}"
+    return str(base / "uma.sock")
+
+
+def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False) -> Any:
+    """A field of `RuntimeConfig` with what `--help` and `uma config` say of it."""
+    metadata = {"help": help_text, "unit": unit}
+    return attrs.field(factory=default, metadata=metadata) if factory else attrs.field(default=default, metadata=metadata)
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeConfig:
+    """What runs, how, and within which bounds. Build it by hand or with `load`; both check every field (`ConfigError`)."""
+
+    model: str = setting("builtin", "GGUF file to load, a name in the UMA_MODELS folder, or `builtin`")
+    socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
+    socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
+    protocol: Literal["json", "newline"] = setting("json", "wire protocol; newline is for debugging by hand")
+
+    n_ctx: Annotated[int, Range(0, 2**31 - 1)] = setting(0, "KV cells shared by all sequences; 0: chosen from the model", "tokens")
+    n_batch: Annotated[int, Range(1, 2**20)] = setting(2048, "most tokens in one llama_decode call", "tokens")
+    n_ubatch: Annotated[int, Range(1, 2**20)] = setting(512, "most tokens computed at once inside a call", "tokens")
+    threads: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads for decode; 0: this machine's cores", "threads")
+    threads_batch: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads for prefill; 0: this machine's cores", "threads")
+    n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(-1, "layers kept on the GPU; -1: all, 0: none", "layers")
+    offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
+    kv_unified: Toggle = setting("auto", "one KV buffer for all sequences (shares prefixes) or one each")
+    swa_full: bool = setting(True, "full-size KV for sliding-window layers")
+    flash_attn: Toggle = setting("auto", "flash attention")
+    cache_type_k: CacheType = setting("f16", "data type of cached keys")
+    cache_type_v: CacheType = setting("f16", "data type of cached values; quantized types need flash attention")
+    use_mmap: bool = setting(True, "map the model file into memory instead of reading it")
+    use_mlock: bool = setting(False, "keep the model in RAM, never swapped out")
+
+    max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "most sessions open at once", "sessions")
+    max_sequences: Annotated[int, Range(1, 256)] = setting(64, "most requests computed at once; more wait", "sequences")
+    max_queue: Annotated[int, Range(1, 1_000_000)] = setting(1024, "most requests waiting", "requests")
+    max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
+    max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
+    max_tokens: Annotated[int, Range(1)] = setting(4096, "most tokens one request may generate", "tokens")
+    idle_timeout_sec: Annotated[float, Range(gt=0)] = setting(300.0, "a session without frames or work is closed after", "seconds")
+    drain_timeout_sec: Annotated[float, Range(0)] = setting(5.0, "running requests may finish within this at shutdown", "seconds")
+    max_tx_bytes: Annotated[int, Range(1024)] = setting(1_048_576, "unread output of one session before it is paused", "bytes")
+    tx_timeout_sec: Annotated[float, Range(gt=0)] = setting(30.0, "a session that reads nothing is closed after", "seconds")
+
+    tick_budget_ms: Annotated[float, Range(gt=0)] = setting(80.0, "longest tick to aim for while anyone decodes", "milliseconds")
+    start_target_tokens: Annotated[int, Range(1)] = setting(64, "prefill chunk before this machine's speed is known", "tokens")
+    slo_ttft_ms: Annotated[float, Range(gt=0)] = setting(2000.0, "time to first token to aim for", "milliseconds")
+    slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(80.0, "time between tokens to aim for", "milliseconds")
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
+    log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
+
+    def __attrs_post_init__(self) -> None:
+        hints = hints_of(type(self))
+        wrong = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
+        if self.n_ubatch > self.n_batch:
+            wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+
+@attrs.frozen
+class Setting:
+    """One setting as people meet it: its flag, its variable, its type, default, unit and help."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    unit: str
+
+    @property
+    def flag(self) -> str:
+        """`--max-tokens` for `max_tokens`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """`UMA_MAX_TOKENS` for `max_tokens`."""
+        return "UMA_" + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...] | None:
+        """The words allowed, where only some are."""
+        return get_args(self.hint) if get_origin(self.hint) is Literal else None
+
+    @property
+    def base(self) -> type:
+        """`str`, `int`, `float` or `bool`."""
+        hint = get_args(self.hint)[0] if get_origin(self.hint) is Annotated else self.hint
+        return str if get_origin(hint) is Literal else hint
+
+    def parse(self, text: str, origin: str) -> Any:
+        """A value from a flag's or variable's text. Raises `ConfigError` naming `origin`."""
+        try:
+            return self._parse(text.strip())
+        except ValueError:
+            raise ConfigError(f"{origin}: expected {self._expected()}, not {show(text)}") from None
+
+    def _parse(self, text: str) -> Any:
+        if self.base is bool:
+            words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+            if text.lower() not in words:
+                raise ValueError(text)
+            return words[text.lower()]
+        if self.name == "socket_mode":
+            return int(text.removeprefix("0o"), 8)
+        return self.base(text)
+
+    def _expected(self) -> str:
+        return "octal permissions such as 600" if self.name == "socket_mode" else name_of(self.hint)
+
+    def show(self, value: Any) -> str:
+        """A value as a person would type it."""
+        if self.name == "socket_mode":
+            return f"{value:03o}"
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings() -> dict[str, Setting]:
+    """Every setting, in the order of `RuntimeConfig`."""
+    hints = hints_of(RuntimeConfig)
+    return {
+        field.name: Setting(field.name, hints[field.name], _default(field), field.metadata["help"], field.metadata["unit"])
+        for field in attrs.fields(RuntimeConfig)
+    }
+
+
+def _default(field: Any) -> Any:
+    return field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
+
+
+@attrs.frozen
+class Loaded:
+    """A configuration and, for each setting, where its value came from (`--flag`, `UMA_…`, a file's name, `default`)."""
+
+    config: RuntimeConfig
+    origins: dict[str, str]
+
+
+RESERVED_VARIABLES = frozenset({"UMA_DEBUG", "UMA_MODELS", "UMA_CONFIG"})
+"""Variables that are no settings: verbose logs, the folder of models, and the file `--config` would name."""
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> Loaded:
+    """Put a configuration together: `flags` (by field name, parsed), variables, file, defaults.
+
+    Raises `ConfigError` naming the setting, its origin and what is allowed; unknown keys of the file and unknown
+    `UMA_…` variables are refused by name, with the nearest known one.
+    """
+    known = settings()
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, "default")
+    environ = os.environ if environ is None else environ
+    config_file = config_file or (Path(environ["UMA_CONFIG"]) if environ.get("UMA_CONFIG") else None)
+    for source in (_from_file(config_file, known), _from_environ(environ, known), _from_flags(flags or {}, known)):
+        for name, (value, origin) in source.items():
+            wrong = list(problems(value, known[name].hint, origin))
+            if wrong:
+                raise ConfigError("\n".join(wrong))
+            values[name], origins[name] = value, origin
+    return Loaded(RuntimeConfig(**values), origins)
+
+
+Found = dict[str, tuple[Any, str]]
+
+
+def _from_flags(flags: Mapping[str, Any], known: Mapping[str, Setting]) -> Found:
+    return {name: (value, known[name].flag) for name, value in flags.items() if value is not None}
+
+
+def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> Found:
+    by_variable = {each.variable: each for each in known.values()}
+    found: Found = {}
+    for variable, text in environ.items():
+        if not variable.startswith("UMA_") or variable in RESERVED_VARIABLES:
+            continue
+        if variable not in by_variable:
+            raise ConfigError(f"{variable}: no such setting{nearest(variable, by_variable)}")
+        each = by_variable[variable]
+        found[each.name] = (each.parse(text, variable), variable)
+    return found
+
+
+def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
+    if path is None:
+        return {}
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
+    # Permissions are written in a file as people know them, "600"; TOML's own octal (0o600) is a plain number.
+    return {
+        name: (known[name].parse(value, f"{path}: {name}") if name == "socket_mode" and isinstance(value, str) else value, f"{path}: {name}")
+        for name, value in table.items()
+    }
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing where no known word is near."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
+
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

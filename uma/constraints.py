@@ -1,0 +1,146 @@
+"""What a field may hold, said once beside the field and used everywhere: by constructors, by the wire's converter,
+by the command line and by the JSON Schemas.
+
+A constraint stands in the field's type: `temperature: Annotated[float, Range(0, 2)]`. `check` applies every field's
+type and constraint to an instance and reports all that are wrong together.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+
+@attrs.frozen
+class Range:
+    """A number from `ge` to `le`; `gt` instead of `ge` leaves the lower end out."""
+
+    ge: float | None = None
+    le: float | None = None
+    gt: float | None = None
+
+    def problem(self, value: Any) -> str | None:
+        """Why `value` is not allowed, or None."""
+        low_ok = (self.ge is None or value >= self.ge) and (self.gt is None or value > self.gt)
+        return None if low_ok and (self.le is None or value <= self.le) else f"must be {self}"
+
+    def __str__(self) -> str:
+        if self.gt is not None:
+            return f"over {self.gt:g}" + (f" and at most {self.le:g}" if self.le is not None else "")
+        if self.le is None:
+            return f"{self.ge:g} or more"
+        return f"from {self.ge:g} to {self.le:g}"
+
+
+@attrs.frozen
+class Length:
+    """A string or list of `ge` to `le` characters or items."""
+
+    ge: int = 0
+    le: int | None = None
+    unit: str = "characters"
+
+    def problem(self, value: Any) -> str | None:
+        """Why `value` is not allowed, or None."""
+        fits = len(value) >= self.ge and (self.le is None or len(value) <= self.le)
+        return None if fits else f"must have {self}, not {len(value):,}"
+
+    def __str__(self) -> str:
+        return f"{self.ge:,} or more {self.unit}" if self.le is None else f"{self.ge:,} to {self.le:,} {self.unit}"
+
+
+Constraint = Range | Length
+
+
+def show(value: Any) -> str:
+    """A value as an error message quotes it: JSON's words, cut to a length a person reads."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "an object"}
+
+
+def name_of(hint: Any) -> str:
+    """A type as an error message names it: `a string`, `a list of integers`, `one of -1, 0, 1`."""
+    origin = get_origin(hint)
+    if origin is typing.Annotated:
+        return name_of(get_args(hint)[0])
+    if origin is Literal:
+        return "one of " + ", ".join(map(show, get_args(hint)))
+    if origin in (Union, types.UnionType):
+        return " or ".join(name_of(arg) for arg in get_args(hint) if arg is not type(None))
+    if origin in (list, tuple):
+        return "a list of " + name_of(get_args(hint)[0]).removeprefix("an ").removeprefix("a ") + "s"
+    return _NAMES.get(origin or hint, "an object" if attrs.has(hint) else getattr(hint, "__name__", str(hint)))
+
+
+def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
+    """Every way `value` is not a `hint`, each as a line that begins with its path."""
+    origin = get_origin(hint)
+    if origin is typing.Annotated:
+        base, *constraints = get_args(hint)
+        inner = list(problems(value, base, path))
+        yield from inner
+        if inner or value is None:
+            return
+        for constraint in constraints:
+            if isinstance(constraint, Range | Length) and (why := constraint.problem(value)):
+                yield f"{path}: {show(value)} {why}"
+    elif origin in (Union, types.UnionType):
+        found = [list(problems(value, arg, path)) for arg in get_args(hint)]
+        if all(found):
+            deepest = [lines for lines in found if lines and not lines[0].startswith(f"{path}: expected")]
+            yield from (deepest[0] if deepest else [f"{path}: expected {name_of(hint)}, not {show(value)}"])
+    elif not _is_a(value, hint, origin):
+        yield f"{path}: expected {name_of(hint)}, not {show(value)}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path}: expected a finite number, not {value}"
+    elif origin in (list, tuple):
+        item = get_args(hint)[0]
+        for index, element in enumerate(value):
+            yield from problems(element, item, f"{path}[{index}]")
+
+
+def _is_a(value: Any, hint: Any, origin: Any) -> bool:
+    if hint is Any or hint is object:
+        return True
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is type(None) or hint is None:
+        return value is None
+    return isinstance(value, origin or hint)
+
+
+@cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The fields of an attrs class with their full types, constraints included."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in attrs.fields(cls)}
+
+
+def check(instance: Any) -> None:
+    """Check every field of an attrs instance against its type and constraint.
+
+    Raises `ValueError` with one line for each wrong field. Meant for `__attrs_post_init__` of classes that people
+    construct by hand.
+    """
+    wrong = [
+        line
+        for name, hint in hints_of(type(instance)).items()
+        for line in problems(getattr(instance, name), hint, name)
+    ]
+    if wrong:
+        raise ValueError("\n".join(wrong))

@@ -1,0 +1,140 @@
+"""Every error UMA reports, each with the one code that names it on the wire.
+
+Codes are what programs act on; messages are for people and say what was wrong, where, and what to do.
+A client raises the very class the server raised: `from_code` finds it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UmaError(Exception):
+    """Base of all errors UMA raises on purpose. `str(error)` is the message.
+
+    `code` is the wire's code. `retry_after_ms` is set where trying the same again later can help.
+    """
+
+    code: ClassVar[str] = "E_RUNTIME"
+
+    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+
+class ConfigError(UmaError):
+    """A setting is unknown, of a wrong type or out of range. Names the setting and where it came from."""
+
+    code = "E_CONFIG"
+
+
+class ModelError(UmaError):
+    """A model file cannot be loaded. Names the file and the reason."""
+
+    code = "E_MODEL"
+
+
+class TemplateError(UmaError):
+    """A model's chat template is broken or refuses these messages."""
+
+    code = "E_PROTO_BAD_REQUEST"
+
+
+class ConnectionLost(UmaError):
+    """The server went away, or was never there. Whatever was running there is cancelled by it."""
+
+    code = "E_CONNECTION"
+
+
+class FrameTooLarge(UmaError):
+    """A frame's length is 0 or over the cap: told from the header alone."""
+
+    code = "E_PROTO_FRAME_TOO_LARGE"
+
+
+class InvalidJson(UmaError):
+    """A frame is not UTF-8, not JSON, or not an object."""
+
+    code = "E_PROTO_INVALID_JSON"
+
+
+class BadRequest(UmaError):
+    """A field is missing, of a wrong type or out of range. The message has a line for each wrong field."""
+
+    code = "E_PROTO_BAD_REQUEST"
+
+
+class Busy(UmaError):
+    """A second request on a plain session while one runs."""
+
+    code = "E_PROTO_BUSY"
+
+
+class VersionMismatch(UmaError):
+    """No protocol version with a common major."""
+
+    code = "E_PROTO_VERSION"
+
+
+class PromptTooLarge(UmaError):
+    """The prompt is over `max_prompt_bytes`, or can never fit the context."""
+
+    code = "E_LIMIT_PROMPT_TOO_LARGE"
+
+
+class TooManySessions(UmaError):
+    """The server has `max_sessions` sessions open."""
+
+    code = "E_LIMIT_SESSIONS"
+
+
+class Overloaded(UmaError):
+    """The queue is full, or the request's SLO cannot be met. Carries `retry_after_ms`."""
+
+    code = "E_LIMIT_OVERLOADED"
+
+
+class IdleTimeout(UmaError):
+    """No frame, or half a frame, for `idle_timeout_sec`."""
+
+    code = "E_TIMEOUT_IDLE"
+
+
+class DecodeFailed(UmaError):
+    """`llama_decode` failed for this request."""
+
+    code = "E_RUNTIME_DECODE"
+
+
+class ShuttingDown(UmaError):
+    """The server or engine is stopping."""
+
+    code = "E_RUNTIME_SHUTDOWN"
+
+
+WIRE_ERRORS: dict[str, type[UmaError]] = {
+    cls.code: cls
+    for cls in (
+        FrameTooLarge,
+        InvalidJson,
+        BadRequest,
+        Busy,
+        VersionMismatch,
+        PromptTooLarge,
+        TooManySessions,
+        Overloaded,
+        IdleTimeout,
+        DecodeFailed,
+        ShuttingDown,
+    )
+}
+"""The error codes of the protocol, and the class of each."""
+
+
+def from_code(code: str, message: str, retry_after_ms: int | None = None) -> UmaError:
+    """The error a peer reported, as the class its code names. An unknown code gives an `UmaError` that quotes it."""
+    cls = WIRE_ERRORS.get(code)
+    if cls is None:
+        return UmaError(f"{code}: {message}", retry_after_ms=retry_after_ms)
+    return cls(message, retry_after_ms=retry_after_ms)

@@ -1,0 +1,295 @@
+"""The words of the project: what is asked, what comes back, and the one interface between those who ask and who answer.
+
+Everything here is frozen data without behaviour beyond checking itself. Times are milliseconds, sizes are bytes or
+tokens, and each name says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from enum import IntEnum
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+import attrs
+
+from uma.constraints import Length, Range, check
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+HealthStatus = Literal["ok", "loading", "draining", "stalled"]
+
+MAX_SEED = 2**32 - 1
+
+
+@attrs.frozen
+class Message:
+    """One turn of a conversation, for the model's chat template."""
+
+    role: Annotated[str, Length(1, 64)]
+    content: str
+
+
+@attrs.frozen
+class SamplingParams:
+    """How the next token is chosen and when to stop. Ranges are checked on construction (`ValueError`).
+
+    The steps run in the order of llama.cpp's default chain: penalties, top-k, top-p, min-p, temperature, draw.
+    Penalties look back over the last 64 tokens of prompt and output, as llama.cpp's do.
+    """
+
+    max_tokens: Annotated[int, Range(1)] | None = None
+    """Most tokens to generate; None: the engine's limit."""
+    min_tokens: Annotated[int, Range(0)] = 0
+    """The end of text is not sampled before this many tokens. Stop strings still end the output."""
+    temperature: Annotated[float, Range(0, 2)] = 0.0
+    """0 is greedy: always the likeliest token."""
+    top_p: Annotated[float, Range(0, 1)] = 1.0
+    top_k: Annotated[int, Range(-1)] = 0
+    """Keep the k likeliest tokens; 0 or -1: all."""
+    min_p: Annotated[float, Range(0, 1)] = 0.0
+    repetition_penalty: Annotated[float, Range(gt=0, le=2)] = 1.0
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    seed: Annotated[int, Range(0, MAX_SEED)] | None = None
+    """None: one is drawn, and told in `Finished.seed`."""
+    stop: Annotated[tuple[Annotated[str, Length(1)], ...], Length(0, 16, "strings")] = attrs.field(
+        default=(), converter=lambda stop: (stop,) if isinstance(stop, str) else tuple(stop)
+    )
+    """Strings that end the output and are not part of it."""
+    ignore_eos: bool = False
+    """Go on to `max_tokens`, whatever the model would like."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the choice is plain argmax over the logits, with no penalty to apply first."""
+        return (
+            self.temperature == 0
+            and self.repetition_penalty == 1
+            and self.frequency_penalty == 0
+            and self.presence_penalty == 0
+        )
+
+
+@attrs.frozen
+class Slo:
+    """What the asker hopes for; None: the engine's own target."""
+
+    target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
+    """Time to first token."""
+    target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
+    """Time between tokens."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+class Priority(IntEnum):
+    """Lanes: an interactive request goes before a normal one, a background one waits for both."""
+
+    BACKGROUND = -1
+    NORMAL = 0
+    INTERACTIVE = 1
+
+
+@attrs.frozen
+class Request:
+    """One generation asked for. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
+
+    `prompt` is taken as it stands (BOS is added where the model wants one); `messages` go through the model's chat
+    template; `token_ids` are taken literally.
+    """
+
+    id: Annotated[str, Length(1, 128)]
+    prompt: str | None = None
+    messages: Annotated[tuple[Message, ...], Length(1, None, "messages")] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(tuple)
+    )
+    token_ids: Annotated[tuple[Annotated[int, Range(0)], ...], Length(1, None, "tokens")] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(tuple)
+    )
+    sampling: SamplingParams = SamplingParams()
+    stream: bool = True
+    """False: no `Token` events; `Finished` carries the whole text."""
+    priority: Literal[-1, 0, 1] = 0
+    slo: Slo = Slo()
+    metadata: dict[str, Any] | None = None
+    """Echoed in every event of the request on the wire."""
+
+    def __attrs_post_init__(self) -> None:
+        given = [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "prompt: give exactly one of prompt, messages, token_ids; "
+                + ("none was given" if not given else "these came: " + ", ".join(given))
+            )
+        if self.prompt is not None and "\0" in self.prompt:
+            raise ValueError("prompt: holds a NUL character, which no tokenizer takes")
+        if self.messages is not None and any("\0" in message.content for message in self.messages):
+            raise ValueError("messages: one holds a NUL character, which no tokenizer takes")
+        check(self)
+
+
+@attrs.frozen
+class Usage:
+    """Tokens counted. `cached_tokens` is the part of `prompt_tokens` that did not have to be computed."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@attrs.frozen
+class RequestMetrics:
+    """How one request was served."""
+
+    queue_ms: float
+    """From arrival to the first tick that computed something for it."""
+    prefill_ms: float
+    """From there to the first token."""
+    decode_ms: float
+    """From the first token to the last."""
+    ttft_ms: float
+    """From arrival to the first token; 0 where there was none."""
+    batch_size: int
+    """Most sequences it shared one batch with, itself included."""
+    tokens_per_second: float
+    """Completion tokens after the first, over `decode_ms`."""
+    decode_iterations: int
+    """Batches that computed one of its tokens, prefill chunks included."""
+
+
+@attrs.frozen
+class Token:
+    """One generated token. `text` is whole characters and may be empty; joined, the texts are exactly the output."""
+
+    id: str
+    text: str
+    token_id: int
+
+
+@attrs.frozen
+class Finished:
+    """A request's last event. Text that was held back (for a character or a stop string) comes as a `Token` before."""
+
+    id: str
+    reason: FinishReason
+    usage: Usage
+    metrics: RequestMetrics
+    seed: int
+    text: str | None = None
+    """The whole output, where `stream` was false."""
+    token_ids: tuple[int, ...] | None = None
+    """All generated tokens, where `stream` was false."""
+    warnings: tuple[str, ...] = ()
+
+
+Event = Token | Finished
+
+
+@attrs.frozen
+class ModelInfo:
+    """A loaded model's card, read from the file and the running context. Nothing here is typed in by hand."""
+
+    name: str
+    path: str
+    architecture: str
+    parameters: int
+    size_bytes: int
+    quantization: str
+    context_length: int
+    """Tokens the model was trained for."""
+    vocab_size: int
+    has_chat_template: bool
+    license: str | None = None
+    description: str | None = None
+    is_builtin: bool = False
+
+
+@attrs.frozen
+class Capabilities:
+    """What this server can do with this model, derived from both."""
+
+    streaming: bool
+    chat: bool
+    """The model has a chat template of its own; without one a plain documented one is used."""
+    cancel: bool
+    tokenize: bool
+    token_ids_input: bool
+    prefix_sharing: str
+    """`none`, `cells` (a common prefix is computed once) or `snapshots`; with the reason where it is not `cells`."""
+    kv_unified: bool
+    max_stop_sequences: int
+    sampling_params: tuple[str, ...]
+
+
+@attrs.frozen
+class Limits:
+    """The running configuration's bounds, as a client needs them."""
+
+    n_ctx: int
+    """Most tokens, prompt and output together, of one request."""
+    max_tokens: int
+    max_prompt_bytes: int
+    max_frame_bytes: int
+    max_sessions: int
+    max_queue: int
+
+
+@attrs.frozen
+class ServerInfo:
+    """Who answers: the model, what can be asked of it, and how much."""
+
+    server: str
+    """`uma/X.Y.Z`."""
+    model: ModelInfo
+    capabilities: Capabilities
+    limits: Limits
+
+
+@attrs.frozen
+class Health:
+    """The answer to a health question. With a probe, one token really went through the engine."""
+
+    status: HealthStatus
+    latency_ms: float
+    tokens_generated: int
+
+
+@attrs.frozen
+class Tokenized:
+    """Token ids of a text or conversation, as a request with it would use them."""
+
+    token_ids: tuple[int, ...]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Whoever generates: an `Engine` in this process or a `Client` on a socket. Everything else is written against it.
+
+    All methods belong to the Trio thread that opened the source.
+    """
+
+    @property
+    def info(self) -> ServerInfo:
+        """Who answers."""
+
+    def generate(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """`async with source.generate(request) as stream: async for event in stream: ...`
+
+        The stream gives `Token`s and then exactly one `Finished`; a failure is raised as an `UmaError`, from entering
+        the block or from the iteration. Leaving the block cancels: by the next tick boundary the sequence and its KV
+        cells are gone.
+        """
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """The token ids `generate` would compute for this request. Raises what `generate` would for a bad prompt."""
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """Ask whether generation works; with `probe` by really generating one token."""
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """A flat snapshot of counters, gauges and histograms (`uma.metrics`). Never waits for compute."""
