@@ -1,0 +1,240 @@
+"""The protocol's messages as frozen classes: what a client may say, and what a server answers.
+
+Their fields' types carry the rules (`uma.constraints`), so that the converter, the constructors and the JSON Schemas
+cannot disagree. On the wire a request's sampling parameters stand flat beside its `id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Length
+from uma.types import (
+    Capabilities,
+    Finished,
+    FinishReason,
+    Health,
+    HealthStatus,
+    Limits,
+    ModelInfo,
+    Request,
+    RequestMetrics,
+    ServerInfo,
+    Token,
+    Tokenized,
+    Usage,
+)
+
+Id = Annotated[str, Length(1, 128)]
+
+# What a client may say.
+
+
+@attrs.frozen
+class Hello:
+    """A session's first frame, where it is to carry many requests at once."""
+
+    versions: Annotated[tuple[Annotated[str, Length(1, 32)], ...], Length(1, 64, "versions")]
+    client: Annotated[str, Length(0, 128)] = ""
+    """`name/version`, for the server's log."""
+    strict: bool = False
+    """Unknown request fields are refused instead of named in `warnings`."""
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Generate:
+    """A generation asked for (`type` absent or `generate`)."""
+
+    request: Request
+    keep_alive: bool = False
+    """A plain session stays open after this request's `eos`."""
+    warnings: tuple[str, ...] = ()
+    """What was ignored or cut; told in the `eos`."""
+
+
+@attrs.frozen
+class Cancel:
+    """`{"event": "cancel", "id": …}`."""
+
+    id: Id
+
+
+@attrs.frozen
+class MetricsQuery:
+    """`{"type": "metrics"}`."""
+
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class HealthQuery:
+    """`{"type": "health"}`."""
+
+    id: Id | None = None
+    probe: bool = True
+    """Really generate one token; false: the status alone."""
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class TokenizeQuery:
+    """`{"type": "tokenize", "id": …}` with one of `prompt`, `messages`, `token_ids`."""
+
+    request: Request
+    warnings: tuple[str, ...] = ()
+
+
+ClientMessage = Hello | Generate | Cancel | MetricsQuery | HealthQuery | TokenizeQuery
+
+# What a server answers.
+
+
+@attrs.frozen
+class HelloEvent:
+    """The answer to `Hello`: the version spoken from here on, and who answers."""
+
+    version: str
+    server: str
+    model: ModelInfo
+    capabilities: Capabilities
+    limits: Limits
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, info: ServerInfo, version: str, warnings: tuple[str, ...] = ()) -> HelloEvent:
+        """The answer of the server that `info` describes."""
+        return cls(version, info.server, info.model, info.capabilities, info.limits, warnings)
+
+    @property
+    def info(self) -> ServerInfo:
+        """Who answers, as `uma.types` has it."""
+        return ServerInfo(self.server, self.model, self.capabilities, self.limits)
+
+
+@attrs.frozen
+class TokenEvent:
+    """One token. `text` is whole characters and may be empty."""
+
+    id: str
+    text: str
+    token_id: int
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def token(self) -> Token:
+        """The event as `uma.types` has it."""
+        return Token(self.id, self.text, self.token_id)
+
+
+@attrs.frozen
+class EosEvent:
+    """A request's end. `text` and `token_ids` are there where `stream` was false."""
+
+    id: str
+    reason: FinishReason
+    usage: Usage
+    metrics: RequestMetrics
+    seed: int
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    warnings: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(
+        cls, finished: Finished, *, metadata: dict[str, Any] | None = None, warnings: tuple[str, ...] = ()
+    ) -> EosEvent:
+        """The wire's form of `finished`; `warnings` go before its own."""
+        return cls(
+            finished.id,
+            finished.reason,
+            finished.usage,
+            finished.metrics,
+            finished.seed,
+            finished.text,
+            finished.token_ids,
+            (*warnings, *finished.warnings),
+            metadata,
+        )
+
+    @property
+    def finished(self) -> Finished:
+        """The event as `uma.types` has it."""
+        return Finished(
+            self.id, self.reason, self.usage, self.metrics, self.seed, self.text, self.token_ids, self.warnings
+        )
+
+
+@attrs.frozen
+class ErrorEvent:
+    """What went wrong. With an `id` it ends that request; without one it speaks of the session or of a refused frame."""
+
+    code: str
+    message: str
+    id: str | None = None
+    retry_after_ms: int | None = None
+    """There where trying the same again later can help."""
+    metadata: dict[str, Any] | None = None
+
+
+@attrs.frozen
+class MetricsEvent:
+    """A snapshot. Flat on the wire: its fields stand beside `event`."""
+
+    snapshot: Mapping[str, Any]
+    id: str | None = None
+    """There where the question had one."""
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class HealthEvent:
+    """The answer to `HealthQuery`."""
+
+    status: HealthStatus
+    latency_ms: float
+    tokens_generated: int
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, health: Health, id: str | None = None, warnings: tuple[str, ...] = ()) -> HealthEvent:
+        """The wire's form of `health`."""
+        return cls(health.status, health.latency_ms, health.tokens_generated, id, warnings)
+
+    @property
+    def health(self) -> Health:
+        """The event as `uma.types` has it."""
+        return Health(self.status, self.latency_ms, self.tokens_generated)
+
+
+@attrs.frozen
+class TokenizeEvent:
+    """The answer to `TokenizeQuery`."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tokenized(self) -> Tokenized:
+        """The event as `uma.types` has it."""
+        return Tokenized(self.token_ids)
+
+
+@attrs.frozen
+class UnknownEvent:
+    """An event of a name that this side does not know: a newer server's. To be ignored."""
+
+    event: str
+    id: str | None = None
+
+
+ServerEvent = (
+    HelloEvent | TokenEvent | EosEvent | ErrorEvent | MetricsEvent | HealthEvent | TokenizeEvent | UnknownEvent
+)

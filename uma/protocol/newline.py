@@ -1,0 +1,53 @@
+"""Newline mode, for debugging by hand (`nc -U`): a line in is a prompt, bytes out are its text, a newline ends it."""
+
+from __future__ import annotations
+
+from uma.errors import BadRequest, InvalidJson, PromptTooLarge
+
+METRICS_LINE = "/metrics"
+"""The line that asks for one line of metrics, after which the server closes."""
+
+
+class LineDecoder:
+    """Bytes in, lines out. A line over the cap is told as soon as the cap is passed, not when its end comes."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they came. Never raises."""
+        self._buffer += data
+
+    def next_line(self) -> str | None:
+        """The next line without its end (`\\n` or `\\r\\n`), or None until more is fed.
+
+        Raises `PromptTooLarge` (nothing that follows is of use then), `InvalidJson` for bytes that are not UTF-8 and
+        `BadRequest` for a NUL; after these two the next line can be read.
+        """
+        end = self._buffer.find(b"\n", self._searched)
+        length = len(self._buffer) if end < 0 else end
+        if length > self._max_line_bytes:
+            raise PromptTooLarge(f"a line of over {self._max_line_bytes:,} bytes came (max_prompt_bytes)")
+        if end < 0:
+            self._searched = length
+            return None
+        line = bytes(self._buffer[:end]).removesuffix(b"\r")
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return _prompt(line)
+
+    @property
+    def is_mid_line(self) -> bool:
+        """Whether a part of a line has come and the rest has not."""
+        return bool(self._buffer)
+
+
+def _prompt(line: bytes) -> str:
+    if b"\0" in line:
+        raise BadRequest("the line holds a NUL character, which no tokenizer takes")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"the line is not UTF-8: {error.reason} at byte {error.start}") from None
