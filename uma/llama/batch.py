@@ -1,0 +1,108 @@
+"""What one `llama_decode` call computes, in memory that is laid out once and filled by slices.
+
+A tick fills the same arrays again and again; adding rows costs one assignment an array, not one a token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+
+Tokens = Sequence[int] | npt.NDArray[np.int32]
+
+
+class Batch:
+    """Up to `capacity` tokens, each with its sequence and position, and a mark where logits are wanted.
+
+    Row `i` of `Context.logits` belongs to the `i`-th marked token, in the order they were added. Belongs to one thread
+    at a time. Adding more than fits raises `ValueError` and adds nothing.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: {capacity} must be 1 or more")
+        self.capacity = capacity
+        self.n_tokens = 0
+        self.n_outputs = 0
+        self.token = np.zeros(capacity, np.int32)
+        self.pos = np.zeros(capacity, np.int32)
+        self.seq_id = np.zeros(capacity, np.int32)
+        self.output = np.zeros(capacity, np.int8)
+        self._n_seq_id = np.ones(capacity, np.int32)
+        # llama.cpp takes a list of sequences for each token; ours have one each, so the lists are cells of `seq_id`.
+        self._seq_lists = self.seq_id.ctypes.data + self.seq_id.itemsize * np.arange(capacity, dtype=np.uintp)
+        self.struct = self._make_struct()
+
+    def _make_struct(self) -> lib.llama_batch:
+        struct = lib.llama_batch()
+        struct.token = self.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        struct.pos = self.pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        struct.n_seq_id = self._n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        struct.seq_id = self._seq_lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+        struct.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+        return struct
+
+    def clear(self) -> None:
+        """Empty the batch for the next tick."""
+        self.n_tokens = 0
+        self.n_outputs = 0
+
+    def add(self, tokens: Tokens, first_pos: int, seq_id: int, *, last_logits: bool) -> int:
+        """Add consecutive tokens of one sequence, the first at `first_pos`. Returns the last one's index in the batch.
+
+        With `last_logits` the last token's logits are computed; they are row `n_outputs - 1` at that moment.
+        """
+        start, stop = self._room_for(len(tokens))
+        self.token[start:stop] = tokens
+        self.pos[start:stop] = range(first_pos, first_pos + stop - start)
+        self.seq_id[start:stop] = seq_id
+        self.output[start:stop] = 0
+        if last_logits:
+            self.output[stop - 1] = 1
+            self.n_outputs += 1
+        self.n_tokens = stop
+        return stop - 1
+
+    def add_one(self, token: int, pos: int, seq_id: int) -> int:
+        """Add one token whose logits are wanted. Returns its index in the batch."""
+        index, stop = self._room_for(1)
+        self.token[index] = token
+        self.pos[index] = pos
+        self.seq_id[index] = seq_id
+        self.output[index] = 1
+        self.n_tokens = stop
+        self.n_outputs += 1
+        return index
+
+    def add_decode(self, tokens: Tokens, positions: Tokens, seq_ids: Tokens) -> int:
+        """Add one token for each of several sequences, all with logits. Returns the first one's index in the batch."""
+        start, stop = self._room_for(len(tokens))
+        self.token[start:stop] = tokens
+        self.pos[start:stop] = positions
+        self.seq_id[start:stop] = seq_ids
+        self.output[start:stop] = 1
+        self.n_outputs += stop - start
+        self.n_tokens = stop
+        return start
+
+    def _room_for(self, count: int) -> tuple[int, int]:
+        start = self.n_tokens
+        if count < 1 or start + count > self.capacity:
+            raise ValueError(f"tokens: {count} do not fit; {self.capacity - start} of {self.capacity} places are free")
+        return start, start + count
+
+    def close(self) -> None:
+        """Nothing of llama.cpp's is held: the arrays go with the object."""
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

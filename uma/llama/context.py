@@ -1,0 +1,250 @@
+"""A context: the KV memory of many sequences, and the one call that computes.
+
+Everything here belongs to one thread at a time, but for `request_abort`. What llama.cpp would answer by ending the
+process (a sequence id out of range, a partial copy between separate buffers) is a `ValueError` here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Literal
+
+import attrs
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+
+from uma.errors import ConfigError, ModelError
+from uma.llama import backend
+from uma.llama.batch import Batch
+from uma.llama.header import quoted
+from uma.llama.log import LOG
+from uma.llama.model import Model
+
+CACHE_TYPES: dict[str, int] = {
+    "f32": lib.GGML_TYPE_F32,
+    "f16": lib.GGML_TYPE_F16,
+    "bf16": lib.GGML_TYPE_BF16,
+    "q8_0": lib.GGML_TYPE_Q8_0,
+    "q4_0": lib.GGML_TYPE_Q4_0,
+    "q4_1": lib.GGML_TYPE_Q4_1,
+    "q5_0": lib.GGML_TYPE_Q5_0,
+    "q5_1": lib.GGML_TYPE_Q5_1,
+    "iq4_nl": lib.GGML_TYPE_IQ4_NL,
+}
+
+FLASH_ATTENTION: dict[str, int] = {
+    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
+DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
+"""What `Context.decode` returns; less than -1 is a fatal error."""
+
+
+@attrs.frozen(kw_only=True)
+class ContextParams:
+    """How a context is made. The names and meanings are those of `RuntimeConfig`; what llama.cpp made of them is read
+    from the `Context`.
+    """
+
+    n_ctx: int = 0
+    """KV cells of all sequences together; 0: as many as the model was trained for."""
+    n_batch: int = 2048
+    """Most tokens of one `decode`."""
+    n_ubatch: int = 512
+    """Most tokens computed at once inside it."""
+    n_seq_max: int = 1
+    """Sequence ids run from 0 to one less."""
+    n_threads: int = 0
+    """For decode; 0: this machine's cores."""
+    n_threads_batch: int = 0
+    """For prefill; 0: this machine's cores."""
+    kv_unified: bool = True
+    """One buffer that all sequences share, or one of `n_ctx / n_seq_max` cells for each."""
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    offload_kqv: bool = True
+    swa_full: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.n_seq_max <= backend.MAX_SEQUENCES:
+            raise ConfigError(f"max_sequences: {self.n_seq_max} must be from 1 to {backend.MAX_SEQUENCES}")
+        for name in ("cache_type_k", "cache_type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} must be one of {', '.join(CACHE_TYPES)}")
+
+    def struct(self) -> lib.llama_context_params:
+        """llama.cpp's own form of it."""
+        struct = lib.llama_context_default_params()
+        struct.n_ctx = self.n_ctx
+        struct.n_batch = self.n_batch
+        struct.n_ubatch = self.n_ubatch
+        struct.n_seq_max = self.n_seq_max
+        struct.n_threads = self.n_threads or backend.core_count()
+        struct.n_threads_batch = self.n_threads_batch or backend.core_count()
+        struct.kv_unified = self.kv_unified
+        struct.flash_attn_type = FLASH_ATTENTION[self.flash_attn]
+        struct.type_k = CACHE_TYPES[self.cache_type_k]
+        struct.type_v = CACHE_TYPES[self.cache_type_v]
+        struct.offload_kqv = self.offload_kqv
+        struct.swa_full = self.swa_full
+        struct.no_perf = True
+        return struct
+
+
+class Context:
+    """Owner of a llama context. Keeps its model's weights alive until it is closed."""
+
+    def __init__(self, model: Model, params: ContextParams) -> None:
+        mark = LOG.mark
+        struct = params.struct()
+        # The C library's `strlen` as abort callback: it finds 0 for an empty string, 1 where a byte is set. Called
+        # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
+        self._abort_flag = ctypes.create_string_buffer(2)
+        struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
+        struct.abort_callback_data = ctypes.addressof(self._abort_flag)
+        model.retain()
+        self._handle: int | None = lib.llama_init_from_model(model.handle, struct)
+        if not self._handle:
+            model.release()
+            raise ModelError(f"{model.path}: no context could be made for it{quoted(mark)}")
+        self.model = model
+        self.params = params
+        self._memory: int = lib.llama_get_memory(self._handle)
+        self.n_ctx = int(lib.llama_n_ctx(self._handle))
+        """KV cells of all sequences together."""
+        self.n_ctx_seq = int(lib.llama_n_ctx_seq(self._handle))
+        """Most cells of one sequence: `n_ctx` in a unified buffer, its share otherwise."""
+        self.n_batch = int(lib.llama_n_batch(self._handle))
+        self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
+        self.n_seq_max = int(lib.llama_n_seq_max(self._handle))
+        self._n_vocab = model.vocab.n_tokens
+
+    @property
+    def handle(self) -> int:
+        """llama.cpp's pointer. Raises `ValueError` after `close`."""
+        if self._handle is None:
+            raise ValueError("the context is closed")
+        return self._handle
+
+    @property
+    def can_share_cells(self) -> bool:
+        """Whether a common prefix of two sequences can be the same cells, at no cost and with exact results.
+
+        That takes one buffer for all, and a memory that still has every position of the prefix: a recurrent state has
+        only the last, a sliding window only the last few unless it is kept in full (`swa_full`).
+        """
+        whole = self.model.memory == "attention" or (self.model.memory == "sliding-window" and self.params.swa_full)
+        return self.params.kv_unified and whole
+
+    def decode(self, batch: Batch) -> int:
+        """Compute a batch. Blocks for as long as it takes, without the GIL.
+
+        Returns `DONE`; `NO_ROOM` where there are too few KV cells (the memory is as before); `ABORTED` (the parts
+        computed until then stay in memory); `INVALID_BATCH` for a token or position that cannot be (the memory is as
+        before); less for a fatal error.
+        """
+        batch.struct.n_tokens = batch.n_tokens
+        return int(lib.llama_decode(self.handle, batch.struct))
+
+    def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
+        """The logits of the last batch's marked tokens, `[n_rows, n_vocab]`, in the order they were added.
+
+        A writable view of llama.cpp's memory: what is changed in it is what a `Sampler` sees. Valid until the next
+        `decode`. Raises `ValueError` where there are none.
+        """
+        pointer = lib.llama_get_logits(self.handle)
+        if not pointer:
+            raise ValueError("logits: nothing has been computed")
+        return np.ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
+
+    def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
+        """Forget a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence always goes.
+
+        False where only a part was to go and the memory cannot do that (a recurrent state has no parts).
+        """
+        return bool(lib.llama_memory_seq_rm(self._checked_memory(seq), seq, p0, p1))
+
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Give `dst` the positions of `src` from `p0` to before `p1`. In a unified buffer no data is copied.
+
+        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`).
+        """
+        if not self.params.kv_unified and (p0 > 0 or p1 >= 0):
+            raise ValueError("seq_cp: without a unified KV buffer only a whole sequence can be copied")
+        self._checked_memory(dst)
+        lib.llama_memory_seq_cp(self._checked_memory(src), src, dst, p0, p1)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The first position that is in memory; -1 for an empty sequence. Over 0 where a window has moved on."""
+        return int(lib.llama_memory_seq_pos_min(self._checked_memory(seq), seq))
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position that is in memory; -1 for an empty sequence."""
+        return int(lib.llama_memory_seq_pos_max(self._checked_memory(seq), seq))
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        lib.llama_memory_clear(self._checked_memory(0), True)
+
+    def state_size(self, seq: int) -> int:
+        """Bytes that `state_get` would return."""
+        self._checked_memory(seq)
+        return int(lib.llama_state_seq_get_size(self.handle, seq))
+
+    def state_get(self, seq: int) -> bytes:
+        """A sequence's memory, to be put back by `state_set` into a context of the same model and parameters."""
+        size = self.state_size(seq)
+        # A bytes object made full-size and written by the library spares a second copy of what may be gigabytes.
+        # Nobody else has it yet.
+        data = bytes(size)
+        written = int(lib.llama_state_seq_get_data(self.handle, _address_of(data), size, seq))
+        return data if written == size else data[:written]
+
+    def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
+        """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit."""
+        self._checked_memory(seq)
+        source = np.frombuffer(data, np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
+
+    def request_abort(self) -> None:
+        """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
+        self._abort_flag[0] = b"\1"
+
+    def clear_abort(self) -> None:
+        """Let `decode` compute again."""
+        self._abort_flag[0] = b"\0"
+
+    def _checked_memory(self, seq: int) -> int:
+        if not 0 <= seq < self.n_seq_max:
+            raise ValueError(f"seq: {seq} must be from 0 to {self.n_seq_max - 1}")
+        if self._handle is None:
+            raise ValueError("the context is closed")
+        return self._memory
+
+    def close(self) -> None:
+        """Free the memory. Harmless when repeated. Not while another thread is inside `decode`."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            lib.llama_free(handle)
+            self.model.release()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_STRLEN = ctypes.CDLL(None).strlen
+
+
+def _address_of(data: bytes) -> ctypes._Pointer[ctypes.c_uint8]:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))

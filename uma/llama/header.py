@@ -1,0 +1,277 @@
+"""A GGUF file's header, read by ggml's own reader, and what can be said of a file that has none.
+
+A header says everything but the weights: what `uma models` lists, which part of a split model a file is, and whether
+the file is all there. It is checked before llama.cpp loads a file, so that what is wrong can be said in plain words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import attrs
+import llama_cpp.llama_cpp as lib
+
+from uma.errors import ModelError
+from uma.llama import backend
+from uma.llama.log import LOG
+
+MAGIC = b"GGUF"
+VERSIONS = range(2, 4)
+
+STRING, ARRAY = 8, 9
+"""`gguf_type`."""
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+def _function(name: str, arguments: list[Any], result: Any) -> Any:
+    # ggml is a dependency of the llama library, so its functions are found through the same handle.
+    function = getattr(lib._lib, name)
+    function.argtypes = arguments
+    function.restype = result
+    return function
+
+
+_open = _function("gguf_init_from_file", [ctypes.c_char_p, _InitParams], ctypes.c_void_p)
+_free = _function("gguf_free", [ctypes.c_void_p], None)
+_n_keys = _function("gguf_get_n_kv", [ctypes.c_void_p], ctypes.c_int64)
+_key = _function("gguf_get_key", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
+_type = _function("gguf_get_kv_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
+_text = _function("gguf_get_val_str", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
+_array_length = _function("gguf_get_arr_n", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
+_data_offset = _function("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t)
+_n_tensors = _function("gguf_get_n_tensors", [ctypes.c_void_p], ctypes.c_int64)
+_tensor_name = _function("gguf_get_tensor_name", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
+_tensor_type = _function("gguf_get_tensor_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
+_tensor_offset = _function("gguf_get_tensor_offset", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
+_tensor_size = _function("gguf_get_tensor_size", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
+_tensor_shape = _function("gguf_get_tensor_ne", [ctypes.c_void_p, ctypes.c_int64], ctypes.POINTER(ctypes.c_int64))
+_type_name = _function("ggml_type_name", [ctypes.c_int], ctypes.c_char_p)
+
+_SCALARS: dict[int, Callable[[int, int], Any]] = {
+    number: _function(f"gguf_get_val_{name}", [ctypes.c_void_p, ctypes.c_int64], ctype)
+    for number, (name, ctype) in {
+        0: ("u8", ctypes.c_uint8),
+        1: ("i8", ctypes.c_int8),
+        2: ("u16", ctypes.c_uint16),
+        3: ("i16", ctypes.c_int16),
+        4: ("u32", ctypes.c_uint32),
+        5: ("i32", ctypes.c_int32),
+        6: ("f32", ctypes.c_float),
+        7: ("bool", ctypes.c_bool),
+        10: ("u64", ctypes.c_uint64),
+        11: ("i64", ctypes.c_int64),
+        12: ("f64", ctypes.c_double),
+    }.items()
+}
+
+
+@attrs.frozen
+class Header:
+    """What a GGUF file says of itself, without its weights."""
+
+    path: Path
+    size_bytes: int
+    """Of this file alone."""
+    metadata: dict[str, Any]
+    """Strings, numbers and booleans by key. Of an array only its length is kept, under its key."""
+    tensor_types: dict[str, int]
+    """How many numbers are stored in each ggml type, by the type's name such as `q8_0`."""
+    needed_bytes: int
+    """The least size of a whole file with this header."""
+    data_offset: int
+    """Where the weights begin."""
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
+    def parameters(self) -> int:
+        """Numbers stored in this file."""
+        return sum(self.tensor_types.values())
+
+    @property
+    def context_length(self) -> int:
+        """Tokens the model was trained for; 0 where the header does not say."""
+        return int(self.metadata.get(f"{self.architecture}.context_length", 0))
+
+    @property
+    def quantization(self) -> str:
+        """`Q8_0`, `Q4_K_M` …: what the file says it is, else the type that most of its numbers have."""
+        file_type = self.metadata.get("general.file_type")
+        if isinstance(file_type, int) and file_type in _FILE_TYPES:
+            return _FILE_TYPES[file_type]
+        common = max(self.tensor_types, key=lambda name: self.tensor_types[name], default="unknown")
+        return common.upper()
+
+    @property
+    def split(self) -> tuple[int, int]:
+        """Which part of how many, counted from 1; (1, 1) for a model in one file."""
+        count = int(self.metadata.get("split.count", 0))
+        return (int(self.metadata.get("split.no", 0)) + 1, count) if count > 1 else (1, 1)
+
+
+def _file_type_name(number: int) -> str:
+    """`Q4_K_M`, as files and people call it, for llama.cpp's "Q4_K - Medium"."""
+    name: str = lib.llama_ftype_name(number).decode()
+    name = name.removeprefix("all ").replace("Q2_K - Medium", "Q2_K").replace(" MoE", "_MOE")
+    name = re.sub(r" - (Small|Medium|Large)$", lambda match: "_" + match[1][0], name)
+    return re.sub(r" (mix )?- .*", "", name)
+
+
+def part_path(path: Path, part: int, count: int) -> Path:
+    """The file of part `part` (from 1) of a split model, named beside `path` as llama.cpp names parts."""
+    prefix = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return path.with_name(f"{prefix}-{part:05d}-of-{count:05d}.gguf")
+
+
+def part_number(path: Path) -> int | None:
+    """Which part of a split model a file is by its name, counted from 1; None for a model in one file."""
+    match = re.search(r"-(\d{5})-of-\d{5}$", path.stem)
+    return int(match[1]) if match else None
+
+
+def read_parts(path: Path) -> list[Header]:
+    """The headers of all parts of a model, given its first. One for a model in one file. Raises `ModelError`."""
+    first = read(path)
+    part, count = first.split
+    if part != 1:
+        start = part_path(path, 1, count)
+        raise ModelError(f"{path}: is part {part} of {count} of a split model; load it by its first part, {start}")
+    parts = [first]
+    for number in range(2, count + 1):
+        expected = part_path(path, number, count)
+        if not expected.exists():
+            raise ModelError(f"{path}: its part {number} of {count} is missing: there is no {expected}")
+        parts.append(read(expected))
+        if parts[-1].split != (number, count):
+            raise ModelError(f"{expected}: is not part {number} of {count} of {path}")
+    return parts
+
+
+def read(path: Path) -> Header:
+    """Read a file's header. Raises `ModelError`, naming the file and the reason, for all that is no whole GGUF header."""
+    size = _check_is_file(path)
+    with path.open("rb") as file:
+        start = file.read(512)
+    _check_magic(path, start)
+    backend.start()
+    with _Reader(path) as reader:
+        header = reader.header(size)
+    if header.needed_bytes > size:
+        raise ModelError(
+            f"{path}: is cut short: it has {size:,} of at least {header.needed_bytes:,} bytes. "
+            "Copy or download it again"
+        )
+    return header
+
+
+def _check_is_file(path: Path) -> int:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        inside = sorted(each.name for each in path.glob("*.gguf")) if os.access(path, os.R_OK) else []
+        hint = f"name a file in it, such as {path / inside[0]}" if inside else "there is no .gguf file in it"
+        raise ModelError(f"{path}: is a directory; {hint}")
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{path}: is not a regular file")
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"{path}: cannot be read: permission denied")
+    if status.st_size == 0:
+        raise ModelError(f"{path}: is empty (0 bytes)")
+    return status.st_size
+
+
+_FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"PK\x03\x04|\x80[\x02-\x05]"), "a PyTorch checkpoint"),
+    (re.compile(rb".{8}\{", re.DOTALL), "a safetensors file"),
+    (re.compile(rb"ggml|lmgg|tjgg|fmgg|algg"), "a GGML file of before 2023, which llama.cpp no longer reads"),
+    (re.compile(rb"version https://git-lfs"), "a Git LFS pointer, not the file itself: run `git lfs pull`"),
+    (re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE), "a web page, so the download went wrong"),
+    (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|7z\xbc\xaf"), "a compressed archive: unpack it first"),
+)
+
+
+def _check_magic(path: Path, start: bytes) -> None:
+    if not start.startswith(MAGIC):
+        if MAGIC.startswith(start):
+            raise ModelError(f"{path}: is cut short: it has {len(start)} bytes. Copy or download it again")
+        looks = next((name for pattern, name in _FOREIGN if pattern.match(start)), None)
+        raise ModelError(f"{path}: is not a GGUF file" + (f"; it looks like {looks}" if looks else ""))
+    version = int.from_bytes(start[4:8], "little")
+    if len(start) < 24:
+        raise ModelError(f"{path}: is cut short: it has {len(start)} bytes. Copy or download it again")
+    if int.from_bytes(start[4:8], "big") in VERSIONS:
+        raise ModelError(f"{path}: is a big-endian GGUF file, which this machine cannot use")
+    if version not in VERSIONS:
+        raise ModelError(f"{path}: has GGUF version {version}; this llama.cpp reads versions 2 and 3")
+
+
+class _Reader:
+    """Owner of one `gguf_context`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        mark = LOG.mark
+        self._handle: int | None = _open(os.fsencode(path), _InitParams(no_alloc=True, ctx=None))
+        if not self._handle:
+            raise ModelError(f"{path}: its header is cut short or damaged{quoted(mark)}")
+
+    def header(self, size: int) -> Header:
+        handle = self._handle
+        keys = [(_key(handle, index).decode("utf-8", "replace"), index) for index in range(_n_keys(handle))]
+        types: dict[str, int] = {}
+        data_offset = end = int(_data_offset(handle))
+        for index in range(_n_tensors(handle)):
+            name = _type_name(_tensor_type(handle, index)).decode()
+            shape = _tensor_shape(handle, index)
+            types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
+            end = max(end, data_offset + _tensor_offset(handle, index) + _tensor_size(handle, index))
+        metadata = {key: self._value(index) for key, index in keys}
+        return Header(self._path, size, metadata, types, int(end), data_offset)
+
+    def _value(self, index: int) -> Any:
+        kind = _type(self._handle, index)
+        if kind == STRING:
+            return _text(self._handle, index).decode("utf-8", "replace")
+        if kind == ARRAY:
+            return int(_array_length(self._handle, index))
+        return _SCALARS[kind](self._handle or 0, index)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _free(self._handle)
+        self._handle = None
+
+
+def quoted(mark: int) -> str:
+    """What llama.cpp's log gave as a problem after `mark`, for the end of an error message; empty where it did not.
+
+    The names of C functions that llama.cpp puts in front of its lines are left out.
+    """
+    lines = LOG.since(mark)
+    problems = [line for line in lines if line.is_problem] or lines
+    texts = [re.sub(r"^(\w+: )+", "", line.text) for line in problems[-4:]]
+    unique = list(dict.fromkeys(text for text in texts if text))
+    return ". llama.cpp says: " + "; ".join(unique) if unique else ""
+
+
+_FILE_TYPES = {number: name for number in range(64) if (name := _file_type_name(number)) and "unknown" not in name}

@@ -1,0 +1,196 @@
+"""A loaded model: its weights, its card, its vocabulary and its chat template, all read from the file.
+
+Loading checks the header first, so that a file that cannot be served is refused with its name and the reason in plain
+words, and quotes llama.cpp's last log lines for the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import llama_cpp.llama_cpp as lib
+
+from uma.errors import ModelError
+from uma.llama import backend, header
+from uma.llama.header import Header
+from uma.llama.log import LOG
+from uma.llama.template import ChatTemplate
+from uma.llama.vocab import Vocab
+from uma.types import ModelInfo
+
+Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
+
+SAMPLES, SAMPLE_BYTES = 256, 4096
+
+
+class Model:
+    """Owner of a loaded model. Any number of contexts, of any threads, may use it; close it after they are closed."""
+
+    def __init__(self, handle: int, parts: list[Header], *, is_builtin: bool) -> None:
+        self._handle: int | None = handle
+        self._parts = parts
+        self._users = 0
+        self._close_wanted = False
+        self.path = parts[0].path
+        self.vocab = Vocab(self)
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
+        self.memory = _memory_of(handle)
+        template: bytes | None = lib.llama_model_chat_template(handle, None)
+        self.chat_template = ChatTemplate(
+            template.decode("utf-8", "replace") if template else None, self.vocab.bos_text, self.vocab.eos_text
+        )
+        self.info = self._read_info(is_builtin)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        n_gpu_layers: int = -1,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        is_builtin: bool = False,
+        vocab_only: bool = False,
+    ) -> Model:
+        """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
+
+        Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded or cannot generate text.
+        """
+        backend.start()
+        parts = header.read_parts(Path(path))
+        mark = LOG.mark
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
+        params.vocab_only = vocab_only
+        handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
+            raise ModelError(_why_not_loaded(parts[0], mark))
+        try:
+            _check_generates_text(handle, parts[0])
+            return cls(handle, parts, is_builtin=is_builtin)
+        except ModelError:
+            lib.llama_model_free(handle)
+            raise
+
+    @property
+    def handle(self) -> int:
+        """llama.cpp's pointer. Raises `ValueError` after `close`."""
+        if self._handle is None:
+            raise ValueError(f"{self.path}: the model is closed")
+        return self._handle
+
+    @cached_property
+    def model_hash(self) -> str:
+        """The model's identity, for keys of caches: the same file gives the same, a different model another.
+
+        Covers each part's size and whole header (metadata, vocabulary, shapes) and 256 samples of 4 KiB spread over
+        its weights, so it takes milliseconds where reading all would take as long as loading.
+        """
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(part.size_bytes.to_bytes(8, "little"))
+            with part.path.open("rb") as file:
+                digest.update(file.read(part.data_offset))
+                step = max(SAMPLE_BYTES, (part.size_bytes - part.data_offset) // SAMPLES)
+                for offset in range(part.data_offset, part.size_bytes, step):
+                    file.seek(offset)
+                    digest.update(file.read(SAMPLE_BYTES))
+                file.seek(-min(SAMPLE_BYTES, part.size_bytes), os.SEEK_END)
+                digest.update(file.read())
+        return digest.hexdigest()
+
+    def _read_info(self, is_builtin: bool) -> ModelInfo:
+        metadata = self._parts[0].metadata
+        return ModelInfo(
+            name=str(metadata.get("general.name") or self.path.stem),
+            path=str(self.path),
+            architecture=self._parts[0].architecture,
+            parameters=int(lib.llama_model_n_params(self.handle)) or sum(part.parameters for part in self._parts),
+            size_bytes=sum(part.size_bytes for part in self._parts),
+            quantization=self._parts[0].quantization,
+            context_length=self.n_ctx_train,
+            vocab_size=self.vocab.n_tokens,
+            has_chat_template=self.chat_template.is_own,
+            license=_optional_text(metadata, "general.license"),
+            description=_optional_text(metadata, "general.description"),
+            is_builtin=is_builtin,
+        )
+
+    def close(self) -> None:
+        """Free the weights, as soon as no context uses them any more. Harmless when repeated."""
+        self._close_wanted = True
+        self._free_if_unused()
+
+    def retain(self) -> None:
+        """For contexts: keep the weights until `release`."""
+        if self._close_wanted:
+            raise ValueError(f"{self.path}: the model is closed")
+        self._users += 1
+
+    def release(self) -> None:
+        """For contexts: the counterpart of `retain`."""
+        self._users -= 1
+        self._free_if_unused()
+
+    def _free_if_unused(self) -> None:
+        if self._close_wanted and self._users == 0 and self._handle is not None:
+            handle, self._handle = self._handle, None
+            lib.llama_model_free(handle)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_LOAD_MODES = {
+    (True, False): lib.LLAMA_LOAD_MODE_MMAP,
+    (False, False): lib.LLAMA_LOAD_MODE_NONE,
+    (True, True): lib.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    (False, True): lib.LLAMA_LOAD_MODE_MLOCK,
+}
+
+
+def _memory_of(handle: int) -> Memory:
+    if lib.llama_model_is_hybrid(handle):
+        return "hybrid"
+    if lib.llama_model_is_recurrent(handle):
+        return "recurrent"
+    return "sliding-window" if lib.llama_model_n_swa(handle) > 0 else "attention"
+
+
+def _check_generates_text(handle: int, first: Header) -> None:
+    path, architecture = first.path, first.architecture
+    if lib.llama_vocab_type(lib.llama_model_get_vocab(handle)) == lib.LLAMA_VOCAB_TYPE_NONE:
+        raise ModelError(f"{path}: has no tokenizer, so text cannot be turned into tokens")
+    if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
+        raise ModelError(f"{path}: {architecture} is an encoder model; UMA serves models that only decode")
+    if lib.llama_model_is_diffusion(handle):
+        raise ModelError(f"{path}: {architecture} is a diffusion model, which does not generate token by token")
+    if first.metadata.get(f"{architecture}.attention.causal") is False:
+        raise ModelError(f"{path}: {architecture} is an embedding model; it does not generate text")
+
+
+def _why_not_loaded(first: Header, mark: int) -> str:
+    said = header.quoted(mark)
+    if "unknown model architecture" in said:
+        return (
+            f"{first.path}: its architecture, {first.architecture}, is unknown to this llama.cpp "
+            f"({lib.llama_version().decode()}); a newer one may know it"
+        )
+    if "cannot find tokenizer" in said or "unknown tokenizer" in said:
+        return f"{first.path}: has no tokenizer that llama.cpp knows{said}"
+    return f"{first.path}: cannot be loaded{said}"
+
+
+def _optional_text(metadata: dict[str, Any], key: str) -> str | None:
+    return str(metadata[key]) if metadata.get(key) else None

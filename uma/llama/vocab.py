@@ -1,0 +1,116 @@
+"""A model's vocabulary: text to token ids and back to bytes, and which tokens end a text.
+
+llama.cpp's vocabulary is read-only once loaded, so everything here may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+
+from uma.errors import BadRequest
+
+if TYPE_CHECKING:
+    from uma.llama.model import Model
+
+NO_TOKEN = -1
+
+
+class Vocab:
+    """The vocabulary of a `Model`, usable as long as that is open."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._handle: int = lib.llama_model_get_vocab(model.handle)
+        self.n_tokens = int(lib.llama_vocab_n_tokens(self._handle))
+        self.bos = int(lib.llama_vocab_bos(self._handle))
+        """Begins a text; -1 where the model has none."""
+        self.eos = int(lib.llama_vocab_eos(self._handle))
+        """Ends a text; -1 where the model has none."""
+        self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._handle))
+        """Whether `add_special` puts `bos` in front."""
+        self._pieces: list[bytes | None] = [None] * self.n_tokens
+
+    @cached_property
+    def eog_ids(self) -> npt.NDArray[np.int32]:
+        """Every token after which generation ends (end of text, end of turn …), ascending."""
+        handle, is_eog = self._handle, lib.llama_vocab_is_eog
+        return np.array([token for token in range(self.n_tokens) if is_eog(handle, token)], np.int32)
+
+    @cached_property
+    def _eog_set(self) -> frozenset[int]:
+        return frozenset(self.eog_ids.tolist())
+
+    def is_eog(self, token: int) -> bool:
+        """Whether generation ends with this token."""
+        return token in self._eog_set
+
+    @property
+    def bos_text(self) -> str:
+        """How `bos` is written, as templates write it; empty where there is none."""
+        return self.text_of(self.bos)
+
+    @property
+    def eos_text(self) -> str:
+        """How `eos` is written; empty where there is none."""
+        return self.text_of(self.eos)
+
+    def text_of(self, token: int) -> str:
+        """A token's own spelling in the vocabulary, special tokens included; empty for -1."""
+        if not 0 <= token < self.n_tokens:
+            return ""
+        spelling: bytes = lib.llama_vocab_get_text(self._handle, token)
+        return spelling.decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
+        """The text's token ids.
+
+        `add_special` puts in front (and behind) what the model's metadata asks for; `parse_special` reads the
+        spelling of special tokens in the text as these tokens, which only trusted text such as a rendered template
+        should have. Runs without the GIL, so long texts belong into a thread. Raises `BadRequest` for a lone surrogate.
+        """
+        data = encode(text)
+        # No token is shorter than a byte; the few extra are for what `add_special` and a leading space may add.
+        tokens = np.empty(len(data) + 16, np.int32)
+        count = self._tokenize_into(data, tokens, add_special, parse_special)
+        if count < 0:
+            tokens = np.empty(-count, np.int32)
+            count = self._tokenize_into(data, tokens, add_special, parse_special)
+        return tokens[:count].copy()
+
+    def _tokenize_into(
+        self, data: bytes, tokens: npt.NDArray[np.int32], add_special: bool, parse_special: bool
+    ) -> int:
+        pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        return int(lib.llama_tokenize(self._handle, data, len(data), pointer, len(tokens), add_special, parse_special))
+
+    def piece(self, token: int) -> bytes:
+        """A token's bytes, perhaps half a character. Control and unknown tokens give none."""
+        piece = self._pieces[token]
+        if piece is None:
+            piece = self._pieces[token] = self._read_piece(token)
+        return piece
+
+    def _read_piece(self, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = int(lib.llama_token_to_piece(self._handle, token, buffer, size, 0, False))
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+
+def encode(text: str) -> bytes:
+    """UTF-8 of a prompt. Raises `BadRequest` where a lone surrogate makes that impossible."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"prompt: character {error.start} is half of a surrogate pair ({text[error.start]!r}), which is no text"
+        ) from None
