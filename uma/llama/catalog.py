@@ -68,7 +68,10 @@ def available(environ: Mapping[str, str]) -> list[ModelFile]:
     listed with its problem.
     """
     folder = models_folder(environ)
-    return [_describe(BUILTIN, builtin_path()), *(_describe(_name_of(each, folder), each) for each in _model_files(folder))]
+    return [
+        _describe(BUILTIN, builtin_path()),
+        *(_describe(_name_of(each, folder), each) for each in _model_files(folder)),
+    ]
 
 
 def models_folder(environ: Mapping[str, str]) -> Path | None:

@@ -25,7 +25,7 @@ from uma.llama.model import Model
 CACHE_TYPES: dict[str, int] = {
     "f32": lib.GGML_TYPE_F32,
     "f16": lib.GGML_TYPE_F16,
-    "bf16": lib.GGML_TYPE_BF16,
+    "bf16": 30,  # GGML_TYPE_BF16, which the bindings leave out
     "q8_0": lib.GGML_TYPE_Q8_0,
     "q4_0": lib.GGML_TYPE_Q4_0,
     "q4_1": lib.GGML_TYPE_Q4_1,

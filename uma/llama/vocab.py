@@ -83,9 +83,7 @@ class Vocab:
             count = self._tokenize_into(data, tokens, add_special, parse_special)
         return tokens[:count].copy()
 
-    def _tokenize_into(
-        self, data: bytes, tokens: npt.NDArray[np.int32], add_special: bool, parse_special: bool
-    ) -> int:
+    def _tokenize_into(self, data: bytes, tokens: npt.NDArray[np.int32], add_special: bool, parse_special: bool) -> int:
         pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         return int(lib.llama_tokenize(self._handle, data, len(data), pointer, len(tokens), add_special, parse_special))
 

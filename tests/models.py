@@ -1,0 +1,231 @@
+"""Tiny GGUF files with random weights, for tests of anything that loads a model: written in milliseconds, deterministic.
+
+    path = write_model(tmp_path / "tiny.gguf")                          # a Llama, bytes as tokens, ChatML template
+    path = write_model(tmp_path / "tiny.gguf", chat_template=None)      # no template
+    path = write_model(tmp_path / "tiny.gguf", kind="sliding-window")   # Gemma 2, a window of 16 tokens in every 2nd layer
+    path = write_model(tmp_path / "tiny.gguf", kind="recurrent")        # Mamba
+    path = write_model(tmp_path / "tiny.gguf", kind="hybrid")           # Jamba: a Mamba and an attention layer
+    first, *_ = write_split_model(tmp_path / "big", count=3)            # the same Llama in three files
+
+Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every text
+can be tokenized, and greedy output is some fixed nonsense that depends on every token before it. `metadata` adds or
+replaces keys; `TOKENIZER_NONE` as `tokenizer` leaves the vocabulary out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+Kind = Literal["attention", "sliding-window", "recurrent", "hybrid"]
+Tensors = dict[str, npt.NDArray[np.float32]]
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MERGES = (("t", "h"), ("th", "e"), ("i", "n"), ("a", "n"), ("e", "r"))
+SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<shown>")
+BOS, EOS, IM_START, IM_END, SHOWN = (256 + len(MERGES) + index for index in range(len(SPECIALS)))
+"""Token ids. All are control tokens but `SHOWN`, a user-defined token, which is part of the text."""
+N_VOCAB = 256 + len(MERGES) + len(SPECIALS)
+TOKENIZER_NONE = "none"
+
+EMBED, HEADS, KV_HEADS, FF, LAYERS = 64, 2, 1, 96, 2
+HEAD = EMBED // HEADS
+INNER, STATE, CONV, DT_RANK = 2 * EMBED, 8, 4, 8
+WINDOW = 16
+
+_ARCHITECTURE: dict[Kind, str] = {
+    "attention": "llama",
+    "sliding-window": "gemma2",
+    "recurrent": "mamba",
+    "hybrid": "jamba",
+}
+
+
+def write_model(
+    path: Path,
+    *,
+    kind: Kind = "attention",
+    chat_template: str | None = CHATML,
+    context_length: int = 512,
+    tokenizer: str = "gpt2",
+    add_bos: bool = True,
+    seed: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    architecture: str | None = None,
+) -> Path:
+    """Write a model and return its path. `architecture` only changes what the file says of itself."""
+    writer = gguf.GGUFWriter(path, architecture or _ARCHITECTURE[kind])
+    _write_metadata(writer, kind, context_length, dict(metadata or {}))
+    _write_tokenizer(writer, tokenizer, add_bos, chat_template)
+    for name, tensor in _tensors(kind, np.random.default_rng(seed)).items():
+        writer.add_tensor(name, tensor)
+    _finish(writer)
+    return path
+
+
+def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Path]:
+    """Write a model in `count` files, `prefix-00001-of-0000N.gguf` and so on, and return their paths."""
+    tensors = list(_tensors("attention", np.random.default_rng(seed)).items())
+    share = -(-len(tensors) // count)
+    paths = [prefix.with_name(f"{prefix.name}-{part + 1:05d}-of-{count:05d}.gguf") for part in range(count)]
+    for part, path in enumerate(paths):
+        writer = gguf.GGUFWriter(path, "llama")
+        if part == 0:
+            _write_metadata(writer, "attention", 512, {})
+            _write_tokenizer(writer, "gpt2", True, CHATML)
+        writer.add_uint16("split.no", part)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for name, tensor in tensors[part * share : (part + 1) * share]:
+            writer.add_tensor(name, tensor)
+        _finish(writer)
+    return paths
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_metadata(writer: gguf.GGUFWriter, kind: Kind, context_length: int, extra: dict[str, Any]) -> None:
+    name = writer.arch
+    values: dict[str, Any] = {
+        "general.name": "Tiny test model",
+        "general.license": "MIT",
+        "general.description": "Random weights, for tests.",
+        "general.file_type": 0,
+        f"{name}.context_length": context_length,
+        f"{name}.embedding_length": EMBED,
+        f"{name}.block_count": LAYERS,
+        f"{name}.feed_forward_length": 0 if kind == "recurrent" else FF,
+        f"{name}.attention.head_count": 0 if kind == "recurrent" else HEADS,
+        f"{name}.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    if kind in ("recurrent", "hybrid"):
+        values |= {
+            f"{name}.ssm.conv_kernel": CONV,
+            f"{name}.ssm.inner_size": INNER,
+            f"{name}.ssm.state_size": STATE,
+            f"{name}.ssm.time_step_rank": DT_RANK,
+        }
+    if kind == "hybrid":
+        values[f"{name}.attention.head_count_kv"] = [0, KV_HEADS]
+    elif kind != "recurrent":
+        values |= {f"{name}.attention.head_count_kv": KV_HEADS, f"{name}.rope.dimension_count": HEAD}
+    if kind == "sliding-window":
+        values |= {
+            f"{name}.attention.key_length": HEAD,
+            f"{name}.attention.value_length": HEAD,
+            f"{name}.attention.sliding_window": WINDOW,
+            f"{name}.attn_logit_softcapping": 50.0,
+            f"{name}.final_logit_softcapping": 30.0,
+        }
+    for key, value in (values | extra).items():
+        _add(writer, key, value)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: str, add_bos: bool, chat_template: str | None) -> None:
+    writer.add_tokenizer_model(tokenizer)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    if tokenizer == TOKENIZER_NONE:
+        return
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*_byte_spellings(), *("".join(pair) for pair in MERGES), *SPECIALS])
+    normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
+    writer.add_token_types([normal] * (256 + len(MERGES)) + [control] * (len(SPECIALS) - 1) + [shown])
+    writer.add_token_merges([" ".join(pair) for pair in MERGES])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_eot_token_id(IM_END)
+    writer.add_add_bos_token(add_bos)
+
+
+def _byte_spellings() -> list[str]:
+    """GPT-2's way to write each byte as a printable character."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def _tensors(kind: Kind, rng: np.random.Generator) -> Tensors:
+    tensors = {"token_embd.weight": _matrix(rng, N_VOCAB, EMBED, gain=6.0), "output_norm.weight": _ones(EMBED)}
+    if kind != "sliding-window":
+        tensors["output.weight"] = _matrix(rng, N_VOCAB, EMBED, gain=3.0)
+    for index in range(LAYERS):
+        layer = _layer(kind, index, rng)
+        tensors |= {f"blk.{index}.{name}": tensor for name, tensor in layer}
+    return tensors
+
+
+def _layer(kind: Kind, index: int, rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    yield "attn_norm.weight", _ones(EMBED)
+    if kind == "recurrent" or (kind == "hybrid" and index == 0):
+        yield from _mamba(rng, normed=kind == "hybrid")
+    else:
+        yield from _attention(rng)
+    if kind == "sliding-window":
+        # Gemma's embedding is its output too, and scaled up: its layers must be loud to have a say in what comes next.
+        yield "post_attention_norm.weight", 12 * _ones(EMBED)
+        yield "post_ffw_norm.weight", 12 * _ones(EMBED)
+    if kind != "recurrent":
+        yield "ffn_norm.weight", _ones(EMBED)
+        yield "ffn_gate.weight", _matrix(rng, FF, EMBED)
+        yield "ffn_up.weight", _matrix(rng, FF, EMBED)
+        yield "ffn_down.weight", _matrix(rng, EMBED, FF)
+
+
+def _attention(rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    # Strong queries and keys: attention that is far from even makes each output depend on what exactly was before.
+    yield "attn_q.weight", _matrix(rng, HEADS * HEAD, EMBED, gain=2.0)
+    yield "attn_k.weight", _matrix(rng, KV_HEADS * HEAD, EMBED, gain=2.0)
+    yield "attn_v.weight", _matrix(rng, KV_HEADS * HEAD, EMBED)
+    yield "attn_output.weight", _matrix(rng, EMBED, HEADS * HEAD, gain=2.0)
+
+
+def _mamba(rng: np.random.Generator, *, normed: bool) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    yield "ssm_in.weight", _matrix(rng, 2 * INNER, EMBED)
+    yield "ssm_conv1d.weight", _matrix(rng, INNER, CONV)
+    yield "ssm_conv1d.bias", np.zeros(INNER, np.float32)
+    yield "ssm_x.weight", _matrix(rng, DT_RANK + 2 * STATE, INNER)
+    yield "ssm_dt.weight", _matrix(rng, INNER, DT_RANK)
+    yield "ssm_dt.bias", np.full(INNER, -2.0, np.float32)
+    yield "ssm_a", -np.tile(np.arange(1, STATE + 1, dtype=np.float32), (INNER, 1))
+    yield "ssm_d", _ones(INNER)
+    yield "ssm_out.weight", _matrix(rng, EMBED, INNER, gain=2.0)
+    if normed:
+        yield "ssm_dt_norm.weight", _ones(DT_RANK)
+        yield "ssm_b_norm.weight", _ones(STATE)
+        yield "ssm_c_norm.weight", _ones(STATE)
+
+
+def _matrix(rng: np.random.Generator, rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
+    return (rng.standard_normal((rows, columns), dtype=np.float32) * (gain / columns**0.5)).astype(np.float32)
+
+
+def _ones(count: int) -> npt.NDArray[np.float32]:
+    return np.ones(count, np.float32)
