@@ -8,9 +8,10 @@ type and constraint to an instance and reports all that are wrong together.
 from __future__ import annotations
 
 import math
+import reprlib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -55,14 +56,81 @@ class Length:
         return f"{self.ge:,} or more {self.unit}" if self.le is None else f"{self.ge:,} to {self.le:,} {self.unit}"
 
 
-Constraint = Range | Length
+@attrs.frozen
+class Text:
+    """A string that can be tokenized: without NUL, and without the lone surrogates that UTF-8 cannot tell."""
+
+    def problem(self, value: Any) -> str | None:
+        """Why `value` is not allowed, or None."""
+        if "\0" in value:
+            return "holds a NUL character, which no tokenizer takes"
+        return None if _is_utf8(value) else "holds a lone surrogate, which is no character"
+
+    def __str__(self) -> str:
+        return "no NUL"
+
+
+@attrs.frozen
+class Json:
+    """An object that JSON can carry and that comes back as it was: nested at most `depth` levels."""
+
+    depth: int = 64
+
+    def problem(self, value: Any) -> str | None:
+        """Why `value` is not allowed, or None."""
+        level = [value]
+        for _ in range(self.depth + 1):
+            strange = next((each for each in level if not _is_json(each)), None)
+            if strange is not None:
+                return f"holds {show(strange)}, which JSON cannot carry"
+            level = [inner for each in level for inner in _inside(each)]
+            if not level:
+                return None
+        return f"must be {self}"
+
+    def __str__(self) -> str:
+        return f"nested at most {self.depth} levels deep"
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, str):
+        return _is_utf8(value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_utf8(key) for key in value)
+    if isinstance(value, int):  # bool too
+        return -(2**63) <= value < 2**64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, list | tuple)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+Constraint = Range | Length | Text | Json
+
+# Cuts while it reads: a value may be a megabyte long, or nested deeper than `repr` could follow.
+_brief = reprlib.Repr()
+_brief.maxlevel = 3
+_brief.maxstring = _brief.maxother = 57
 
 
 def show(value: Any) -> str:
     """A value as an error message quotes it: JSON's words, cut to a length a person reads."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
+    text = _brief.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -87,14 +155,7 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
     """Every way `value` is not a `hint`, each as a line that begins with its path."""
     origin = get_origin(hint)
     if origin is typing.Annotated:
-        base, *constraints = get_args(hint)
-        inner = list(problems(value, base, path))
-        yield from inner
-        if inner or value is None:
-            return
-        for constraint in constraints:
-            if isinstance(constraint, Range | Length) and (why := constraint.problem(value)):
-                yield f"{path}: {show(value)} {why}"
+        yield from _annotated_problems(value, hint, path)
     elif origin in (Union, types.UnionType):
         found = [list(problems(value, arg, path)) for arg in get_args(hint)]
         if all(found):
@@ -106,8 +167,42 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
         yield f"{path}: expected a finite number, not {value}"
     elif origin in (list, tuple):
         item = get_args(hint)[0]
-        for index, element in enumerate(value):
-            yield from problems(element, item, f"{path}[{index}]")
+        for index in _suspects(value, item):
+            yield from problems(value[index], item, f"{path}[{index}]")
+
+
+def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
+    base, *rest = get_args(hint)
+    constraints = [each for each in rest if isinstance(each, Constraint)]
+    if isinstance(value, list | tuple):
+        # A list that is too long is one problem, and none of its items is looked at.
+        why = next((why for each in constraints if isinstance(each, Length) and (why := each.problem(value))), None)
+        if why:
+            yield f"{path}: {show(value)} {why}"
+            return
+    inner = list(problems(value, base, path))
+    yield from inner
+    if inner or value is None:
+        return
+    for constraint in constraints:
+        if why := constraint.problem(value):
+            yield f"{path}: {show(value)} {why}"
+
+
+def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
+    """The indices that need a closer look. Whole numbers are sifted at once: a prompt has up to 100,000s of them."""
+    base, *constraints = get_args(item) if get_origin(item) is typing.Annotated else (item,)
+    if base is not int or not all(isinstance(each, Range) for each in constraints):
+        return range(len(values))
+    if set(map(type, values)) <= {int}:
+        ends = (min(values), max(values)) if values else ()
+        if not any(each.problem(end) for each in constraints for end in ends):
+            return ()
+    return [
+        index
+        for index, value in enumerate(values)
+        if type(value) is not int or any(each.problem(value) for each in constraints)
+    ]
 
 
 def _is_a(value: Any, hint: Any, origin: Any) -> bool:
@@ -139,7 +234,7 @@ def check(instance: Any) -> None:
     """
     wrong = [
         line
-        for name, hint in hints_of(type(instance)).items()
+        for name, hint in hints_of(instance.__class__).items()
         for line in problems(getattr(instance, name), hint, name)
     ]
     if wrong:

@@ -6,14 +6,14 @@ tokens, and each name says which.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import IntEnum
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
-from uma.constraints import Length, Range, check
+from uma.constraints import Json, Length, Range, Text, check
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -26,8 +26,15 @@ MAX_SEED = 2**32 - 1
 class Message:
     """One turn of a conversation, for the model's chat template."""
 
-    role: Annotated[str, Length(1, 64)]
-    content: str
+    role: Annotated[str, Length(1, 64), Text()]
+    content: Annotated[str, Text()]
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+def _strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 @attrs.frozen
@@ -54,7 +61,7 @@ class SamplingParams:
     seed: Annotated[int, Range(0, MAX_SEED)] | None = None
     """None: one is drawn, and told in `Finished.seed`."""
     stop: Annotated[tuple[Annotated[str, Length(1)], ...], Length(0, 16, "strings")] = attrs.field(
-        default=(), converter=lambda stop: (stop,) if isinstance(stop, str) else tuple(stop)
+        default=(), converter=_strings
     )
     """Strings that end the output and are not part of it."""
     ignore_eos: bool = False
@@ -95,6 +102,18 @@ class Priority(IntEnum):
     INTERACTIVE = 1
 
 
+PROMPT_FIELDS = ("prompt", "messages", "token_ids")
+"""A request gives exactly one of these."""
+
+
+def prompt_problem(given: Sequence[str]) -> str | None:
+    """What is wrong with a request that gives these of `PROMPT_FIELDS`, or None."""
+    if len(given) == 1:
+        return None
+    came = "these came: " + ", ".join(given) if given else "none was given"
+    return f"prompt: give exactly one of prompt, messages, token_ids; {came}"
+
+
 @attrs.frozen
 class Request:
     """One generation asked for. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
@@ -104,7 +123,7 @@ class Request:
     """
 
     id: Annotated[str, Length(1, 128)]
-    prompt: str | None = None
+    prompt: Annotated[str, Text()] | None = None
     messages: Annotated[tuple[Message, ...], Length(1, None, "messages")] | None = attrs.field(
         default=None, converter=attrs.converters.optional(tuple)
     )
@@ -116,20 +135,12 @@ class Request:
     """False: no `Token` events; `Finished` carries the whole text."""
     priority: Literal[-1, 0, 1] = 0
     slo: Slo = Slo()
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
 
     def __attrs_post_init__(self) -> None:
-        given = [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                "prompt: give exactly one of prompt, messages, token_ids; "
-                + ("none was given" if not given else "these came: " + ", ".join(given))
-            )
-        if self.prompt is not None and "\0" in self.prompt:
-            raise ValueError("prompt: holds a NUL character, which no tokenizer takes")
-        if self.messages is not None and any("\0" in message.content for message in self.messages):
-            raise ValueError("messages: one holds a NUL character, which no tokenizer takes")
+        if problem := prompt_problem([name for name in PROMPT_FIELDS if getattr(self, name) is not None]):
+            raise ValueError(problem)
         check(self)
 
 
@@ -266,6 +277,22 @@ class Tokenized:
     token_ids: tuple[int, ...]
 
 
+class EventStream(Protocol):
+    """One request's events, in order: `Token`s, then exactly one `Finished`, then the iteration ends."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """The stream is its own iterator."""
+
+    async def __anext__(self) -> Event:
+        """The next event. Raises an `UmaError` where the request failed. A cancelled wait loses no event."""
+
+    def cancel(self) -> None:
+        """End the request at the next token, and let the stream end with `Finished` of reason `cancelled`.
+
+        For those who want the last event and its usage; leaving `generate`'s block cancels without one.
+        """
+
+
 @runtime_checkable
 class Source(Protocol):
     """Whoever generates: an `Engine` in this process or a `Client` on a socket. Everything else is written against it.
@@ -277,7 +304,7 @@ class Source(Protocol):
     def info(self) -> ServerInfo:
         """Who answers."""
 
-    def generate(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+    def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
         """`async with source.generate(request) as stream: async for event in stream: ...`
 
         The stream gives `Token`s and then exactly one `Finished`; a failure is raised as an `UmaError`, from entering
