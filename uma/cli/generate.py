@@ -1,0 +1,171 @@
+"""`uma generate`: one prompt in, its text out as it comes, for people and for pipes.
+
+Standard output carries the text alone (or with `--json` the protocol's events); everything else that is to be said
+goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+
+import attrs
+import trio
+
+from uma.cli import words
+from uma.cli.options import load_settings, sampling_of
+from uma.cli.source import Opened, open_source
+from uma.cli.terminal import Output
+from uma.cli.trio_run import Interrupts, run
+from uma.config import Loaded
+from uma.errors import ConfigError, UmaError
+from uma.server.logs import logging_to
+from uma.types import Capabilities, Finished, Message, Priority, Request, SamplingParams, Token
+
+REQUEST_ID = "generate"
+
+
+@attrs.frozen
+class Task:
+    """What the command line asks for, model aside."""
+
+    prompt: str
+    system: str | None
+    raw: bool
+    sampling: SamplingParams
+    priority: Priority
+
+    def request(self, capabilities: Capabilities) -> Request:
+        """The request for a source of these `capabilities`. Raises `ConfigError` for a prompt that no model takes."""
+        templated = not self.raw and (capabilities.chat or self.system is not None)
+        try:
+            return Request(
+                id=REQUEST_ID,
+                prompt=None if templated else self.prompt,
+                messages=self._messages() if templated else None,
+                sampling=self.sampling,
+                priority=self.priority.value,
+            )
+        except ValueError as error:
+            raise ConfigError(f"the prompt cannot be used: {error}") from None
+
+    def _messages(self) -> tuple[Message, ...]:
+        system = (Message("system", self.system),) if self.system is not None else ()
+        return (*system, Message("user", self.prompt))
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    loaded = quiet(load_settings(options))
+    if options.raw and options.system is not None:
+        raise ConfigError("--system needs the chat template that --raw leaves out; put it into the prompt instead")
+    task = Task(
+        prompt=read_prompt(options.prompt, is_literal=options.raw),
+        system=options.system,
+        raw=options.raw,
+        sampling=sampling_of(options),
+        priority=Priority[options.priority.upper()],
+    )
+    with logging_to(loaded.config):
+        return run(partial(_generate, options, loaded, task))
+
+
+def quiet(loaded: Loaded) -> Loaded:
+    """The same with a log of warnings alone, unless someone chose a level: the text is what is asked for."""
+    if loaded.origins["log_level"] != "default":
+        return loaded
+    return attrs.evolve(loaded, config=attrs.evolve(loaded.config, log_level="warning"))
+
+
+def read_prompt(arguments: list[str], *, is_literal: bool) -> str:
+    """The prompt from the command line, or from standard input where there is none or `-`.
+
+    The newline that ends a text file is dropped, except where the prompt is literal. Raises `ConfigError` for a
+    prompt that is empty or not UTF-8.
+    """
+    if arguments not in ([], ["-"]):
+        prompt = " ".join(arguments)
+    else:
+        prompt = _from_standard_input()
+        if not is_literal:
+            prompt = prompt.removesuffix("\n").removesuffix("\r")
+    if not prompt or (not is_literal and not prompt.strip()):
+        raise ConfigError('the prompt is empty; write it after the command: uma generate "Tell me a story"')
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the prompt is not UTF-8 from character {error.start + 1} on") from None
+    return prompt
+
+
+def _from_standard_input() -> str:
+    if sys.stdin is None:
+        return ""
+    if sys.stdin.isatty():
+        tell("reading the prompt from the keyboard; Ctrl-D on a line of its own ends it")
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt on standard input is not UTF-8 from byte {error.start + 1} on") from None
+
+
+def tell(line: str) -> None:
+    """A line for the person, on standard error."""
+    print(f"uma: {line}", file=sys.stderr, flush=True)
+
+
+async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, interrupts: Interrupts) -> int:
+    async with open_source(loaded, local=options.local, say=tell) as opened:
+        command = "uma run" if opened.is_server else "uma generate"
+        if line := words.demonstration(opened.source.info.model, command):
+            tell(line)
+        output = Output.standard("utf-8" if options.json else None)
+        try:
+            finished = await _stream(opened, task, output, is_json=options.json)
+        finally:
+            # Whatever ends the text, the shell's prompt does not belong on its last line.
+            if output.is_terminal:
+                output.end_line()
+        if not options.json:
+            output.end_line()
+    for warning in finished.warnings:
+        tell(f"warning: {warning}")
+    if options.stats:
+        for name, value in words.stats(finished):
+            print(f"{name + ':':<21}{value}", file=sys.stderr)
+    return 0
+
+
+async def _stream(opened: Opened, task: Task, output: Output, *, is_json: bool) -> Finished:
+    """Write the answer to `output`; its last event."""
+    request = task.request(opened.source.info.capabilities)
+    try:
+        async with opened.source.generate(request) as stream:
+            async for event in stream:
+                await output.write(as_json_line(event) if is_json else event.text if isinstance(event, Token) else "")
+                if isinstance(event, Finished):
+                    return event
+    except UmaError as error:
+        if is_json:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await output.write(as_json_line(error))
+        raise
+    raise AssertionError("a stream ends with Finished or an error")
+
+
+def as_json_line(event: Token | Finished | UmaError) -> str:
+    """The protocol's event as a line of JSON."""
+    from uma.protocol.codec import encode_event  # noqa: PLC0415  (only --json needs it)
+    from uma.protocol.frames import HEADER_BYTES  # noqa: PLC0415
+    from uma.protocol.messages import EosEvent, ErrorEvent, TokenEvent  # noqa: PLC0415
+
+    match event:
+        case Token():
+            frame = encode_event(TokenEvent(event.id, event.text, event.token_id))
+        case Finished():
+            frame = encode_event(EosEvent.of(event))
+        case UmaError():
+            frame = encode_event(ErrorEvent(event.code, event.message, REQUEST_ID, event.retry_after_ms))
+    return frame[HEADER_BYTES:].decode() + "\n"

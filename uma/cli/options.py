@@ -1,0 +1,192 @@
+"""Options derived from the classes they fill: `RuntimeConfig`'s settings and `SamplingParams`' fields.
+
+A setting added there is an option here, with its unit, default and range. This module only describes and reads
+options; it imports nothing that starts slowly, because `uma --help` goes through it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import attrs
+
+from uma.config import Loaded, Setting, load, nearest, settings
+from uma.constraints import hints_of, name_of, problems, show
+from uma.errors import ConfigError
+from uma.types import SamplingParams
+
+SERVER_ONLY = frozenset(
+    {
+        "socket_mode",
+        "protocol",
+        "max_sessions",
+        "max_frame_bytes",
+        "idle_timeout_sec",
+        "drain_timeout_sec",
+        "max_tx_bytes",
+        "tx_timeout_sec",
+    }
+)
+"""Settings that only a server has a use for: options of `uma run` and `uma config` alone."""
+
+PEOPLE: Mapping[str, Any] = types.MappingProxyType({"temperature": 0.7, "top_p": 0.95})
+"""Where `chat` and `generate` differ from the wire's defaults, which are greedy: people expect variety."""
+
+SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
+    {
+        "max_tokens": ("most tokens to generate", "tokens"),
+        "min_tokens": ("do not end before this many tokens", "tokens"),
+        "temperature": ("how freely the next token is drawn; 0: always the likeliest", "0 to 2"),
+        "top_p": ("draw from the likeliest tokens that make up this probability", "0 to 1"),
+        "top_k": ("draw from this many likeliest tokens; 0: all", "tokens"),
+        "min_p": ("leave out tokens under this fraction of the likeliest one's probability", "0 to 1"),
+        "repetition_penalty": ("divide the score of tokens seen lately; 1: off", "over 0, at most 2"),
+        "frequency_penalty": ("lower a token's score each time it was seen lately", "-2 to 2"),
+        "presence_penalty": ("lower a token's score once it was seen lately", "-2 to 2"),
+        "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
+        "stop": ("end the output before this text; may be given up to 16 times", ""),
+        "ignore_eos": ("go on to --max-tokens, whatever the model would like", ""),
+    }
+)
+"""For each field of `SamplingParams` what `--help` says of it, and its unit."""
+
+
+def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
+    """Give `parser` an option for each setting, and `--config`."""
+    group = parser.add_argument_group(
+        "settings",
+        "Each is also a variable (UMA_N_CTX for --n-ctx) and a key of the --config file (n_ctx). "
+        "The option wins over the variable, the variable over the file; `uma config` shows the outcome.",
+    )
+    group.add_argument(
+        "--config", dest="config_file", metavar="FILE", type=Path, help="TOML file of settings (default: $UMA_CONFIG)"
+    )
+    for each in settings().values():
+        if each.name not in leave_out:
+            _add_setting(group, each)
+
+
+def _add_setting(group: argparse._ArgumentGroup, each: Setting) -> None:
+    what = ", ".join(each.choices) if each.choices else each.unit
+    notes = "; ".join(filter(None, [what, f"default: {each.show(each.default) or 'none'}"]))
+    text = _escape(f"{each.help} ({notes})")
+    dest = f"setting_{each.name}"
+    if each.base is bool:
+        group.add_argument(each.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    else:
+        group.add_argument(each.flag, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text)
+
+
+def _metavar(each: Setting) -> str:
+    if each.choices:
+        return "WORD"
+    if each.unit == "path":
+        return "PATH"
+    return {int: "N", float: "X"}.get(each.base, "TEXT") if each.name != "model" else "MODEL"
+
+
+def _setting_reader(each: Setting) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = each.parse(text, "")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(error.message.removeprefix(": ")) from None
+        return _allowed(value, each.hint, each.choices)
+
+    return read
+
+
+def _allowed(value: Any, hint: Any, choices: tuple[str, ...] | None = None) -> Any:
+    """`value`, or an `ArgumentTypeError` that says what is allowed."""
+    for line in problems(value, hint, ""):
+        close = nearest(str(value), choices) if choices else ""
+        raise argparse.ArgumentTypeError(line.removeprefix(": ") + close)
+    return value
+
+
+def load_settings(options: argparse.Namespace) -> Loaded:
+    """The configuration that `options`, the environment and the file make together (`ConfigError`)."""
+    prefix = "setting_"
+    flags = {name.removeprefix(prefix): value for name, value in vars(options).items() if name.startswith(prefix)}
+    return load(flags, config_file=options.config_file)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` an option for each field of `SamplingParams`.
+
+    `--max-tokens` is both: what is asked for, and the limit of a model that is loaded here.
+    """
+    group = parser.add_argument_group(
+        "sampling", "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature."
+    )
+    hints = hints_of(SamplingParams)
+    for field in attrs.fields(SamplingParams):
+        text, unit = SAMPLING_HELP[field.name]
+        flag, dest = "--" + field.name.replace("_", "-"), _sampling_dest(field.name)
+        default = PEOPLE.get(field.name, field.default)
+        shown = "; ".join(filter(None, [unit, f"default: {_default_words(field.name, default)}"]))
+        help_text = _escape(f"{text} ({shown})")
+        base = _base(hints[field.name])
+        if base is bool:
+            group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=help_text)
+        elif base is tuple:
+            group.add_argument(flag, dest=dest, action="append", metavar="TEXT", type=_stop_text, help=help_text)
+        else:
+            metavar = "N" if base is int else "X"
+            group.add_argument(flag, dest=dest, type=_reader(base, hints[field.name]), metavar=metavar, help=help_text)
+
+
+def sampling_of(options: argparse.Namespace) -> SamplingParams:
+    """What `options` ask for, over `PEOPLE`'s defaults. Raises `ConfigError` where fields do not go together."""
+    given = {field.name: getattr(options, _sampling_dest(field.name)) for field in attrs.fields(SamplingParams)}
+    try:
+        return SamplingParams(**{**PEOPLE, **{name: value for name, value in given.items() if value is not None}})
+    except ValueError as error:
+        raise ConfigError("--" + str(error).replace("_", "-")) from None
+
+
+def _sampling_dest(name: str) -> str:
+    return "setting_max_tokens" if name == "max_tokens" else f"sampling_{name}"
+
+
+def _default_words(name: str, default: Any) -> str:
+    if name in ("max_tokens", "seed"):
+        return {"max_tokens": "the limit of the server or UMA_MAX_TOKENS", "seed": "drawn; --stats tells it"}[name]
+    if name == "stop":
+        return "none"
+    return str(default).lower() if isinstance(default, bool) else f"{default:g}"
+
+
+def _base(hint: Any) -> type:
+    """`int` for `Annotated[int, …] | None`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    base: type = get_origin(hint) or hint
+    return base
+
+
+def _reader(base: type, hint: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = base(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {name_of(base)}, not {show(text)}") from None
+        return _allowed(value, hint)
+
+    return read
+
+
+def _stop_text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%%")

@@ -1,0 +1,253 @@
+"""The command line's grammar: every command, every option, and what a typo is answered with.
+
+Importing this module and building the parser stays cheap, so that `uma --help` and a mistyped option answer at once.
+The work of a command is in the module of its name, imported only when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import attrs
+
+from uma.cli.options import SERVER_ONLY, add_sampling, add_settings
+from uma.config import nearest
+
+USAGE_ERROR = 2
+
+EPILOG = """\
+exit codes:
+  0    done
+  1    it failed; one line on standard error says why
+  2    the command line, the configuration or the prompt cannot be used as it is
+  130  stopped by Ctrl-C
+  141  standard output was closed by its reader (`| head -1`)
+  143  stopped by SIGTERM (129: its terminal went away)
+
+environment:
+  UMA_…       a value for any setting, such as UMA_MODEL or UMA_N_CTX
+  UMA_CONFIG  TOML file of settings, where --config is not given
+  UMA_MODELS  folder of GGUF files, loaded by name: uma run --model NAME
+  UMA_DEBUG   1: every log line, and tracebacks of errors
+"""
+
+
+@attrs.frozen
+class Command:
+    """A command of `uma`: its name, the line that `uma --help` says of it, and what gives its parser the options."""
+
+    name: str
+    summary: str
+    describe: Callable[[argparse.ArgumentParser], None]
+    description: str
+    arguments: str = ""
+
+
+class Formatter(argparse.HelpFormatter):
+    """Fills paragraphs to the terminal's width, and leaves indented lines (tables) as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            paragraph if "\n  " in paragraph else super(Formatter, self)._fill_text(paragraph, width, indent)
+            for paragraph in paragraphs
+        )
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviations and answers a typo with the nearest option that exists."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", Formatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+        self.siblings: dict[str, Parser] = {}
+        """The commands' parsers by name, this one's included: whose option is it?"""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, but an unknown option is an error here, where the options that exist are known."""
+        found, extra = super().parse_known_args(args, namespace)
+        unknown = next((word for word in extra if word.startswith("-") and word != "-"), None)
+        if unknown is not None:
+            self.error(f"unknown option {self._advice(unknown.partition('=')[0])}")
+        if extra:
+            self.error(f"unexpected argument {extra[0]!r}")
+        return found, extra
+
+    def options(self) -> tuple[str, ...]:
+        """Every option's spelling, `--use-mmap` as well as `--no-use-mmap`."""
+        return tuple(word for action in self._actions for word in action.option_strings)
+
+    def _advice(self, unknown: str) -> str:
+        owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
+        if owners:
+            return f"{unknown} for {self.prog}; it is an option of uma {' and uma '.join(owners)}"
+        return f"{unknown}{nearest(unknown, self.options())}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, but a word that is not among the choices is answered with the nearest that is."""
+        choices = list(action.choices or ())
+        if choices and value not in choices:
+            near = nearest(str(value), choices) or f"; there are {', '.join(choices)}"
+            if action.option_strings:
+                raise argparse.ArgumentError(action, f"no such choice: {value}{near}")
+            raise argparse.ArgumentError(None, f"no such command: {value}{near}")
+
+    def error(self, message: str) -> NoReturn:
+        """One line that says what was wrong, one that says where to look, and exit code 2."""
+        message = message.removeprefix("argument ").replace("expected one argument", "expected a value")
+        print(f"uma: error: {message}\nTry `{self.prog} --help`.", file=sys.stderr)
+        self.exit(USAGE_ERROR)
+
+
+def _describe_run(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser)
+
+
+def _describe_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system in the chat (default: none)")
+    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote (default: a new one)")
+    _add_place(parser)
+    add_sampling(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | {"max_tokens"})
+
+
+def _describe_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt", nargs="*", metavar="PROMPT", help="the prompt; several words are joined; none or -: standard input"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt literally, without the model's chat template (default: off)"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="instructions for the model, ahead of the prompt (default: none)")
+    parser.add_argument(
+        "--json", action="store_true", help="the protocol's events, one JSON object a line, instead of text (default: off)"
+    )
+    parser.add_argument(
+        "--stats",
+        action="store_true",
+        help="tell time to first token, speed, prompt and cached tokens on standard error (default: off)",
+    )
+    parser.add_argument(
+        "--priority",
+        choices=("background", "normal", "interactive"),
+        default="normal",
+        help="who goes first on a busy server (default: normal)",
+    )
+    _add_place(parser)
+    add_sampling(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | {"max_tokens"})
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--local", action="store_true", help="load the model in this process even where a server listens (default: off)"
+    )
+
+
+def _describe_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
+
+
+def _describe_config(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
+    form.add_argument("--toml", action="store_true", help="a file that --config takes, instead of a table (default: off)")
+    add_settings(parser)
+
+
+def _describe_schema(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one message, such as generate (default: all)")
+
+
+PLACE = """\
+The model: a server that listens on --socket answers, where there is one; it keeps its model loaded, so the answer
+begins sooner. Otherwise the model is loaded in this process. It is also loaded here with --local, where --model names
+another one than the server has, and where an option says how to load it (--n-ctx, --threads, …).
+"""
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "run",
+        "serve a model to every program on this machine",
+        _describe_run,
+        "Load a model and serve it on a Unix socket until SIGINT or SIGTERM; running requests may then finish.",
+    ),
+    Command(
+        "chat",
+        "a conversation in the terminal",
+        _describe_chat,
+        "A conversation with the model through its chat template. /help in the chat tells its commands. Ctrl-C stops the "
+        "answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn.\n\n" + PLACE,
+    ),
+    Command(
+        "generate",
+        "text for one prompt, on standard output",
+        _describe_generate,
+        "Generate text and write it as it comes. The prompt is sent as a user's message through the model's chat "
+        "template; with --raw, or where the model has no template, it is continued literally.\n\n" + PLACE,
+        " [PROMPT ...]",
+    ),
+    Command(
+        "models",
+        "what can be loaded from here",
+        _describe_models,
+        "The built-in model and the GGUF files of the UMA_MODELS folder, each with its size, quantization and context.",
+    ),
+    Command(
+        "config",
+        "the settings in force, and where each came from",
+        _describe_config,
+        "Every setting with its value and where that came from: an option, a variable, the file, or the default.",
+    ),
+    Command(
+        "schema",
+        "JSON Schemas of the protocol's messages",
+        _describe_schema,
+        "JSON Schemas (2020-12) of every message of the wire, for authors of clients.",
+        " [NAME]",
+    ),
+)
+
+
+def build_parser() -> Parser:
+    """The whole grammar. The result of parsing names its command in `command`."""
+    parser = Parser(
+        prog="uma",
+        description="Load a language model once and let every program on the machine share it.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--version", action=_Version)
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
+    siblings: dict[str, Parser] = {}
+    for command in COMMANDS:
+        made = choices.add_parser(
+            command.name,
+            help=command.summary,
+            usage=f"uma {command.name} [options]{command.arguments}",
+            description=command.description,
+            epilog="Exit codes and variables: see uma --help.",
+        )
+        command.describe(made)
+        made.siblings = siblings
+        siblings[command.name] = made
+    parser.siblings = siblings
+    return parser
+
+
+class _Version(argparse.Action):
+    """`--version`, read only when asked for: the metadata of the distribution is slow to find."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="the version of uma, and leave")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+        try:
+            print(f"uma {version('uma-serve')}")
+        except PackageNotFoundError:
+            print("uma, not installed: run from its source")
+        parser.exit()

@@ -1,0 +1,101 @@
+"""The edges between UMA and a person's terminal: what a model's text may do there, and how output is written so that
+a slow or vanished reader never blocks anything but that output.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import attrs
+import trio
+
+WRITE_BYTES = 4096
+"""A pipe that is writable takes this much without blocking (POSIX: PIPE_BUF is at least 512, here 4096)."""
+
+CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
+CONTROLS |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+"""What a terminal would obey, as the picture of it: a model's text must not move the cursor or set the title."""
+
+
+def harmless(text: str) -> str:
+    """`text` without control characters, which a terminal would obey; newlines and tabs stay."""
+    return text.translate(CONTROLS)
+
+
+@attrs.define(eq=False)
+class Output:
+    """Standard output for streamed text, in its own encoding, unbuffered. Belongs to the Trio thread.
+
+    Raises `BrokenPipeError` where the reader is gone and `OSError` where the disk is full.
+    """
+
+    fd: int
+    encoding: str
+    is_terminal: bool
+    _can_wait: bool = True
+    _ends_line: bool = True
+
+    @classmethod
+    def standard(cls, encoding: str | None = None) -> Output:
+        """The process's standard output; in its own encoding, where none is given."""
+        sys.stdout.flush()
+        return cls(sys.stdout.fileno(), encoding or sys.stdout.encoding or "utf-8", sys.stdout.isatty())
+
+    async def write(self, text: str) -> None:
+        """Write `text`, waiting for the reader as long as it takes; cancellation may leave a part written."""
+        if not text:
+            return
+        shown = harmless(text) if self.is_terminal else text
+        self._ends_line = text.endswith("\n")
+        unsent = memoryview(shown.encode(self.encoding, "replace"))
+        while unsent:
+            await self._writable()
+            unsent = unsent[os.write(self.fd, unsent[:WRITE_BYTES]) :]
+
+    def end_line(self) -> None:
+        """A newline, unless the text ended with one."""
+        if not self._ends_line:
+            os.write(self.fd, b"\n")
+            self._ends_line = True
+
+    async def _writable(self) -> None:
+        if self._can_wait:
+            try:
+                await trio.lowlevel.wait_writable(self.fd)
+            except (OSError, ValueError):  # a regular file or /dev/null: always writable, and not to be waited on
+                self._can_wait = False
+
+
+def is_readable(fd: int) -> bool:
+    """Whether a read of `fd` would not wait."""
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+@contextmanager
+def silent_typing(stream: TextIO) -> Iterator[None]:
+    """Within this block the terminal does not show what is typed; it is there for whoever reads next.
+
+    Ctrl-C still works. Does nothing where `stream` is no terminal.
+    """
+    import termios  # noqa: PLC0415  (where it is missing, so is a terminal to use it on)
+
+    if not stream.isatty():
+        yield
+        return
+    before = termios.tcgetattr(stream)
+    quiet = before[:]
+    quiet[3] = before[3] & ~(termios.ECHO | termios.ECHONL)
+    termios.tcsetattr(stream, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        # A terminal that has gone away has nothing to be restored.
+        try:
+            termios.tcsetattr(stream, termios.TCSADRAIN, before)
+        except termios.error:
+            pass

@@ -1,0 +1,78 @@
+"""Figures in words people read: sizes, counts, a model's card in a line, how fast an answer was."""
+
+from __future__ import annotations
+
+from uma.types import Finished, ModelInfo, ServerInfo
+
+DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
+
+
+def size(n_bytes: int) -> str:
+    """`4.1 MB`."""
+    return _scaled(n_bytes, (" B", " kB", " MB", " GB", " TB"))
+
+
+def count(number: int) -> str:
+    """`7.2 B` for parameters: thousands, millions, billions by letter."""
+    return _scaled(number, ("", " K", " M", " B", " T"))
+
+
+def _scaled(number: float, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if number < 999.5:
+            return f"{number:.3g}{unit}" if unit != units[0] else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.3g}{units[-1]}"
+
+
+def model_line(info: ModelInfo) -> str:
+    """`Qwen3 0.6B · 596 M parameters · Q8_0 · 639 MB`."""
+    parts = [info.name, f"{count(info.parameters)} parameters", info.quantization, size(info.size_bytes)]
+    return " · ".join(filter(None, parts))
+
+
+def context_line(info: ServerInfo) -> str:
+    """`context 2,048 of 4,096 tokens`: what a request may use, of what the model was trained for."""
+    trained, usable = info.model.context_length, info.limits.n_ctx
+    return f"context {usable:,} tokens" + (f" (trained for {trained:,})" if trained and trained != usable else "")
+
+
+def demonstration(info: ModelInfo, command: str) -> str | None:
+    """The one line that says what the built-in model is; None for a model of the user's own."""
+    return DEMONSTRATION.format(command=command) if info.is_builtin else None
+
+
+def speed(finished: Finished) -> str:
+    """`41 tokens/s · first after 35 ms · 180 tokens`."""
+    made = finished.usage.completion_tokens
+    parts = [f"{made:,} token{'s' * (made != 1)}", f"first after {duration(finished.metrics.ttft_ms)}"]
+    if made > 1:
+        parts.insert(0, f"{finished.metrics.tokens_per_second:.3g} tokens/s")
+    return " · ".join(parts)
+
+
+def duration(milliseconds: float) -> str:
+    """`35 ms`, `2.4 s`."""
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def stats(finished: Finished) -> list[tuple[str, str]]:
+    """Every figure of one answer, by name."""
+    usage, metrics = finished.usage, finished.metrics
+    return [
+        ("time to first token", duration(metrics.ttft_ms)),
+        ("speed", f"{metrics.tokens_per_second:.1f} tokens/s"),
+        ("prompt", f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"),
+        ("output", f"{usage.completion_tokens:,} tokens, ended by {ENDINGS[finished.reason]}"),
+        ("time", f"{duration(metrics.queue_ms)} waiting, {duration(metrics.prefill_ms)} reading the prompt, "
+                 f"{duration(metrics.decode_ms)} writing"),
+        ("seed", str(finished.seed)),
+    ]
+
+
+ENDINGS = {
+    "stop": "the model or a stop text",
+    "length": "the limit of tokens",
+    "cancelled": "being cancelled",
+    "error": "an error",
+}
