@@ -1,0 +1,232 @@
+"""A server on a Unix socket, with the very interface of an engine in this process.
+
+One hello session carries any number of requests at once. One task reads the socket and hands each event to the
+request it belongs to; nothing is ever sent twice and nothing reconnects by itself: what was running when the server
+went away is lost, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from itertools import count
+from typing import Any
+
+import attrs
+import trio
+
+from uma.client.link import Link, StalledReader
+from uma.client.stream import Stream
+from uma.errors import ConnectionLost, UmaError, from_code
+from uma.protocol.codec import encode_message, parse_event
+from uma.protocol.frames import FrameDecoder
+from uma.protocol.messages import (
+    Cancel,
+    ClientMessage,
+    EosEvent,
+    ErrorEvent,
+    Generate,
+    HealthEvent,
+    HealthQuery,
+    Hello,
+    HelloEvent,
+    MetricsEvent,
+    MetricsQuery,
+    ServerEvent,
+    TokenEvent,
+    TokenizeEvent,
+    TokenizeQuery,
+    UnknownEvent,
+)
+from uma.protocol.versions import SUPPORTED
+from uma.types import EventStream, Health, Request, ServerInfo, Tokenized
+
+MAX_EVENT_BYTES = 256 * 2**20
+"""The longest frame taken from a server: an answer that is not streamed holds the whole text and every token."""
+
+Answer = MetricsEvent | HealthEvent | TokenizeEvent
+
+
+@attrs.define(eq=False)
+class Question:
+    """A query that waits for its one answer."""
+
+    answered: trio.Event = attrs.field(factory=trio.Event)
+    answer: Answer | UmaError | None = None
+
+    def resolve(self, answer: Answer | UmaError) -> None:
+        """Hand over the answer, or why there is none."""
+        self.answer = answer
+        self.answered.set()
+
+
+@attrs.define(eq=False)
+class Client:
+    """A session with a server; made by `connect`. A `types.Source`: all methods belong to the Trio thread.
+
+    Any number of requests run at once. Every method raises the server's own errors by class, and `ConnectionLost`
+    once the server is gone. Leaving a `generate` block cancels at the server; events that are still on their way are
+    dropped. A caller that takes its events too slowly keeps up to `stream.BUFFER_EVENTS` of them waiting without
+    disturbing anyone; past that, the whole client stops reading until it has caught up.
+    """
+
+    _where: str
+    _link: Link
+    _info: ServerInfo | None = attrs.field(default=None, init=False)
+    _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _streams: dict[str, Stream] = attrs.field(factory=dict, init=False)
+    _questions: dict[str, Question] = attrs.field(factory=dict, init=False)
+    _numbers: count[int] = attrs.field(factory=lambda: count(1), init=False)
+    _failure: UmaError | None = attrs.field(default=None, init=False)
+    _overfull: Stream | None = attrs.field(default=None, init=False)
+
+    @property
+    def info(self) -> ServerInfo:
+        """Who answers, as the server introduced itself."""
+        assert self._info is not None  # `connect` hands out no client before
+        return self._info
+
+    def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
+        """As `Source.generate`. Raises `ValueError` on entering where the id is one of this client's running requests."""
+
+        async def start(stream: Stream) -> None:
+            await self._begin(stream, request)
+
+        return Stream(request.id, start, self._cancel)
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """As `Source.tokenize`."""
+        id = self._fresh_id()
+        answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id)))
+        assert isinstance(answer, TokenizeEvent)
+        return answer.tokenized
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """As `Source.health`."""
+        id = self._fresh_id()
+        answer = await self._ask(id, HealthQuery(id, probe))
+        assert isinstance(answer, HealthEvent)
+        return answer.health
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """As `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
+        id = self._fresh_id()
+        answer = await self._ask(id, MetricsQuery(id))
+        assert isinstance(answer, MetricsEvent)
+        return answer.snapshot
+
+    # What goes out.
+
+    async def hello(self, name: str) -> None:
+        """Open the session. `connect` calls it once."""
+        self._send(Hello(SUPPORTED, name))
+        await self._greeted.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _begin(self, stream: Stream, request: Request) -> None:
+        known = self._streams.get(stream.id)
+        if known is not None and not known.is_left:
+            raise ValueError(f"id: {stream.id!r} is already running on this client; each running request needs its own")
+        await self._link.room()
+        if known is not None:
+            await known.ended()  # the server still holds the id until it has answered the cancel
+        self._raise_if_lost()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._streams[stream.id] = stream
+        self._send(Generate(request))
+
+    def _cancel(self, stream: Stream) -> None:
+        self._send(Cancel(stream.id))
+
+    async def _ask(self, id: str, query: ClientMessage) -> Answer:
+        await self._link.room()
+        self._raise_if_lost()
+        question = self._questions[id] = Question()
+        try:
+            self._send(query)
+            await question.answered.wait()
+        finally:
+            self._questions.pop(id, None)
+        if isinstance(question.answer, UmaError):
+            raise question.answer
+        assert question.answer is not None
+        return question.answer
+
+    def _send(self, message: ClientMessage) -> None:
+        self._link.post(encode_message(message))
+
+    def _fresh_id(self) -> str:
+        return next(id for id in map("uma-{}".format, self._numbers) if id not in self._streams)
+
+    def _raise_if_lost(self) -> None:
+        if self._failure is not None:
+            raise ConnectionLost(f"{self._where}: the session is over ({self._failure.message}); connect again")
+
+    # What comes in.
+
+    async def read(self) -> None:
+        """Take in the server's events until it is gone; then fail whatever still waits. `connect` runs it."""
+        frames = FrameDecoder(MAX_EVENT_BYTES)
+        try:
+            while data := await self._link.receive():
+                frames.feed(data)
+                while (payload := frames.next_frame()) is not None:
+                    self._take(parse_event(payload))
+                if self._overfull is not None:
+                    await self._overfull.room()
+                    self._overfull = None
+        except trio.ClosedResourceError:
+            pass
+        except UmaError as error:
+            self._lose(ConnectionLost(f"{self._where}: what listens there does not speak UMA's protocol: {error.message}"))
+        self._lose(
+            ConnectionLost(
+                f"{self._where}: the server went away, and what was running there with it; start it with `uma run`"
+            )
+        )
+
+    async def write(self) -> None:
+        """Send what the methods have to say. `connect` runs it."""
+        try:
+            await self._link.write(lambda: False)
+        except (OSError, StalledReader):
+            pass  # `read` sees the same end, after the server's last words
+
+    def _take(self, event: ServerEvent) -> None:
+        if type(event) is TokenEvent:
+            stream = self._streams.get(event.id)
+            if stream is not None:
+                stream.put(event.token)
+                if stream.is_full:
+                    self._overfull = stream
+        elif isinstance(event, EosEvent):
+            if (stream := self._streams.pop(event.id, None)) is not None:
+                stream.put(event.finished)
+        elif isinstance(event, ErrorEvent):
+            self._take_error(event)
+        elif isinstance(event, HelloEvent):
+            self._info = event.info
+            self._greeted.set()
+        elif not isinstance(event, UnknownEvent) and event.id in self._questions:
+            self._questions[event.id].resolve(event)
+
+    def _take_error(self, event: ErrorEvent) -> None:
+        error = from_code(event.code, event.message, event.retry_after_ms)
+        if event.id is None:
+            self._lose(error)
+        elif (stream := self._streams.pop(event.id, None)) is not None:
+            stream.fail(error)
+        elif (question := self._questions.get(event.id)) is not None:
+            question.resolve(error)
+
+    def _lose(self, error: UmaError) -> None:
+        """The session is over: everyone who waits learns why, the first reason given being the one that counts."""
+        if self._failure is None:
+            self._failure = error
+        for stream in self._streams.values():
+            stream.fail(self._failure)
+        for question in self._questions.values():
+            question.resolve(self._failure)
+        self._streams.clear()
+        self._greeted.set()

@@ -1,0 +1,86 @@
+"""From a path to a session: dial, say hello, and clean up whatever way the block is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from uma import __version__
+from uma.client.client import Client
+from uma.client.link import Link
+from uma.errors import ConnectionLost
+
+HELLO_TIMEOUT_SEC = 10.0
+"""A server answers hello without computing anything, so silence means that something else listens there."""
+MAX_UNSENT_BYTES = 4_194_304
+"""Requests the server has not read yet; `generate` waits beyond it."""
+
+
+@asynccontextmanager
+async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> AsyncIterator[Client]:
+    """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
+
+    Raises `ConnectionLost` where nobody answers (it says how to start a server) and the server's own error where it
+    refuses (`TooManySessions`, `VersionMismatch`). Leaving the block hangs up: whatever still runs is cancelled.
+    """
+    sock = await _dial(Path(path))
+    # The server may be busy for as long as it likes: a caller who has waited enough can cancel.
+    link = Link(sock, MAX_UNSENT_BYTES, stall_timeout_sec=float("inf"))
+    try:
+        async with trio.open_nursery() as nursery:
+            session = Client(str(path), link)
+            nursery.start_soon(session.write)
+            nursery.start_soon(session.read)
+            with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
+                await session.hello(client)
+            if patience.cancelled_caught:
+                raise ConnectionLost(
+                    f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
+                )
+            yield session
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        sole = _sole(group)
+    else:
+        return
+    finally:
+        link.close()
+    raise sole
+
+
+def _sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The block's own exception out of the group its nursery made: the tasks beside it never raise."""
+    return group.exceptions[0] if len(group.exceptions) == 1 else group
+
+
+async def _dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while True:
+            try:
+                sock.connect(os.fspath(path))
+            except BlockingIOError:  # a Unix socket's backlog is full: there is nothing to wait on but time
+                await trio.sleep(0.01)
+            else:
+                return sock
+    except OSError as error:
+        sock.close()
+        raise ConnectionLost(f"{path}: {_why(error)}") from error
+    except trio.Cancelled:
+        sock.close()
+        raise
+
+
+def _why(error: OSError) -> str:
+    if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK):
+        return "no server listens there; start one with `uma run`"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "not permitted: the server belongs to another user, or its --socket-mode keeps you out"
+    return str(error.strerror or error)

@@ -1,0 +1,129 @@
+"""One end of a Unix stream socket, as both the client and the server hold it.
+
+Many tasks have something to say on one socket, thousands of times a second. They append to the link's buffer and one
+writing task sends all that has gathered in one system call; reads are as large as the kernel will give. The buffer is
+bounded, and whoever finds it full waits: that is how a slow reader is felt by those who write to it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+import trio
+
+RECEIVE_BYTES = 65536
+"""One read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there is."""
+
+
+class StalledReader(Exception):
+    """The peer read nothing for as long as the link allows."""
+
+
+@attrs.define(eq=False)
+class Link:
+    """A connected, non-blocking socket with a bounded buffer of what is yet to be sent. Belongs to one Trio thread.
+
+    `post` never waits; await `room` after it where `is_full`. Exactly one task runs `write`, at most one `receive`s.
+    """
+
+    sock: socket.socket
+    max_unsent_bytes: int
+    stall_timeout_sec: float
+    """How long the peer may read nothing while something waits for it."""
+    unsent_bytes: int = attrs.field(default=0, init=False)
+    _pending: deque[bytes] = attrs.field(factory=deque, init=False)
+    _is_dead: bool = attrs.field(default=False, init=False)
+    _is_idle: bool = attrs.field(default=False, init=False)
+    _work: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the bound is reached: time to wait for `room`."""
+        return self.unsent_bytes >= self.max_unsent_bytes
+
+    def post(self, data: bytes) -> None:
+        """Append to what is to be sent, and wake the writing task. After `write` has ended this does nothing."""
+        if self._is_dead:
+            return
+        self._pending.append(data)
+        self.unsent_bytes += len(data)
+        if self._is_idle:
+            self._is_idle = False
+            self._work.unpark()
+
+    async def room(self) -> None:
+        """Where the bound is reached, wait until half of it is sent or the link is broken. Else no checkpoint."""
+        while self.is_full and not self._is_dead:
+            await self._room.park()
+
+    async def write(self, is_done: Callable[[], bool]) -> None:
+        """Send what is posted. Each time all of it is sent, `is_done` says whether that was the end.
+
+        Raises `OSError` where the peer is gone and `StalledReader` where it reads nothing for `stall_timeout_sec`.
+        Afterwards nobody waits for room any more, and what is posted is dropped.
+        """
+        try:
+            while True:
+                if self._pending:
+                    await self._send_pending()
+                if self._pending:
+                    continue
+                if is_done():
+                    return
+                self._is_idle = True
+                await self._work.park()
+        finally:
+            self._is_dead = True
+            self._is_idle = False
+            self._pending.clear()
+            self._room.unpark_all()
+
+    async def _send_pending(self) -> None:
+        data = self._pending.popleft() if len(self._pending) == 1 else b"".join(self._pending)
+        self._pending.clear()
+        unsent = memoryview(data)
+        while unsent:
+            try:
+                sent = self.sock.send(unsent)
+            except BlockingIOError:
+                await self._wait_writable()
+                continue
+            unsent = unsent[sent:]
+            self.unsent_bytes -= sent
+            if self._room and self.unsent_bytes <= self.max_unsent_bytes // 2:
+                self._room.unpark_all()
+
+    async def _wait_writable(self) -> None:
+        with trio.move_on_after(self.stall_timeout_sec) as patience:
+            await trio.lowlevel.wait_writable(self.sock.fileno())
+        if patience.cancelled_caught:
+            raise StalledReader
+
+    async def receive(self) -> bytes:
+        """What has arrived, at most `RECEIVE_BYTES`; `b""` where the peer will send no more."""
+        while True:
+            await trio.lowlevel.wait_readable(self.sock.fileno())
+            try:
+                return self.sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                return b""
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the peer is gone altogether, and has not merely said that it will send no more."""
+        poll = select.poll()
+        poll.register(self.sock.fileno(), select.POLLIN)
+        return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+
+    def close(self) -> None:
+        """Close the socket. Tasks that still wait on it get `trio.ClosedResourceError`."""
+        if self.sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self.sock.fileno())
+        self.sock.close()

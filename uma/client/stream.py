@@ -1,0 +1,109 @@
+"""What one running request looks like from the client: events come in from the socket, the caller takes them out.
+
+The buffer between the two is bounded, since a caller may be slower than the model. Up to the bound, a slow caller is
+nobody else's business; past it the client stops reading its socket, and so the server learns of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+import attrs
+import trio
+
+from uma.errors import UmaError
+from uma.types import Event, Finished
+
+BUFFER_EVENTS = 8192
+"""Events of one request that may wait for its caller, twice the default `max_tokens`: with the server's default
+limits one slow caller never holds up the others of its client."""
+
+
+@attrs.define(eq=False)
+class Stream:
+    """An async context manager and iterator: `Token`s, then one `Finished`; an `UmaError` where the request failed."""
+
+    id: str
+    _start: Callable[[Stream], Awaitable[None]]
+    """Sends the request; raises where that is not possible."""
+    _cancel: Callable[[Stream], None]
+    """Tells the server that the request is to end. Never waits."""
+    _events: deque[Event] = attrs.field(factory=deque, init=False)
+    _error: UmaError | None = attrs.field(default=None, init=False)
+    is_over: bool = attrs.field(default=False, init=False)
+    """Whether the server has said its last word on it."""
+    is_left: bool = attrs.field(default=False, init=False)
+    """Whether the caller has left the block: late events are dropped."""
+    _arrived: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _taken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    async def __aenter__(self) -> Stream:
+        await self._start(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.is_left = True
+        self._events.clear()
+        self._taken.unpark_all()
+        if not self.is_over:
+            self._cancel(self)
+
+    def cancel(self) -> None:
+        """As `EventStream.cancel`. Never waits."""
+        if not self.is_over:
+            self._cancel(self)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._events:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self.is_over or self.is_left:
+                raise StopAsyncIteration
+            await self._arrived.park()
+        event = self._events.popleft()
+        if self._taken and len(self._events) <= BUFFER_EVENTS // 2:
+            self._taken.unpark_all()
+        return event
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the bound is reached: time for the reader of the socket to wait for `room`."""
+        return len(self._events) >= BUFFER_EVENTS
+
+    async def room(self) -> None:
+        """Wait until the caller has taken half of what there is, or has left."""
+        while self.is_full:
+            await self._taken.park()
+
+    async def ended(self) -> None:
+        """Wait for the server's last word."""
+        while not self.is_over:
+            await self._ended.park()
+
+    def put(self, event: Event) -> None:
+        """Hand an event to the caller."""
+        if type(event) is Finished:
+            self._end()
+        if not self.is_left:
+            self._events.append(event)
+            self._arrived.unpark()
+
+    def fail(self, error: UmaError) -> None:
+        """End it with an error, which the caller sees after the events that came before."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._ended.unpark_all()
+        self._arrived.unpark_all()

@@ -1,0 +1,185 @@
+"""One connection: a nursery with a reading task, a writing task, and a task for each request.
+
+The tasks share the connection's link and nothing else. Hanging up ends the nursery, and with it every request that
+ran there; a cancel ends one request's scope; a full link holds up just this connection's requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from uma.client.link import Link, StalledReader
+from uma.errors import IdleTimeout, UmaError
+from uma.server.clock import IdleClock
+from uma.server.logs import log
+from uma.types import EventStream
+
+if TYPE_CHECKING:
+    from uma.server.server import Server
+
+logger = logging.getLogger("uma.server")
+
+LINGER_SEC = 0.5
+"""After the last event the peer may still be sending. Reading on for a moment spares it a broken pipe before it has
+read why."""
+
+
+@attrs.define(eq=False)
+class Work:
+    """One thing a connection does for its client, and how to end it."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    stream: EventStream | None = None
+    """The engine's stream, once the work has one."""
+    is_cancelled: bool = False
+    verdict: UmaError | None = None
+    """Why it was ended, where that was not the client's wish."""
+
+    def cancel(self) -> None:
+        """The client's wish: what runs ends at the next token, with an `eos` that says so."""
+        self.is_cancelled = True
+        if self.stream is not None:
+            self.stream.cancel()
+
+    def attach(self, stream: EventStream) -> EventStream:
+        """Let `cancel` reach the engine, also a cancel that came before there was a stream."""
+        self.stream = stream
+        if self.is_cancelled:
+            stream.cancel()
+        return stream
+
+    def abort(self, error: UmaError) -> None:
+        """The server's wish: it ends now, with `error`."""
+        self.verdict = error
+        self.scope.cancel()
+
+
+class Connection(ABC):
+    """What JSON and newline sessions have in common. Belongs to the server's Trio thread."""
+
+    def __init__(self, name: str, sock: socket.socket, server: Server) -> None:
+        self.name = name
+        self.server = server
+        self.engine = server.engine
+        self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
+        self.clock = IdleClock(server.config.idle_timeout_sec)
+        self.work: dict[object, Work] = {}
+        self._saw_eof = False
+        self._tasks: trio.Nursery
+
+    # What a kind of session is: bytes in, and its own way to say things.
+
+    @abstractmethod
+    async def take(self, data: bytes) -> bool:
+        """Act on bytes from the client. Whether a whole frame or line ended in them."""
+
+    @abstractmethod
+    def fail(self, error: UmaError) -> None:
+        """End the session with an error that speaks of it as a whole."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Take no more requests, and end once nothing runs."""
+
+    @property
+    @abstractmethod
+    def is_mid_frame(self) -> bool:
+        """Whether a part of a frame or line has come."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Called when all is written: whether the session ends with it."""
+
+    # What they share.
+
+    async def run(self, refusal: UmaError | None = None) -> None:
+        """Serve until either side ends it; with a `refusal`, only to say so. Never raises for the peer's doings."""
+        try:
+            async with trio.open_nursery() as self._tasks:
+                if refusal is not None:
+                    self.fail(refusal)
+                self._tasks.start_soon(self._write)
+                await self._read()
+        finally:
+            self.link.close()
+
+    def abort(self, error: UmaError) -> None:
+        """End everything that runs here with `error`; the session ends when that is told."""
+        for work in self.work.values():
+            work.abort(error)
+
+    async def _read(self) -> None:
+        with self.clock.scope:
+            self._wind(had_frame=False)
+            while data := await self.link.receive():
+                self._wind(had_frame=await self.take(data))
+            self._end_of_input()
+            return
+        limit = self.server.config.idle_timeout_sec
+        what = "half a frame came" if self.is_mid_frame else "nothing came and nothing ran"
+        self.fail(IdleTimeout(f"{what} for {limit:g} s (idle_timeout_sec); connect again when there is something to do"))
+        log(logger, logging.INFO, "session.idle", session=self.name, half_frame=self.is_mid_frame)
+        while await self.link.receive():
+            pass
+        self._end_of_input()
+
+    def _end_of_input(self) -> None:
+        if self.link.is_hung_up:
+            self._tasks.cancel_scope.cancel()
+            return
+        # A client may close its sending half and still read. What runs goes on, and its end is the session's.
+        self._saw_eof = True
+        self.link.post(b"")
+
+    async def _write(self) -> None:
+        try:
+            await self.link.write(self._is_done)
+        except StalledReader:
+            log(logger, logging.WARNING, "session.stalled", session=self.name, unsent_bytes=self.link.unsent_bytes)
+        except OSError:
+            pass  # hung up: the reading task sees it too
+        else:
+            await self._linger()
+        self._tasks.cancel_scope.cancel()
+
+    def _is_done(self) -> bool:
+        return self.is_over() or (self._saw_eof and self.is_idle)
+
+    async def _linger(self) -> None:
+        try:
+            self.link.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+        if not self._saw_eof:
+            await trio.sleep(LINGER_SEC)
+
+    async def say(self, data: bytes) -> None:
+        """Post, and wait where the client is behind in reading."""
+        self.link.post(data)
+        if self.link.is_full:
+            await self.link.room()
+
+    def begin(self, key: object) -> Work:
+        """Enter a piece of work; `done` takes it out again."""
+        self.work[key] = work = Work()
+        return work
+
+    def done(self, key: object, work: Work) -> None:
+        """A piece of work is over. Its id may be in use again by now: then that one stays."""
+        if self.work.get(key) is work:
+            del self.work[key]
+        self._wind(had_frame=False)
+
+    def _wind(self, *, had_frame: bool) -> None:
+        self.clock.wind(is_idle=self.is_idle, is_mid_frame=self.is_mid_frame, had_frame=had_frame)

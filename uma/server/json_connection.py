@@ -1,0 +1,148 @@
+"""A connection that speaks framed JSON: `ServerSession` says what each frame means, this does it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from uma.errors import UmaError
+from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
+from uma.protocol.session import Incoming, Refused, ServerSession
+from uma.server.connection import Connection, Work
+from uma.server.logs import log
+from uma.types import EventStream, Finished, Health, Tokenized
+
+if TYPE_CHECKING:
+    from uma.server.server import Server
+
+logger = logging.getLogger("uma.server")
+
+Query = MetricsQuery | HealthQuery | TokenizeQuery
+
+
+class JsonConnection(Connection):
+    """One session of the protocol. Its `ServerSession` belongs to all its tasks, which share one thread."""
+
+    def __init__(self, name: str, sock: socket.socket, server: Server) -> None:
+        super().__init__(name, sock, server)
+        info = server.engine.info
+        self._session = ServerSession(
+            max_frame_bytes=server.config.max_frame_bytes,
+            max_tokens=info.limits.max_tokens,
+            n_vocab=info.model.vocab_size,
+        )
+
+    @property
+    def is_mid_frame(self) -> bool:
+        return self._session.is_mid_frame
+
+    @property
+    def is_idle(self) -> bool:
+        return self._session.is_idle
+
+    def is_over(self) -> bool:
+        return self._session.flushed()
+
+    def fail(self, error: UmaError) -> None:
+        self.link.post(self._session.fail(error))
+
+    def drain(self) -> None:
+        self.link.post(self._session.drain())
+
+    async def take(self, data: bytes) -> bool:
+        self._session.receive(data)
+        had_frame = False
+        while (message := self._session.next_message()) is not None:
+            had_frame = True
+            self._act(message)
+            if self.link.is_full:
+                await self.link.room()
+        return had_frame
+
+    def _act(self, message: Incoming) -> None:
+        match message:
+            case Generate():
+                self._tasks.start_soon(self._generate, message, self.begin(message.request.id))
+            case Cancel():
+                # Only requests that run come out of the session, so a cancel for any other never gets here.
+                if (work := self.work.get(message.id)) is not None:
+                    work.cancel()
+            case Hello():
+                self.link.post(self._session.welcome(self.engine.info))
+                log(logger, logging.DEBUG, "session.hello", session=self.name, client=message.client)
+            case Refused():
+                self._log_failure(message.event.id, message.event.code, message.event.message)
+                self.link.post(message.data)
+            case _:
+                key = object()
+                self._tasks.start_soon(self._answer, message, key, self.begin(key))
+
+    async def _generate(self, message: Generate, work: Work) -> None:
+        request = message.request
+        try:
+            with work.scope:
+                async with self.engine.generate(request) as stream:
+                    await self._relay(work.attach(stream))
+            if work.verdict is not None:
+                raise work.verdict
+        except UmaError as error:
+            self.link.post(self._session.fail(error, request.id))
+            self._log_failure(request.id, error.code, error.message)
+        self.done(request.id, work)
+
+    async def _relay(self, stream: EventStream) -> None:
+        # The hot path: once for each token of each stream. No task switch but the stream's own.
+        link, relay = self.link, self._session.relay
+        async for event in stream:
+            link.post(relay(event))
+            if link.is_full:
+                await link.room()
+            if type(event) is Finished:
+                self._log_finished(event)
+
+    async def _answer(self, query: Query, key: object, work: Work) -> None:
+        try:
+            with work.scope:
+                await self.say(self._session.answer(query, await self._ask(query)))
+            if work.verdict is not None:
+                raise work.verdict
+        except UmaError as error:
+            self.link.post(self._fail_query(query, error))
+            self._log_failure(_id_of(query), error.code, error.message)
+        self.done(key, work)
+
+    async def _ask(self, query: Query) -> Mapping[str, Any] | Health | Tokenized:
+        if isinstance(query, MetricsQuery):
+            return await self.server.metrics()
+        if isinstance(query, HealthQuery):
+            return await self.engine.health(probe=query.probe)
+        return await self.engine.tokenize(query.request)
+
+    def _fail_query(self, query: Query, error: UmaError) -> bytes:
+        if isinstance(query, TokenizeQuery):
+            return self._session.fail(error, query.request.id)
+        return self._session.fail_query(query, error)
+
+    def _log_finished(self, event: Finished) -> None:
+        log(
+            logger,
+            logging.INFO,
+            "request.finished",
+            session=self.name,
+            request=event.id,
+            reason=event.reason,
+            prompt=event.usage.prompt_tokens,
+            cached=event.usage.cached_tokens,
+            completion=event.usage.completion_tokens,
+            ttft_ms=event.metrics.ttft_ms,
+            tokens_per_second=event.metrics.tokens_per_second,
+        )
+
+    def _log_failure(self, id: str | None, code: str, message: str) -> None:
+        log(logger, logging.WARNING, "request.failed", session=self.name, request=id, code=code, message=message)
+
+
+def _id_of(query: Query) -> str | None:
+    return query.request.id if isinstance(query, TokenizeQuery) else query.id

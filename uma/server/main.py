@@ -1,0 +1,108 @@
+"""`uma run` without its terminal: logging, signals, engine, server, and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import attrs
+import orjson
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import open_engine
+from uma.server import socketfile
+from uma.server.logs import log, logging_to
+from uma.server.server import Server
+from uma.types import ServerInfo
+
+logger = logging.getLogger("uma.server")
+
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
+
+OnReady = Callable[[ServerInfo], None]
+
+
+def run_server(config: RuntimeConfig, on_ready: OnReady | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code, 0.
+
+    `on_ready` is called once clients can connect. A first signal drains, a second ends at once. SIGUSR1 writes the
+    metrics to the log; SIGHUP is only noted. Raises `ConfigError` or `ModelError` where the server cannot start.
+    """
+    with logging_to(config):
+        try:
+            trio.run(_main, config, on_ready)
+        except BaseExceptionGroup as group:
+            sole = _sole(group)
+        else:
+            return 0
+        raise sole
+
+
+def _sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one reason inside the groups that nested nurseries make of it."""
+    inner = group.exceptions[0]
+    if len(group.exceptions) > 1:
+        return group
+    return _sole(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+async def _main(config: RuntimeConfig, on_ready: OnReady | None) -> None:
+    socketfile.check(Path(config.socket))  # before a model is loaded in vain
+    with trio.open_signal_receiver(*WATCHED) as signals:
+        async with trio.open_nursery() as nursery:
+            run = Run(nursery.cancel_scope)
+            nursery.start_soon(run.watch, signals)
+            async with open_engine(config) as engine:
+                run.server = server = Server(engine, config)
+                await nursery.start(run.serve, server)
+                _announce(on_ready, engine.info)
+                await run.ended.wait()
+            nursery.cancel_scope.cancel()
+
+
+def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:
+    if on_ready is None:
+        return
+    try:
+        on_ready(info)
+    except OSError as error:  # nobody's terminal: the server is wanted all the same
+        log(logger, logging.WARNING, "server.cannot_announce", reason=error.strerror)
+
+
+@attrs.define(eq=False)
+class Run:
+    """A server's life, and the signals that change it."""
+
+    scope: trio.CancelScope
+    """All of it: cancelled, everything ends at once."""
+    server: Server | None = None
+    """None while the model is being loaded."""
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    async def serve(self, server: Server, *, task_status: trio.TaskStatus[None]) -> None:
+        """Serve to the end, and let `ended` say so."""
+        await server.serve(task_status=task_status)
+        self.ended.set()
+
+    async def watch(self, signals: AsyncIterator[int]) -> None:
+        """Act on signals for as long as there is a server."""
+        stops = 0
+        async for number in signals:
+            log(logger, logging.INFO, "signal", name=signal.Signals(number).name)
+            if number == signal.SIGUSR1:
+                await self._log_metrics()
+            elif number in STOP:
+                stops += 1
+                if stops > 1 or self.server is None:
+                    self.scope.cancel()
+                else:
+                    self.server.begin_drain()
+
+    async def _log_metrics(self) -> None:
+        if self.server is not None:
+            snapshot = orjson.dumps(await self.server.metrics()).decode()
+            logger.warning("event=metrics snapshot=%s", snapshot)

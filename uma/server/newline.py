@@ -1,0 +1,132 @@
+"""A connection for debugging by hand (`nc -U`): a line in is a prompt, its text comes out, a newline ends it.
+
+Lines are answered one after another. Errors come out as a line too, `E_…: message`, since nothing else could be seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING
+
+import orjson
+import trio
+
+from uma.errors import BadRequest, InvalidJson, UmaError
+from uma.protocol.newline import METRICS_LINE, LineDecoder
+from uma.server.connection import Connection, Work
+from uma.server.logs import log
+from uma.types import Request, Token
+
+if TYPE_CHECKING:
+    from uma.server.server import Server
+
+logger = logging.getLogger("uma.server")
+
+MAX_WAITING_LINES = 64
+"""Lines taken in while one is answered; beyond it the session's input waits."""
+
+
+class NewlineConnection(Connection):
+    """One session of lines."""
+
+    def __init__(self, name: str, sock: socket.socket, server: Server) -> None:
+        super().__init__(name, sock, server)
+        self._lines = LineDecoder(server.config.max_prompt_bytes)
+        self._waiting: deque[str | UmaError] = deque()
+        self._taken = trio.lowlevel.ParkingLot()
+        self._is_answering = False
+        self._is_closing = False
+        self._numbers = count(1)
+
+    @property
+    def is_mid_frame(self) -> bool:
+        return self._lines.is_mid_line
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_answering
+
+    def is_over(self) -> bool:
+        return self._is_closing and not self._is_answering
+
+    def fail(self, error: UmaError) -> None:
+        self.link.post(_line_of(error))
+        self._end()
+
+    def drain(self) -> None:
+        self._end()
+
+    def abort(self, error: UmaError) -> None:
+        super().abort(error)
+        self._end()
+
+    def _end(self) -> None:
+        self._is_closing = True
+        self._waiting.clear()
+        self.link.post(b"")
+
+    async def take(self, data: bytes) -> bool:
+        if self._is_closing:
+            return False
+        self._lines.feed(data)
+        had_line = False
+        while not self._is_closing and (line := self._next_line()) is not None:
+            had_line = True
+            self._waiting.append(line)
+            if not self._is_answering:
+                self._is_answering = True
+                self._tasks.start_soon(self._answer_all)
+            while len(self._waiting) >= MAX_WAITING_LINES:
+                await self._taken.park()
+        return had_line
+
+    def _next_line(self) -> str | UmaError | None:
+        try:
+            return self._lines.next_line()
+        except (BadRequest, InvalidJson) as error:
+            return error
+        except UmaError as error:
+            self.fail(error)
+            return None
+
+    async def _answer_all(self) -> None:
+        while self._waiting:
+            line = self._waiting.popleft()
+            self._taken.unpark_all()
+            key = f"{self.name}-{next(self._numbers)}"
+            work = self.begin(key)
+            try:
+                with work.scope:
+                    await self._answer(line, key, work)
+                if work.verdict is not None:
+                    raise work.verdict
+            except UmaError as error:
+                log(logger, logging.WARNING, "request.failed", session=self.name, code=error.code, message=error.message)
+                await self.say(_line_of(error))
+            self.done(key, work)
+        self._is_answering = False
+        self._wind(had_frame=False)
+        self.link.post(b"")
+
+    async def _answer(self, line: str | UmaError, id: str, work: Work) -> None:
+        if isinstance(line, UmaError):
+            raise line
+        if line == METRICS_LINE:
+            await self.say(orjson.dumps(await self.server.metrics()) + b"\n")
+            self._end()
+            return
+        if not line:
+            await self.say(b"\n")
+            return
+        async with self.engine.generate(Request(id, prompt=line)) as stream:
+            async for event in work.attach(stream):
+                if isinstance(event, Token):
+                    await self.say(event.text.encode())
+        await self.say(b"\n")
+
+
+def _line_of(error: UmaError) -> bytes:
+    return f"{error.code}: {error.message}".replace("\n", " ").encode("utf-8", "replace") + b"\n"

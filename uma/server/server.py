@@ -1,0 +1,163 @@
+"""The server: who is connected, who may connect, and how it all comes to an end.
+
+Ending is a sequence with a bound at each step: no new sessions; what runs may finish; what still runs is told
+`E_RUNTIME_SHUTDOWN`; whoever does not read that is hung up on.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import Engine
+from uma.errors import ShuttingDown, TooManySessions, UmaError
+from uma.server import socketfile
+from uma.server.connection import Connection
+from uma.server.json_connection import JsonConnection
+from uma.server.logs import log
+from uma.server.newline import NewlineConnection
+
+logger = logging.getLogger("uma.server")
+
+FAREWELL_SEC = 2.0
+"""How long the last words of a stopping server may take to be read."""
+NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+RETRY_ACCEPT_SEC = 0.1
+
+
+class Server:
+    """Serves one engine on one socket. All methods belong to the Trio thread that runs `serve`."""
+
+    def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.sessions_total = 0
+        """Sessions accepted since the start, refused ones not included."""
+        self.sessions_refused_total = 0
+        self._connections: set[Connection] = set()
+        self._refusals = 0
+        self._gone = trio.lowlevel.ParkingLot()
+        self._accepting = trio.CancelScope()
+        self._numbers = count(1)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `begin_drain`, then return when everything has ended. Cancelling ends everything at once.
+
+        `started` is called once clients can connect. Raises `ConfigError` where the socket cannot be had.
+        """
+        file = socketfile.listen(Path(self.config.socket), self.config.socket_mode)
+        try:
+            async with trio.open_nursery() as nursery:
+                log(logger, logging.INFO, "server.ready", socket=file.path, protocol=self.config.protocol)
+                task_status.started()
+                with self._accepting:
+                    await self._accept(file.sock, nursery)
+                # Whoever connects from here on finds nobody; whoever already waits in line is told.
+                file.remove()
+                self._refuse_waiting(file.sock, nursery)
+                await self._drain()
+                nursery.cancel_scope.cancel()
+        finally:
+            file.remove()
+            file.close()
+            log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total)
+
+    def begin_drain(self) -> None:
+        """Take no more sessions and requests, and let `serve` come to its end."""
+        self._accepting.cancel()
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """The engine's snapshot with the server's own figures. Never waits for compute."""
+        return {
+            **await self.engine.metrics(),
+            "active_sessions": len(self._connections),
+            "sessions_total": self.sessions_total,
+            "sessions_refused_total": self.sessions_refused_total,
+        }
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener.fileno())
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno not in NO_RESOURCES:
+                    raise
+                # Out of file descriptors: those who wait in line can wait until a session ends.
+                log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
+                await trio.sleep(RETRY_ACCEPT_SEC)
+                continue
+            nursery.start_soon(self._host, sock)
+
+    async def _host(self, sock: socket.socket) -> None:
+        limit = self.config.max_sessions
+        if len(self._connections) < limit:
+            await self._run(self._connection(sock))
+            return
+        if self._refusals >= limit:
+            sock.close()  # a flood: even saying no costs a file descriptor
+            return
+        await self._refuse(sock, TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)"))
+
+    def _connection(self, sock: socket.socket) -> Connection:
+        sock.setblocking(False)
+        kind = JsonConnection if self.config.protocol == "json" else NewlineConnection
+        return kind(f"s{next(self._numbers)}", sock, self)
+
+    async def _run(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self.sessions_total += 1
+        log(logger, logging.DEBUG, "session.opened", session=connection.name)
+        try:
+            await connection.run()
+        except Exception:
+            # A bug that one session has met ends that session. The others know nothing of it.
+            logger.exception("event=session.crashed session=%s", connection.name)
+        finally:
+            self._connections.discard(connection)
+            self._gone.unpark_all()
+            log(logger, logging.DEBUG, "session.closed", session=connection.name)
+
+    async def _refuse(self, sock: socket.socket, error: UmaError) -> None:
+        self._refusals += 1
+        self.sessions_refused_total += 1
+        connection = self._connection(sock)
+        log(logger, logging.WARNING, "session.refused", session=connection.name, code=error.code)
+        try:
+            await connection.run(refusal=error)
+        finally:
+            self._refusals -= 1
+
+    def _refuse_waiting(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            nursery.start_soon(self._refuse, sock, ShuttingDown("the server is stopping; start it again with `uma run`"))
+
+    async def _drain(self) -> None:
+        log(logger, logging.INFO, "server.draining", sessions=len(self._connections))
+        self.engine.begin_drain()
+        for connection in self._connections:
+            connection.drain()
+        with trio.move_on_after(self.config.drain_timeout_sec):
+            await self._all_gone()
+        for connection in self._connections:
+            connection.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
+        with trio.move_on_after(FAREWELL_SEC):
+            await self._all_gone()
+
+    async def _all_gone(self) -> None:
+        while self._connections or self._refusals:
+            await self._gone.park()

@@ -1,0 +1,149 @@
+"""The socket's file: who may see it, whose it is, and what happens to one that is already there.
+
+A path is taken over only from a server that is dead: its socket refuses connections. A live server's socket, and a
+file that is no socket, stay as they are, and whoever wanted the path is told so in one sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from uma.config import default_socket
+from uma.errors import ConfigError
+
+MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
+"""The size of `sockaddr_un.sun_path`, less its terminating NUL."""
+BACKLOG = 1024
+"""Connections the kernel holds for us while we are busy; it cuts this to its own limit."""
+
+
+@attrs.frozen
+class SocketFile:
+    """A listening Unix socket and the identity of its file."""
+
+    path: Path
+    sock: socket.socket
+    identity: tuple[int, int]
+    """Device and inode, so that only our own file is ever removed."""
+
+    def remove(self) -> None:
+        """Remove the file, where it is still ours: another server may have taken the path since."""
+        try:
+            if _identity(self.path) == self.identity:
+                self.path.unlink()
+        except OSError:
+            pass  # gone already, or its directory is: either way no client can find us there
+
+    def close(self) -> None:
+        """Stop listening. The file is `remove`'s business."""
+        self.sock.close()
+
+
+def check(path: Path) -> None:
+    """Raise `ConfigError` where `listen` would for what is at `path` now. Changes nothing."""
+    size = len(os.fsencode(path))
+    if size > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"socket: {path}: is {size} bytes long, and the system allows {MAX_PATH_BYTES}; choose a shorter path"
+        )
+    try:
+        _is_stale(path)
+    except OSError as error:
+        raise ConfigError(f"socket: {path}: cannot be made: {error.strerror or error}") from error
+
+
+def listen(path: Path, mode: int) -> SocketFile:
+    """Listen on `path`, with `mode` in force before the first client can connect.
+
+    Missing directories are made, the last one 0700. Raises `ConfigError` naming the path and what is wrong with it.
+    """
+    check(path)
+    try:
+        _make_directory(path.parent)
+        with _alone_in(path.parent):
+            if _is_stale(path):
+                path.unlink()
+            return _bind(path, mode)
+    except OSError as error:
+        raise ConfigError(f"socket: {path}: cannot be made: {error.strerror or error}") from error
+
+
+def _make_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory != Path(default_socket()).parent:
+        return
+    # The default's name can be guessed by everyone, and in a shared temporary folder made by everyone.
+    status = directory.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(
+            f"socket: {directory}: belongs to, or can be written by, someone else; remove it or choose another --socket"
+        )
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep two servers that start together from both reclaiming one stale socket.
+
+    A directory of someone else's (`/tmp`) is not locked: anyone could hold that lock for ever.
+    """
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if os.fstat(handle).st_uid == os.geteuid():
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether a dead server's socket is in the way; False where nothing is. Anything else raises `ConfigError`."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(kind):
+        raise ConfigError(f"socket: {path}: is a directory; name a file in it")
+    if not stat.S_ISSOCK(kind):
+        raise ConfigError(f"socket: {path}: is there already and is no socket; remove it or choose another --socket")
+    if _is_alive(path):
+        raise ConfigError(f"socket: {path}: a server listens there already; stop it or choose another --socket")
+    return True
+
+
+def _is_alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        result = probe.connect_ex(str(path))
+    if result in (errno.EACCES, errno.EPERM, errno.EPROTOTYPE):
+        raise ConfigError(f"socket: {path}: is someone else's socket; choose another --socket")
+    # EAGAIN is a server whose backlog is full; only a refusal says that nobody is there.
+    return result != errno.ECONNREFUSED
+
+
+def _bind(path: Path, mode: int) -> SocketFile:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.bind(str(path))
+        # Until `listen` every connection is refused, so nobody slips in before the mode is right.
+        path.chmod(mode)
+        sock.listen(BACKLOG)
+        return SocketFile(path, sock, _identity(path))
+    except OSError:
+        sock.close()
+        raise
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino
