@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import reprlib
+import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -33,10 +34,14 @@ class Range:
 
     def __str__(self) -> str:
         if self.gt is not None:
-            return f"over {self.gt:g}" + (f" and at most {self.le:g}" if self.le is not None else "")
+            return f"over {_number(self.gt)}" + (f" and at most {_number(self.le)}" if self.le is not None else "")
         if self.le is None:
-            return f"{self.ge:g} or more"
-        return f"from {self.ge:g} to {self.le:g}"
+            return f"{_number(self.ge)} or more"
+        return f"from {_number(self.ge)} to {_number(self.le)}"
+
+
+def _number(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 @attrs.frozen
@@ -130,7 +135,7 @@ def show(value: Any) -> str:
     """A value as an error message quotes it: JSON's words, cut to a length a person reads."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = _brief.repr(value)
+    text = _brief.repr(list(value[: _brief.maxlist + 1]) if isinstance(value, tuple) else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -192,6 +197,8 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
 def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
     """The indices that need a closer look. Whole numbers are sifted at once: a prompt has up to 100,000s of them."""
     base, *constraints = get_args(item) if get_origin(item) is typing.Annotated else (item,)
+    if attrs.has(base):
+        return [index for index, value in enumerate(values) if type(value) is not base]
     if base is not int or not all(isinstance(each, Range) for each in constraints):
         return range(len(values))
     if set(map(type, values)) <= {int}:
@@ -219,11 +226,40 @@ def _is_a(value: Any, hint: Any, origin: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
-@cache
 def hints_of(cls: type) -> dict[str, Any]:
     """The fields of an attrs class with their full types, constraints included."""
+    key: Any = cls
+    return _hints_of(key)
+
+
+@cache
+def _hints_of(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in attrs.fields(cls)}
+
+
+def sieve(hint: Any) -> Callable[[Any], bool]:
+    """A fast test for the common case. What passes is a `hint`; of what does not, only `problems` can tell."""
+    if get_origin(hint) in (Union, types.UnionType):
+        passes = [sieve(arg) for arg in get_args(hint) if arg is not type(None)]
+        if type(None) in get_args(hint):
+            return lambda value: value is None or any(each(value) for each in passes)
+        return lambda value: any(each(value) for each in passes)
+    base, *rest = get_args(hint) if get_origin(hint) is typing.Annotated else (hint,)
+    if base is float:
+        rest.append(_FINITE)
+    elif base not in (str, int, bool) and not attrs.has(base):
+        return lambda value: False
+    whys = [each.problem for each in rest if isinstance(each, Constraint)]
+    return lambda value: type(value) is base and not any(why(value) for why in whys)
+
+
+_FINITE = Range(ge=-sys.float_info.max, le=sys.float_info.max)
+
+
+@cache
+def _sieves_of(cls: Any) -> list[tuple[str, Any, Callable[[Any], bool]]]:
+    return [(name, hint, sieve(hint)) for name, hint in hints_of(cls).items()]
 
 
 def check(instance: Any) -> None:
@@ -232,10 +268,10 @@ def check(instance: Any) -> None:
     Raises `ValueError` with one line for each wrong field. Meant for `__attrs_post_init__` of classes that people
     construct by hand.
     """
-    wrong = [
-        line
-        for name, hint in hints_of(instance.__class__).items()
-        for line in problems(getattr(instance, name), hint, name)
-    ]
+    wrong: list[str] = []
+    for name, hint, passes in _sieves_of(instance.__class__):
+        value = getattr(instance, name)
+        if not passes(value):
+            wrong += problems(value, hint, name)
     if wrong:
         raise ValueError("\n".join(wrong))

@@ -33,6 +33,10 @@ class Message:
         check(self)
 
 
+def _tuple_or_none(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    return None if items is None else tuple(items)
+
+
 def _strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
@@ -125,10 +129,10 @@ class Request:
     id: Annotated[str, Length(1, 128)]
     prompt: Annotated[str, Text()] | None = None
     messages: Annotated[tuple[Message, ...], Length(1, None, "messages")] | None = attrs.field(
-        default=None, converter=attrs.converters.optional(tuple)
+        default=None, converter=_tuple_or_none
     )
     token_ids: Annotated[tuple[Annotated[int, Range(0)], ...], Length(1, None, "tokens")] | None = attrs.field(
-        default=None, converter=attrs.converters.optional(tuple)
+        default=None, converter=_tuple_or_none
     )
     sampling: SamplingParams = SamplingParams()
     stream: bool = True

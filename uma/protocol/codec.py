@@ -1,32 +1,228 @@
-"""Payloads to messages and events to frames: the one place where the wire's JSON is read and written."""
+"""Payloads to messages and events to frames: the one place where the wire's JSON is read and written.
+
+Token events are by far the most frequent, so they are written and read by hand; everything else goes through the
+converter.
+"""
 
 from __future__ import annotations
 
-from uma.protocol.messages import ClientMessage, ServerEvent
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import attrs
+import orjson
+
+from uma.constraints import show
+from uma.errors import BadRequest, InvalidJson
+from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
+from uma.protocol.frames import encode_frame
+from uma.protocol.messages import (
+    Cancel,
+    ClientMessage,
+    Generate,
+    HealthQuery,
+    Hello,
+    MetricsEvent,
+    MetricsQuery,
+    ServerEvent,
+    TokenEvent,
+    TokenizeQuery,
+    UnknownEvent,
+)
+from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS
+from uma.types import PROMPT_FIELDS, Request, SamplingParams, prompt_problem
+
+_EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
+_HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
 def parse_message(
     payload: bytes, *, strict: bool = False, n_vocab: int | None = None, max_tokens: int | None = None
 ) -> ClientMessage:
-    """A client's message. Raises `InvalidJson`, or `BadRequest` with a line for each wrong field."""
-    raise NotImplementedError
+    """A client's message.
+
+    Unknown fields are ignored and named in the message's `warnings`; `strict` refuses them. `max_tokens` is the
+    server's limit: a request over it is cut to it, with a warning. `n_vocab` bounds `token_ids`.
+
+    Raises `InvalidJson` for what is no JSON object, and `BadRequest` with a line for each wrong field. Of a key that
+    comes twice, the last counts.
+    """
+    fields = _object(payload)
+    if "type" not in fields and "event" in fields:
+        return _parse_cancel(fields, strict)
+    kind = fields.pop("type", "generate")
+    if not isinstance(kind, str) or kind not in REQUESTS:
+        raise BadRequest(f"type: expected one of {', '.join(REQUESTS)}, not {show(kind)} ({_HELP})")
+    cls = REQUESTS[kind]
+    flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab))
+    warnings = _warnings(fields, cls)
+    if kind == "generate":
+        return _generate(flat, warnings, max_tokens)
+    if kind == "tokenize":
+        return TokenizeQuery(Request(**_own_fields(flat)), warnings)
+    if kind == "hello":
+        return Hello(**_own_fields(flat), warnings=warnings)
+    if kind == "health":
+        return HealthQuery(**_own_fields(flat), warnings=warnings)
+    return MetricsQuery(**_own_fields(flat), warnings=warnings)
 
 
 def request_id_of(payload: bytes) -> str | None:
-    """The id of a payload that was refused, where it has a usable one."""
-    raise NotImplementedError
+    """The id of a payload that was refused, so that the error can name it; None where it has no usable one."""
+    try:
+        id = _object(payload).get("id")
+    except InvalidJson:
+        return None
+    return id if isinstance(id, str) and 1 <= len(id) <= 128 else None
 
 
 def encode_message(message: ClientMessage) -> bytes:
-    """A client's message as a whole frame. Raises `BadRequest` for what is no JSON (a lone surrogate, a set …)."""
-    raise NotImplementedError
+    """A client's message as a whole frame. Raises `BadRequest` for what UTF-8 cannot tell (a lone surrogate)."""
+    return _frame(_message_fields(message))
 
 
 def parse_event(payload: bytes) -> ServerEvent:
-    """A server's event. Raises `InvalidJson` or `BadRequest`."""
-    raise NotImplementedError
+    """A server's event. Fields and events that this side does not know are ignored: the server may be newer.
+
+    Raises `InvalidJson` or `BadRequest`, as `parse_message` does.
+    """
+    fields = _object(payload)
+    name = fields.pop("event", None)
+    if name == "token":
+        return _parse_token(fields)
+    if not isinstance(name, str):
+        raise BadRequest(f"event: expected a string, not {show(name)}")
+    if name == "metrics":
+        return _parse_metrics(fields)
+    cls: type[ServerEvent] | None = EVENTS.get(name)
+    if cls is None:
+        id = fields.get("id")
+        return UnknownEvent(name, id if isinstance(id, str) else None)
+    return structure(fields, cls)
 
 
 def encode_event(event: ServerEvent) -> bytes:
     """A server's event as a whole frame."""
-    raise NotImplementedError
+    if isinstance(event, TokenEvent):
+        return encode_token(event.id, event.text, event.token_id, event.metadata)
+    if isinstance(event, MetricsEvent):
+        return _frame({**event.snapshot, "event": "metrics", **_if_any(id=event.id, warnings=event.warnings)})
+    if isinstance(event, UnknownEvent):
+        return _frame({"event": event.event, **_if_any(id=event.id)})
+    return _frame({"event": _EVENT_NAMES[type(event)], **unstructure(event)})
+
+
+def encode_token(
+    id: str, text: str, token_id: int, metadata: Mapping[str, Any] | orjson.Fragment | None = None
+) -> bytes:
+    """A token event as a whole frame. `metadata` comes with every token, and may have been written before (`fragment`)."""
+    fields: dict[str, Any] = {"id": id, "event": "token", "text": text, "token_id": token_id}
+    if metadata is not None:
+        fields["metadata"] = metadata
+    return encode_frame(orjson.dumps(fields))
+
+
+def fragment(metadata: Mapping[str, Any]) -> orjson.Fragment:
+    """`metadata` written once, for many events."""
+    return orjson.Fragment(orjson.dumps(metadata))
+
+
+def _object(payload: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"the frame is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidJson(f"the frame is not a JSON object, but {show(value)}")
+    return value
+
+
+def _frame(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return encode_frame(orjson.dumps(fields))
+    except orjson.JSONEncodeError as error:
+        raise BadRequest(f"the message cannot be written as JSON: {error}") from None
+
+
+def _parse_cancel(fields: dict[str, Any], strict: bool) -> Cancel:
+    name = fields.pop("event")
+    if name != "cancel":
+        raise BadRequest(f"event: expected 'cancel', not {show(name)}")
+    cancel: Any = structure(fields, CANCEL, lambda: _rules(fields, "cancel", strict, None))
+    return Cancel(**_own_fields(cancel))
+
+
+def _rules(fields: dict[str, Any], kind: str, strict: bool, n_vocab: int | None) -> Iterator[str]:
+    """What one field alone cannot tell."""
+    if kind in ("generate", "tokenize"):
+        if problem := prompt_problem([name for name in PROMPT_FIELDS if fields.get(name) is not None]):
+            yield problem
+        if n_vocab is not None:
+            yield from _outside_vocabulary(fields.get("token_ids"), n_vocab)
+    if strict:
+        cls = CANCEL if kind == "cancel" else REQUESTS[kind]
+        yield from (
+            f"{path}: is no field of this request (the session is strict)" for path in unknown_fields(fields, cls)
+        )
+
+
+def _outside_vocabulary(token_ids: Any, n_vocab: int) -> Iterator[str]:
+    if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int} or max(token_ids, default=0) < n_vocab:
+        return  # wrong types are told by the converter
+    for index, token in enumerate(token_ids):
+        if token >= n_vocab:
+            yield f"token_ids[{index}]: {token} is not in the vocabulary (0 to {n_vocab - 1:,})"
+
+
+def _warnings(fields: dict[str, Any], cls: type) -> tuple[str, ...]:
+    unknown = islice(unknown_fields(fields, cls), MAX_LINES + 1)
+    return tuple(cut([f"{path}: unknown field, ignored" for path in unknown], "unknown"))
+
+
+def _own_fields(flat: Any) -> dict[str, Any]:
+    """An instance's fields as they are (`attrs.asdict` would take the inner ones apart too)."""
+    return {field.name: getattr(flat, field.name) for field in attrs.fields(flat.__class__)}
+
+
+def _generate(flat: Any, warnings: tuple[str, ...], limit: int | None) -> Generate:
+    fields = _own_fields(flat)
+    keep_alive = fields.pop("keep_alive")
+    sampling = {name: fields.pop(name) for name in SAMPLING_FIELDS}
+    asked = sampling["max_tokens"]
+    if limit is not None and asked is not None and asked > limit:
+        sampling["max_tokens"] = limit
+        warnings += (f"max_tokens: {asked:,} is over the server's limit, cut to {limit:,}",)
+    return Generate(Request(**fields, sampling=SamplingParams(**sampling)), keep_alive, warnings)
+
+
+def _message_fields(message: ClientMessage) -> dict[str, Any]:
+    if isinstance(message, Cancel):
+        return {"event": "cancel", "id": message.id}
+    if isinstance(message, Generate | TokenizeQuery):
+        request = unstructure(message.request)
+        request.pop("sampling", None)
+        if isinstance(message, TokenizeQuery):
+            return {"type": "tokenize"} | {name: request[name] for name in ("id", *PROMPT_FIELDS) if name in request}
+        return request | unstructure(message.request.sampling) | ({"keep_alive": True} if message.keep_alive else {})
+    kind = {Hello: "hello", MetricsQuery: "metrics", HealthQuery: "health"}[type(message)]
+    fields = unstructure(message)
+    fields.pop("warnings", None)
+    return {"type": kind} | fields
+
+
+def _parse_token(fields: dict[str, Any]) -> TokenEvent:
+    id, text, token_id = fields.get("id"), fields.get("text"), fields.get("token_id")
+    metadata = fields.get("metadata")
+    if type(id) is str and type(text) is str and type(token_id) is int and (metadata is None or type(metadata) is dict):
+        return TokenEvent(id, text, token_id, metadata)
+    return structure(fields, TokenEvent)  # says what is wrong
+
+
+def _parse_metrics(fields: dict[str, Any]) -> MetricsEvent:
+    id, warnings = fields.pop("id", None), fields.pop("warnings", None)
+    return MetricsEvent(fields, id if isinstance(id, str) else None, tuple(warnings or ()))
+
+
+def _if_any(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value}

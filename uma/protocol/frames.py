@@ -39,7 +39,7 @@ class FrameDecoder:
             self._buffer += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole payload, or None until more is fed. Raises `FrameTooLarge` for a length of 0 or over the cap."""
+        """The next whole payload, or None until more is fed. Raises `FrameTooLarge` for 0 or over the cap."""
         if self._poisoned is not None:
             raise FrameTooLarge(self._poisoned)
         start = self._read + HEADER_BYTES

@@ -172,7 +172,7 @@ class EosEvent:
 
 @attrs.frozen
 class ErrorEvent:
-    """What went wrong. With an `id` it ends that request; without one it speaks of the session or of a refused frame."""
+    """What went wrong. With an `id` it ends that request; without, it speaks of the session or of a refused frame."""
 
     code: str
     message: str

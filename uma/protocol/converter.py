@@ -1,0 +1,197 @@
+"""The one cattrs converter: every rule by which the wire's JSON becomes the project's classes, and back.
+
+Structuring is strict (no `true` for 1, no string for a number) and thorough: all wrong fields of a message come out of
+one `BadRequest`, a line each. What a field may hold is said beside the field (`uma.constraints`), not here.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import attrs
+import cattrs
+from cattrs.gen import make_dict_structure_fn
+
+from uma.constraints import Length, hints_of, name_of, problems, show, sieve
+from uma.errors import BadRequest
+
+T = TypeVar("T")
+
+MAX_LINES = 20
+"""Most wrong fields one message tells of, and most unknown ones: a list of 100,000 wrong items makes a short answer."""
+
+
+def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterator[str]] | None = None) -> T:
+    """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field.
+
+    `more` adds the rules that span fields, as lines; it is asked whether or not the fields themselves are right.
+    """
+    lines: list[str] = []
+    result: T | None = None
+    try:
+        result = _converter.structure(value, cls)
+    except cattrs.BaseValidationError as error:
+        lines += _lines(error, "")
+    if more is not None:
+        lines += islice(more(), MAX_LINES + 1)
+    if result is None or lines:
+        raise BadRequest("\n".join(cut(lines, "wrong")))
+    return result
+
+
+def unstructure(instance: Any) -> dict[str, Any]:
+    """An attrs instance as what JSON carries. Its own fields that hold their default are left out."""
+    return {
+        field.name: _converter.unstructure(value)
+        for field in attrs.fields(instance.__class__)
+        if (value := getattr(instance, field.name)) != field.default
+    }
+
+
+def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
+    """The paths of the fields of `value` that a `hint` does not have. `value` was structured before: its shape is right."""
+    inner = _plain(hint)
+    if attrs.has(inner) and isinstance(value, dict):
+        hints = hints_of(inner)
+        for name, each in value.items():
+            if name in hints:
+                yield from unknown_fields(each, hints[name], f"{path}{name}.")
+            else:
+                yield path + (name if name.isidentifier() and len(name) <= 60 else show(name))
+    elif get_origin(inner) is tuple and _any_class(inner) and isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from unknown_fields(each, get_args(inner)[0], f"{path.removesuffix('.')}[{index}].")
+
+
+def cut(lines: list[str], what: str) -> list[str]:
+    """`lines`, with what goes over `MAX_LINES` told in one."""
+    return lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], f"and more that are {what}"]
+
+
+class _WrongError(Exception):
+    """A value that is not what its field takes; `lines` begin with the path below that field."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+        self.lines = lines
+
+
+def _lines(error: BaseException, path: str) -> Iterator[str]:
+    """Each leaf of cattrs' tree of errors as `path: what is wrong`."""
+    if isinstance(error, cattrs.ClassValidationError):
+        for field_error, field in error.group_exceptions()[0]:
+            if isinstance(field_error, KeyError):
+                yield f"{path}{field.name}: is required ({name_of(field.type)})"
+            else:
+                yield from _lines(field_error, f"{path}{field.name}.")
+        for instance_error in error.group_exceptions()[1]:
+            yield from _lines(instance_error, path)
+    elif isinstance(error, _WrongError):
+        yield from (path.removesuffix(".") + line for line in error.lines)
+    else:
+        yield from (path + line for line in str(error).splitlines())
+
+
+def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
+    """For what holds no class of ours: the constraints know all about it."""
+    is_tuple = _any_tuple(hint)
+    passes = sieve(hint)
+
+    def structure_leaf(value: Any, _: Any) -> Any:
+        if passes(value):
+            return value
+        # JSON has one kind of list; the classes, being frozen, have tuples.
+        value = tuple(value) if is_tuple and isinstance(value, list) else value
+        if lines := list(islice(problems(value, hint, ""), MAX_LINES + 1)):
+            raise _WrongError(*lines)
+        return value
+
+    return structure_leaf
+
+
+def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
+    """For an optional object, or an optional list of objects, of our classes."""
+    inner = _plain(hint)
+    is_optional = NoneType in get_args(hint)
+    lengths = [each for each in _constraints(hint) if isinstance(each, Length)]
+
+    def structure_nested(value: Any, _: Any) -> Any:
+        if value is None and is_optional:
+            return None
+        if attrs.has(inner):
+            return _converter.structure(value, inner)
+        if not isinstance(value, list):
+            raise _WrongError(f": expected {name_of(inner)}, not {show(value)}")
+        for length in lengths:
+            if why := length.problem(value):
+                raise _WrongError(f": {show(value)} {why}")
+        return _structure_items(value, get_args(inner)[0])
+
+    return structure_nested
+
+
+def _structure_items(values: list[Any], cls: Any) -> tuple[Any, ...]:
+    hook = _converter.get_structure_hook(cls)
+    items: list[Any] = []
+    lines: list[str] = []
+    for index, value in enumerate(values):
+        try:
+            items.append(hook(value, cls))
+        except (cattrs.BaseValidationError, _WrongError) as error:
+            lines += _lines(error, f"[{index}].")
+        if len(lines) > MAX_LINES:
+            break
+    if lines:
+        raise _WrongError(*lines)
+    return tuple(items)
+
+
+def _structure_class(cls: Any) -> Callable[[Any, Any], Any]:
+    from_fields = make_dict_structure_fn(cls, _converter, _cattrs_detailed_validation=True)
+
+    def structure_class(value: Any, _: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _WrongError(f": expected an object, not {show(value)}")
+        return from_fields(value, cls)
+
+    return structure_class
+
+
+def _plain(hint: Any) -> Any:
+    """`hint` without constraints and without `| None`."""
+    if get_origin(hint) is typing.Annotated:
+        return _plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        rest = [arg for arg in get_args(hint) if arg is not NoneType]
+        return _plain(rest[0]) if len(rest) == 1 else hint
+    return hint
+
+
+def _constraints(hint: Any) -> Iterator[Any]:
+    if get_origin(hint) is typing.Annotated:
+        yield from get_args(hint)[1:]
+    elif get_origin(hint) in (Union, UnionType):
+        for arg in get_args(hint):
+            yield from _constraints(arg)
+
+
+def _any_class(hint: Any) -> bool:
+    if get_origin(hint) is typing.Annotated:
+        return _any_class(get_args(hint)[0])  # the rest are constraints, classes of ours too
+    return attrs.has(hint) or any(map(_any_class, get_args(hint)))
+
+
+def _any_tuple(hint: Any) -> bool:
+    return get_origin(hint) is tuple or any(map(_any_tuple, get_args(hint)))
+
+
+_converter = cattrs.Converter(detailed_validation=True)
+# The last registered that fits is taken: leaves, then what nests a class, then the classes themselves.
+_converter.register_structure_hook_factory(lambda hint: True, _structure_leaf)
+_converter.register_structure_hook_factory(_any_class, _structure_nested)
+_converter.register_structure_hook_factory(attrs.has, _structure_class)
+_converter.register_unstructure_hook_func(lambda cls: not attrs.has(cls), lambda value: value)

@@ -1,0 +1,70 @@
+"""The flat shape of each kind of message: which fields stand on the wire, put together from the classes that own them.
+
+A request's sampling parameters, its `keep_alive` and its `id` are one flat JSON object there, while in the program they
+belong to three classes. The flat classes made here serve the parser and the JSON Schemas alike.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Length, hints_of
+from uma.protocol.messages import (
+    Cancel,
+    EosEvent,
+    ErrorEvent,
+    Generate,
+    HealthEvent,
+    HealthQuery,
+    Hello,
+    HelloEvent,
+    MetricsQuery,
+    TokenEvent,
+    TokenizeEvent,
+)
+from uma.types import PROMPT_FIELDS, Request, SamplingParams
+
+SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
+
+
+def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints: dict[str, Any] | None = None) -> type:
+    """A class with the fields of all `parts`; `hints` has the types of those that the wire takes in more ways."""
+    types = {field: hint for part in parts for field, hint in hints_of(part).items() if field not in drop}
+    defaults = {field.name: field.default for part in parts for field in attrs.fields(part)}
+    fields = {each: attrs.field(type=hint, default=defaults[each]) for each, hint in (types | (hints or {})).items()}
+    return attrs.make_class(name, fields, frozen=True, kw_only=True)
+
+
+_ONE_OR_MORE_STRINGS = Annotated[str, Length(1)] | hints_of(SamplingParams)["stop"]
+
+_NOT_FOR_TOKENIZE = tuple(name for name in hints_of(Request) if name not in ("id", *PROMPT_FIELDS))
+
+REQUESTS: dict[str, type[Any]] = {
+    "generate": _flat(
+        "Generate",
+        Request,
+        SamplingParams,
+        Generate,
+        drop=("request", "sampling", "warnings"),
+        hints={"stop": _ONE_OR_MORE_STRINGS},
+    ),
+    "hello": _flat("Hello", Hello),
+    "metrics": _flat("Metrics", MetricsQuery),
+    "health": _flat("Health", HealthQuery),
+    "tokenize": _flat("Tokenize", Request, drop=_NOT_FOR_TOKENIZE),
+}
+"""By `type`."""
+
+CANCEL = _flat("Cancel", Cancel)
+
+EVENTS: dict[str, type[Any]] = {
+    "hello": HelloEvent,
+    "token": TokenEvent,
+    "eos": EosEvent,
+    "error": ErrorEvent,
+    "health": HealthEvent,
+    "tokenize": TokenizeEvent,
+}
+"""By `event`; `metrics` is flat and open, and read apart."""
