@@ -1,0 +1,126 @@
+"""How long a batch takes on this machine, learnt from each tick.
+
+Cost is not a line: a chunk of 64 can be cheaper than one of 48 (kernels have tile sizes), and attention grows with the
+cells in use. So the model is two small tables of what was really seen, by number of decode rows and by chunk size,
+with a correction for the cells in use, and a drift factor that follows the whole machine when its speed changes. It
+starts knowing nothing, and says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+SIZES = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192)
+"""Chunk sizes the model tells apart, and the only ones it offers: even tiles, few entries, each seen often."""
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of decode rows the model tells apart."""
+LEARN = 0.3
+"""Weight of a new observation: a few ticks forget an old machine speed."""
+DRIFT_LIMIT = 4.0
+"""Most one observation may change the drift factor by: a single hiccup must not shrink chunks for long."""
+
+
+class _Table:
+    """Milliseconds by size, each remembered with the cells in use when it was seen."""
+
+    __slots__ = ("cells", "ms", "sizes")
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.ms: list[float | None] = [None] * len(sizes)
+        self.cells: list[float] = [0.0] * len(sizes)
+
+    def slot(self, size: int) -> int:
+        return min(bisect_left(self.sizes, size), len(self.sizes) - 1)
+
+    def predict(self, size: int, cells: int, per_token_cell_ms: float) -> float | None:
+        """Milliseconds for `size`, from the nearest size seen; None if none was."""
+        slot = self.slot(size)
+        for distance in range(len(self.sizes)):
+            for near in (slot - distance, slot + distance):
+                if 0 <= near < len(self.sizes) and (ms := self.ms[near]) is not None:
+                    # A larger size is never assumed cheaper a token, nor a smaller one cheaper than in proportion to
+                    # its fixed part: both errs are on the safe side, and one tick corrects them.
+                    scaled = ms * max(size / self.sizes[near], 0.25 if distance else size / self.sizes[near])
+                    return max(0.0, scaled + size * (cells - self.cells[near]) * per_token_cell_ms)
+        return None
+
+    def learn(self, size: int, cells: int, ms: float) -> None:
+        slot = self.slot(size)
+        # Seen at another size of the same slot: book it as if it had been the slot's own.
+        ms *= self.sizes[slot] / size
+        old = self.ms[slot]
+        self.ms[slot] = ms if old is None else old + (ms - old) * LEARN
+        self.cells[slot] = cells if old is None else self.cells[slot] + (cells - self.cells[slot]) * LEARN
+
+
+class CostModel:
+    """Predicts a tick's milliseconds from decode rows, prefill tokens and cells in use."""
+
+    __slots__ = ("_chunks", "_drift", "_per_token_cell_ms", "_rows")
+
+    def __init__(self) -> None:
+        self._rows = _Table(ROWS)
+        self._chunks = _Table(SIZES)
+        self._drift = 1.0
+        self._per_token_cell_ms = 0.0
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether any chunk was seen yet."""
+        return any(ms is not None for ms in self._chunks.ms)
+
+    def decode_ms(self, rows: int, cells: int) -> float:
+        """A tick of decode rows alone; 0 while nothing is known."""
+        if rows == 0:
+            return 0.0
+        return (self._rows.predict(rows, cells, self._per_token_cell_ms) or 0.0) * self._drift
+
+    def prefill_ms(self, tokens: int, cells: int) -> float:
+        """What a chunk adds to a tick; 0 while nothing is known."""
+        if tokens == 0:
+            return 0.0
+        return (self._chunks.predict(tokens, cells, self._per_token_cell_ms) or 0.0) * self._drift
+
+    def predict(self, rows: int, tokens: int, cells: int) -> float:
+        """A tick with both."""
+        return self.decode_ms(rows, cells) + self.prefill_ms(tokens, cells)
+
+    def largest_chunk(self, budget_ms: float, cells: int, most: int) -> int:
+        """The most prefill tokens, at most `most`, that are predicted to fit `budget_ms`; 0 if not even the smallest."""
+        best = 0
+        for size in SIZES:
+            if size > most:
+                break
+            if self.prefill_ms(size, cells) > budget_ms:
+                # Sizes are not monotonous: a larger tile may be cheaper than this one. One look further is enough.
+                if size > 2 * max(best, SIZES[0]):
+                    break
+                continue
+            best = size
+        whole = most if most <= SIZES[-1] and self.prefill_ms(most, cells) <= budget_ms else 0
+        return max(best, whole)
+
+    def observe(self, rows: int, tokens: int, cells: int, ms: float) -> None:
+        """Learn from one tick that really ran."""
+        expected = self.predict(rows, tokens, cells)
+        if tokens == 0:
+            self._learn_attention(self._rows, rows, cells, ms)
+            self._rows.learn(rows, cells, ms / self._drift)
+        else:
+            share = max(ms - self.decode_ms(rows, cells), ms * tokens / (tokens + rows) * 0.1)
+            self._learn_attention(self._chunks, tokens, cells, share)
+            self._chunks.learn(tokens, cells, share / self._drift)
+        if expected > 0:
+            ratio = min(max(ms / expected, 1 / DRIFT_LIMIT), DRIFT_LIMIT)
+            # Slow drift back to 1: what lasts ends up in the tables, what passes is forgotten.
+            self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.9
+
+    def _learn_attention(self, table: _Table, size: int, cells: int, ms: float) -> None:
+        slot = table.slot(size)
+        old = table.ms[slot]
+        apart = cells - table.cells[slot]
+        if old is None or abs(apart) < 256:
+            return
+        slope = (ms / self._drift - old * size / table.sizes[slot]) / (apart * size)
+        self._per_token_cell_ms = max(0.0, self._per_token_cell_ms + (slope - self._per_token_cell_ms) * 0.05)

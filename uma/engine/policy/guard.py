@@ -1,0 +1,42 @@
+"""The latency guard: a stream past its deadline suspends prefill for the tick, and prefill comes back only when the
+streams are well inside their deadlines again (hysteresis), or when it has waited as long as it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uma.engine.policy.state import Row
+
+LATE = 1.5
+"""Times its `target_tbt_ms` since its last token: the stream is late."""
+CALM = 1.0
+"""Below this times its target, prefill may go on again."""
+MOST_SUSPENDED_TICKS = 3
+"""Prefill is suspended this many ticks in a row at most: a machine too slow for its targets must still read prompts."""
+
+
+class LatencyGuard:
+    """Says each tick whether prefill may run."""
+
+    __slots__ = ("_is_suspended", "_ticks")
+
+    def __init__(self) -> None:
+        self._is_suspended = False
+        self._ticks = 0
+
+    def allows_prefill(self, decoding: Iterable[Row], now_ms: float) -> bool:
+        """Whether prefill may be part of this tick. Background streams make no one wait."""
+        worst = max(
+            ((now_ms - row.last_token_ms) / row.target_tbt_ms for row in decoding if row.lane >= 0 and not row.is_paused),
+            default=0.0,
+        )
+        self._is_suspended = worst > (CALM if self._is_suspended else LATE)
+        if not self._is_suspended:
+            self._ticks = 0
+            return True
+        self._ticks += 1
+        if self._ticks > MOST_SUSPENDED_TICKS:
+            self._ticks = 0
+            return True
+        return False

@@ -1,0 +1,115 @@
+"""One tick: a token for each decoding sequence, and what is left of the time to prefill."""
+
+from __future__ import annotations
+
+import attrs
+
+from uma.engine.policy.cost import SIZES, CostModel
+from uma.engine.policy.guard import LatencyGuard
+from uma.engine.policy.order import first_token_first, preemption_order
+from uma.engine.policy.state import Row, State, Targets
+
+BACKGROUND_STARVES_MS = 2_000.0
+"""A background stream gets a token at least this often, whatever is at risk."""
+SMALLEST_CHUNK = SIZES[0]
+"""Prefill that runs at all runs at least this many tokens, or a whole prompt of fewer."""
+
+
+@attrs.frozen
+class Plan:
+    """What to compute in one tick. Keys are `Row.key`."""
+
+    decode: tuple[int, ...]
+    prefill: tuple[tuple[int, int], ...]
+    """Each a row and its number of tokens, in order of service."""
+    preempt: tuple[int, ...]
+    """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
+    held: int
+    """Background rows that decode on another tick."""
+
+    @property
+    def tokens(self) -> int:
+        """Size of the batch."""
+        return len(self.decode) + sum(count for _, count in self.prefill)
+
+
+class Scheduler:
+    """The policy with what it has learnt: `plan` before a tick, `observe` after it."""
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self.cost = CostModel()
+        self._guard = LatencyGuard()
+
+    def plan(self, state: State, now_ms: float) -> Plan:
+        """The next tick. Empty only if no row can run."""
+        rows, preempted = self._make_room(state)
+        decode, held = self._choose_decode(rows, state, now_ms)
+        free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
+        gone = {row.key for row in preempted}
+        waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
+        prefill = self._choose_prefill(waiting, decode, state, free, now_ms)
+        return Plan(tuple(row.key for row in decode), prefill, tuple(row.key for row in preempted), held)
+
+    def observe(self, rows: int, prefill_tokens: int, cells: int, ms: float) -> None:
+        """Learn from the tick that ran."""
+        self.cost.observe(rows, prefill_tokens, cells, ms)
+
+    def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
+        """The rows that may decode, and those to preempt so that each of them has a cell.
+
+        The oldest of the highest lane is never preempted: it ends, and with its end there is room again.
+        """
+        decoding = [row for row in state.decoding if not row.is_paused]
+        free = state.free_cells
+        preempted: list[Row] = []
+        if free < len(decoding):
+            candidates = preemption_order([*state.decoding, *state.prefilling])[:-1]
+            for row in candidates:
+                if free >= len(decoding):
+                    break
+                if row.cells == 0:
+                    continue
+                preempted.append(row)
+                free += row.cells
+                decoding = [other for other in decoding if other is not row]
+        return decoding[: max(free, 0)], preempted
+
+    def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> tuple[list[Row], int]:
+        """All but the background rows that would make an interactive stream late."""
+        rows = rows[: self.targets.batch_tokens]
+        urgent = [row for row in rows if row.lane > 0]
+        if not urgent or len(urgent) == len(rows):
+            return rows, 0
+        target = min(row.target_tbt_ms for row in urgent)
+        if self.cost.decode_ms(len(rows), state.used_cells) <= target:
+            return rows, 0
+        chosen = [row for row in rows if row.lane >= 0 or now_ms - row.last_token_ms >= BACKGROUND_STARVES_MS]
+        return chosen, len(rows) - len(chosen)
+
+    def _choose_prefill(
+        self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
+    ) -> tuple[tuple[int, int], ...]:
+        room = min(self.targets.batch_tokens - len(decode), free_cells)
+        if not waiting or room <= 0 or not self._guard.allows_prefill(decode, now_ms):
+            return ()
+        left = min(room, self._budget_tokens(waiting, decode, state))
+        chosen: list[tuple[int, int]] = []
+        for row in first_token_first(waiting):
+            if left <= 0:
+                break
+            count = min(row.remaining, left)
+            chosen.append((row.key, count))
+            left -= count
+        return tuple(chosen)
+
+    def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
+        """Prefill tokens that fit the tick's time: with nobody decoding, as many as a batch holds."""
+        wanted = sum(row.remaining for row in waiting)
+        if not decode:
+            return wanted
+        if not self.cost.knows_prefill:
+            return self.targets.start_chunk_tokens
+        budget_ms = min(self.targets.tick_budget_ms, *(row.target_tbt_ms for row in decode))
+        left_ms = budget_ms - self.cost.decode_ms(len(decode), state.used_cells)
+        return max(self.cost.largest_chunk(left_ms, state.used_cells, wanted), min(SMALLEST_CHUNK, wanted))

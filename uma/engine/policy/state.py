@@ -1,0 +1,54 @@
+"""What the policy sees of the world: rows, cells and targets, all plain numbers."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.define(slots=True)
+class Row:
+    """One sequence as the policy sees it. The owner keeps the fields current; the policy only reads."""
+
+    key: int
+    """Rises with arrival, so it also says who is younger."""
+    lane: int
+    """-1 background, 0 normal, 1 interactive."""
+    arrived_ms: float
+    prompt_tokens: int
+    remaining: int
+    """Prompt tokens still to be computed; 0: the sequence decodes."""
+    target_ttft_ms: float | None
+    """What the asker asked for; None: no wish of its own."""
+    target_tbt_ms: float
+    due_ms: float = 0.0
+    """When its first token is due (`order.due_ms`), fixed on arrival."""
+    last_token_ms: float = 0.0
+    """When its last token was handed over, or when it began to decode."""
+    cells: int = 0
+    """KV cells that preempting it would give back."""
+    is_paused: bool = False
+    """Its reader is behind; it takes no part until the reader has caught up."""
+
+
+@attrs.frozen
+class Targets:
+    """The configuration's part of the policy."""
+
+    tick_budget_ms: float
+    slo_ttft_ms: float
+    batch_tokens: int
+    """Most tokens of one batch."""
+    start_chunk_tokens: int
+    """Prefill chunk while nothing is known of this machine."""
+
+
+@attrs.define(slots=True)
+class State:
+    """All a plan depends on, besides the time."""
+
+    decoding: list[Row]
+    prefilling: list[Row]
+    free_cells: int
+    """KV cells unused, or in use only by cache that may be dropped at once."""
+    used_cells: int
+    """Cells a batch has to attend over, for the cost of a tick."""

@@ -1,0 +1,279 @@
+"""Which KV cells hold which tokens: a radix tree over token ids, in which running and finished sequences meet.
+
+Every node is a run of cells that were computed once; a sequence is the path from the root to the node it ends in. A
+request takes the longest path that anyone has computed, whether that sequence is finished, decoding or still being
+prefilled, and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are
+cache, dropped from the ends inwards, the longest unused first.
+
+The tree knows nothing of llama.cpp: what must happen to the cells is told to a `Cells`, so the tree is tested by itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+
+class Cells(Protocol):
+    """What the tree asks of the KV cache. Positions are token counts from the beginning of the sequence."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let `target` hold the first `length` cells of `source` too."""
+
+    def trim(self, seq_id: int, length: int) -> None:
+        """Let `seq_id` keep its first `length` cells only; 0: none."""
+
+
+class Node:
+    """A run of cells. `ids` are the sequence ids whose path ends here; `locks` counts running ones at or below."""
+
+    __slots__ = ("children", "ids", "locks", "parent", "start", "tokens", "used_at")
+
+    def __init__(self, parent: Node | None, start: int, tokens: array[int]) -> None:
+        self.parent = parent
+        self.start = start
+        self.tokens = tokens
+        self.children: list[Node] = []
+        self.ids: set[int] = set()
+        self.locks = 0
+        self.used_at = 0.0
+
+    @property
+    def end(self) -> int:
+        """Tokens from the root to the end of this run."""
+        return self.start + len(self.tokens)
+
+    def path(self) -> Iterator[Node]:
+        """This node and all above it, the root last."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def whole(self) -> array[int]:
+        """All tokens from the root to the end of this run."""
+        tokens: array[int] = array("i")
+        for node in reversed(list(self.path())):
+            tokens.extend(node.tokens)
+        return tokens
+
+
+@attrs.define
+class CacheStats:
+    """How the prefix cache does. Sizes are tokens."""
+
+    hits: int = 0
+    """Requests that found a part of their prompt."""
+    misses: int = 0
+    evictions: int = 0
+    """Runs of cells given up, in whole or in part."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits of all requests, 0 to 1."""
+        return self.hits / max(1, self.hits + self.misses)
+
+
+def common_length(left: array[int], right: array[int], at: int = 0) -> int:
+    """How many tokens `left` and `right[at:]` have in common at their beginning."""
+    size = min(len(left), len(right) - at)
+    if size <= 0 or left[0] != right[at]:
+        return 0
+    differ = np.frombuffer(left, dtype=np.int32, count=size) != np.frombuffer(right, dtype=np.int32, count=size, offset=4 * at)
+    first = int(differ.argmax())
+    return first if differ[first] else size
+
+
+class PrefixTree:
+    """All sequences that hold cells. Belongs to the thread that owns the KV cache."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self.root = Node(None, 0, array("i"))
+        self.total_tokens = 0
+        """Cells in use, shared ones counted once."""
+        self.protected_tokens = 0
+        """Those on the path of a running sequence."""
+        self.node_count = 0
+        self.cached: dict[int, Node] = {}
+        """Finished sequences whose cells are kept, by sequence id."""
+        self.stats = CacheStats()
+
+    @property
+    def evictable_tokens(self) -> int:
+        """Cells that hold cache alone."""
+        return self.total_tokens - self.protected_tokens
+
+    def match(self, tokens: array[int]) -> tuple[Node, int]:
+        """The node that holds the longest computed prefix of `tokens`, and that prefix's length."""
+        node, length = self.root, 0
+        while length < len(tokens):
+            best, most = None, 0
+            for child in node.children:
+                common = common_length(child.tokens, tokens, length)
+                if common > most:
+                    best, most = child, common
+            if best is None:
+                break
+            node, length = best, length + most
+            if most < len(best.tokens):
+                break
+        return node, length
+
+    def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
+        """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in."""
+        if length == 0:
+            node = self.root
+        elif length < node.end:
+            node = self._split(node, length)
+        if length:
+            self._cells.copy(self._any_id(node), seq_id, length)
+        node.ids.add(seq_id)
+        for each in node.path():
+            each.used_at = now_ms
+            self._lock(each, 1)
+        return node
+
+    def extend(self, tip: Node, seq_id: int, tokens: Sequence[int]) -> Node:
+        """Add computed tokens to a running sequence; returns the node it ends in now."""
+        self.total_tokens += len(tokens)
+        self.protected_tokens += len(tokens)
+        if tip.parent is not None and not tip.children and len(tip.ids) == 1:
+            tip.tokens.extend(tokens)
+            return tip
+        child = Node(tip, tip.end, array("i", tokens))
+        child.used_at, child.locks = tip.used_at, 1
+        tip.ids.discard(seq_id)
+        child.ids.add(seq_id)
+        tip.children.append(child)
+        self.node_count += 1
+        return child
+
+    def append(self, tip: Node, seq_id: int, token: int) -> Node:
+        """`extend` by one token: the way of every decode row."""
+        if tip.parent is not None and not tip.children and len(tip.ids) == 1:
+            tip.tokens.append(token)
+            self.total_tokens += 1
+            self.protected_tokens += 1
+            return tip
+        return self.extend(tip, seq_id, (token,))
+
+    def finish(self, tip: Node, seq_id: int, now_ms: float, *, keep: bool) -> bool:
+        """End a running sequence. With `keep` its cells stay as cache; returns whether `seq_id` still holds them."""
+        for each in tip.path():
+            each.used_at = now_ms
+            self._lock(each, -1)
+        if not keep or tip is self.root or self._is_redundant(tip, seq_id):
+            self._forget(tip, seq_id)
+            return False
+        self.cached[seq_id] = tip
+        self._drop_covered_siblings(tip)
+        return True
+
+    def oldest(self) -> int | None:
+        """The cached sequence id unused longest; None if nothing is cached."""
+        return min(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
+
+    def oldest_leaf(self) -> int | None:
+        """The cached id unused longest among those whose end can give cells back; None if no cell can be had."""
+        ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]
+        return min(ends, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
+
+    def drop(self, seq_id: int) -> None:
+        """Give up a cached sequence id. Only cells that nobody else holds become free."""
+        self.stats.evictions += 1
+        self._forget(self.cached[seq_id], seq_id)
+
+    def shorten(self, seq_id: int, tokens: int) -> bool:
+        """Free up to `tokens` cells at the end of a cached leaf (see `oldest_leaf`).
+
+        Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if nobody else holds that.
+        """
+        self.stats.evictions += 1
+        node = self.cached[seq_id]
+        keep = len(node.tokens) - tokens
+        if keep > 0:
+            self._cells.trim(seq_id, node.start + keep)
+            del node.tokens[keep:]
+            self.total_tokens -= tokens
+            return True
+        parent = node.parent
+        assert parent is not None
+        if parent is self.root or parent.ids or len(parent.children) > 1:
+            self._forget(node, seq_id)
+            return False
+        self._cells.trim(seq_id, node.start)
+        node.ids.discard(seq_id)
+        parent.ids.add(seq_id)
+        self.cached[seq_id] = parent
+        self._prune(node)
+        return True
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root."""
+        stack = list(self.root.children)
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children)
+
+    def _lock(self, node: Node, change: int) -> None:
+        was = node.locks > 0
+        node.locks += change
+        if was != (node.locks > 0):
+            self.protected_tokens += len(node.tokens) if node.locks > 0 else -len(node.tokens)
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a run in two at `length` tokens from the root; returns the upper part, which gets the children's shared past."""
+        assert node.parent is not None
+        at = length - node.start
+        upper = Node(node.parent, node.start, node.tokens[:at])
+        upper.locks, upper.used_at = node.locks, node.used_at
+        upper.children = [node]
+        node.parent.children[node.parent.children.index(node)] = upper
+        node.parent, node.start, node.tokens = upper, length, node.tokens[at:]
+        self.node_count += 1
+        return upper
+
+    def _any_id(self, node: Node) -> int:
+        """A sequence id that holds all cells from the root to the end of `node`."""
+        while not node.ids:
+            node = node.children[0]
+        return next(iter(node.ids))
+
+    def _is_redundant(self, tip: Node, seq_id: int) -> bool:
+        """Whether another sequence holds all these tokens anyway."""
+        if tip.children or tip.ids != {seq_id}:
+            return True
+        assert tip.parent is not None
+        return any(
+            each is not tip and common_length(each.tokens, tip.tokens) == len(tip.tokens) for each in tip.parent.children
+        )
+
+    def _drop_covered_siblings(self, tip: Node) -> None:
+        """Cached ends that `tip` now holds too are given up: the same tokens need their cells once."""
+        assert tip.parent is not None
+        for each in list(tip.parent.children):
+            covered = each is not tip and not each.children and each.locks == 0
+            if covered and common_length(each.tokens, tip.tokens) == len(each.tokens):
+                for seq_id in list(each.ids):
+                    self._forget(each, seq_id)
+
+    def _forget(self, tip: Node, seq_id: int) -> None:
+        self._cells.trim(seq_id, 0)
+        self.cached.pop(seq_id, None)
+        tip.ids.discard(seq_id)
+        self._prune(tip)
+
+    def _prune(self, node: Node) -> None:
+        """Remove what nobody holds any more, upwards."""
+        while node.parent is not None and not node.ids and not node.children:
+            parent = node.parent
+            parent.children.remove(node)
+            self.total_tokens -= len(node.tokens)
+            self.node_count -= 1
+            node = parent

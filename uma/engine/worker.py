@@ -1,0 +1,412 @@
+"""The decode thread: it owns the context, and turns plans into tokens.
+
+Each turn of its loop is one tick: take what came in, ask the policy, compute one batch, sample, and hand all events of
+the tick over in one call, then go straight on. The next `llama_decode` runs without the GIL, so frames are written
+while it computes. Nothing else may touch the context, the pool or a `Sequence` once it was submitted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from uma.engine.admission import WaitingRoom
+from uma.engine.kv import KvPool
+from uma.engine.policy import Plan, Scheduler, State
+from uma.engine.policy.order import preemption_order
+from uma.engine.sequence import Sequence
+from uma.errors import DecodeFailed, ShuttingDown, UmaError
+from uma.llama.batch import Batch
+from uma.llama.context import DONE, NO_ROOM, Context
+from uma.llama.sampler import Sampler
+from uma.metrics import EngineMetrics
+from uma.types import Event, Finished, FinishReason, Token
+
+Delivery = tuple[Any, Event | UmaError]
+"""A request's stream, and what it is to be given."""
+
+
+def now_ms() -> float:
+    """The engine's clock, the same on both threads."""
+    return time.perf_counter() * 1000
+
+
+@attrs.define
+class Row:
+    """A row of the batch whose logits were asked for."""
+
+    sequence: Sequence
+    batch_index: int
+
+
+class DecodeWorker:
+    """The loop of the decode thread. `run` is the thread; `submit`, `cancel`, `credit`, `stop` may be called from any."""
+
+    def __init__(
+        self,
+        context: Context,
+        pool: KvPool,
+        scheduler: Scheduler,
+        metrics: EngineMetrics,
+        deliver: Callable[[list[Delivery]], None],
+        max_active: int,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self._context = context
+        self._vocab = context.model.vocab
+        self._pool = pool
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._deliver = deliver
+        self._trace = trace
+        self._batch = Batch(context.n_batch)
+        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._wakeup = threading.Event()
+        self._is_stopping = False
+        self._active: dict[int, Sequence] = {}
+        self._waiting = WaitingRoom(pool, max_active, scheduler.cost)
+        self._sequences: dict[int, Sequence] = {}
+        self._deliveries: list[Delivery] = []
+
+    def submit(self, sequence: Sequence) -> None:
+        """Take on a request. Its stream is given events until a `Finished` or an error."""
+        self._post(self._on_submit, sequence)
+
+    def cancel(self, key: int) -> None:
+        """End a request at the next tick boundary; unknown or finished ones are ignored."""
+        self._post(self._on_cancel, key)
+
+    def credit(self, key: int, events: int) -> None:
+        """The reader has made room for so many more events."""
+        self._post(self._on_credit, key, events)
+
+    def stop(self) -> None:
+        """End everything with `ShuttingDown`, then the thread."""
+        self._post(self._on_stop)
+
+    def _post(self, command: Callable[..., None], *args: Any) -> None:
+        self._inbox.append((command, args))
+        self._wakeup.set()
+
+    def run(self) -> None:
+        """The thread. Returns after `stop`."""
+        with self._batch:
+            try:
+                while not self._is_stopping:
+                    self._take_commands()
+                    if not self._tick():
+                        self._flush()
+                        self._wakeup.wait()
+            finally:
+                for sequence in list(self._sequences.values()):
+                    self._end(sequence, ShuttingDown("the engine is stopping"))
+                self._pool.drop_cache()
+                self._flush()
+
+    # Commands, on the thread
+
+    def _take_commands(self) -> None:
+        self._wakeup.clear()
+        while self._inbox:
+            command, args = self._inbox.popleft()
+            command(*args)
+
+    def _on_submit(self, sequence: Sequence) -> None:
+        self._sequences[sequence.row.key] = sequence
+        self._waiting.add(sequence)
+
+    def _on_cancel(self, key: int) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._finish(sequence, "cancelled", now_ms())
+
+    def _on_credit(self, key: int, events: int) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            sequence.credits += events
+            sequence.row.is_paused = sequence.credits <= 0
+
+    def _on_stop(self) -> None:
+        self._is_stopping = True
+
+    # One tick
+
+    def _tick(self) -> bool:
+        """Compute one batch; False if there was nothing to compute."""
+        began = now_ms()
+        while (sequence := self._waiting.next(self._active)) is not None:
+            self._start(sequence, began)
+        state = self._state()
+        plan = self._scheduler.plan(state, began)
+        for key in plan.preempt:
+            self._preempt(self._active[key], began)
+        if not plan.tokens:
+            self._update_gauges()
+            return bool(plan.preempt)
+        rows = self._decode(plan)
+        ended = now_ms()
+        if rows:
+            self._sample(rows, ended)
+        self._update_gauges()
+        self._flush()
+        self._metrics.outside_decode_ms_total += now_ms() - began - self._metrics.decode_ms_last
+        return True
+
+    def _state(self) -> State:
+        decoding, prefilling = [], []
+        for sequence in self._active.values():
+            (prefilling if sequence.row.remaining else decoding).append(sequence.row)
+        free = self._pool.free_cells
+        if free < len(decoding) + len(prefilling):
+            # Only now may someone have to give way, and only then does it matter how much each would give.
+            for sequence in self._active.values():
+                sequence.row.cells = self._pool.own_cells(sequence.holding) if sequence.holding else 0
+        return State(decoding, prefilling, free, self._pool.used_cells)
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        first = sequence.started_ms == 0.0
+        self._pool_in(sequence, now)
+        sequence.update_row()
+        self._active[sequence.row.key] = sequence
+        if first:
+            sequence.started_ms = now
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
+            self._metrics.prompt_tokens_total += 0 if sequence.is_probe else sequence.prompt_tokens
+            self._metrics.cached_tokens_total += sequence.cached_tokens
+            if not sequence.request.sampling.is_greedy:
+                sampling = sequence.request.sampling
+                sequence.sampler = Sampler(self._vocab, sampling, sequence.seed, sequence.tokens)
+        if self._trace:
+            self._trace(f"start key={sequence.row.key} tokens={len(sequence.tokens)} cached={sequence.computed}")
+
+    def _pool_in(self, sequence: Sequence, now: float) -> None:
+        sequence.holding, sequence.computed = self._pool.acquire(sequence.tokens, now)
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        """Take a sequence's cells; it waits, and what it had is computed again later. Its reader sees a pause."""
+        assert sequence.holding is not None
+        self._metrics.preemptions_total += 1
+        self._pool.release(sequence.holding, now, keep=False)
+        sequence.holding, sequence.computed = None, 0
+        sequence.update_row()
+        del self._active[sequence.row.key]
+        self._waiting.add(sequence)
+        if self._trace:
+            self._trace(f"preempt key={sequence.row.key} tokens={len(sequence.tokens)}")
+
+    def _decode(self, plan: Plan) -> list[Row]:
+        """Run the plan's batch, made smaller where llama.cpp finds no room; returns the rows that have logits."""
+        decode = [self._active[key] for key in plan.decode]
+        prefill = [(self._active[key], count) for key, count in plan.prefill]
+        while decode or prefill:
+            self._pool.make_room(len(decode) + sum(count for _, count in prefill))
+            rows = self._build(decode, prefill)
+            began = now_ms()
+            code = self._context.decode(self._batch)
+            took = now_ms() - began
+            if code == DONE:
+                self._computed(decode, prefill, took)
+                return rows
+            if code == NO_ROOM:
+                decode, prefill = self._with_less(decode, prefill)
+            else:
+                decode, prefill = self._without_culprit(decode, prefill, code)
+        return []
+
+    def _build(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]) -> list[Row]:
+        batch = self._batch
+        batch.clear()
+        if decode:
+            batch.add_decode(
+                [sequence.tokens[-1] for sequence in decode],
+                [sequence.computed for sequence in decode],
+                [sequence.holding.seq_id for sequence in decode],  # type: ignore[union-attr]
+            )
+        rows = [Row(sequence, index) for index, sequence in enumerate(decode)]
+        for sequence, count in prefill:
+            assert sequence.holding is not None
+            first, last = sequence.computed, sequence.computed + count
+            is_whole = last == len(sequence.tokens)
+            index = batch.add(sequence.tokens[first:last], first, sequence.holding.seq_id, last_logits=is_whole)
+            if is_whole:
+                rows.append(Row(sequence, index))
+        return rows
+
+    def _computed(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]], took: float) -> None:
+        """Book what a batch has computed."""
+        tokens = len(decode)
+        for sequence in decode:
+            assert sequence.holding is not None
+            self._pool.append(sequence.holding, sequence.tokens[-1])
+            sequence.computed += 1
+        for sequence, count in prefill:
+            assert sequence.holding is not None
+            self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
+            sequence.computed += count
+            sequence.row.remaining = sequence.missing
+            sequence.iterations += 1
+            tokens += count
+        size = len(decode) + len(prefill)
+        for sequence in decode:
+            sequence.iterations += 1
+            if size > sequence.largest_batch:
+                sequence.largest_batch = size
+        for sequence, _ in prefill:
+            sequence.largest_batch = max(sequence.largest_batch, size)
+        self._metrics.tick(tokens, took)
+        self._metrics.prefill_tokens_total += tokens - len(decode)
+        self._scheduler.observe(len(decode), tokens - len(decode), self._pool.used_cells, took)
+        if self._trace:
+            self._trace(f"tick decode={len(decode)} prefill={tokens - len(decode)} ms={took:.2f} cells={self._pool.used_cells}")
+
+    def _with_less(
+        self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]
+    ) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        """What to try after `llama_decode` found no room: drop cache, then prefill less, then preempt the youngest."""
+        self._metrics.kv_retries_total += 1
+        if self._pool.drop_cache():
+            return decode, prefill
+        if decode and prefill:
+            return decode, []
+        if prefill and prefill[0][1] > 1:
+            sequence, count = prefill[0]
+            return [], [(sequence, count // 2)]
+        candidates = preemption_order(each.row for each in self._active.values())
+        if len(candidates) > 1:
+            victim = self._active[candidates[0].key]
+            self._preempt(victim, now_ms())
+            return [each for each in decode if each is not victim], [each for each in prefill if each[0] is not victim]
+        # Alone, with no cache left, and still no room: the context is full.
+        for sequence in [*decode, *(each for each, _ in prefill)]:
+            self._finish(sequence, "length", now_ms())
+        return [], []
+
+    def _without_culprit(
+        self, decode: list[Sequence], prefill: list[tuple[Sequence, int]], code: int
+    ) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        """After a failed batch: put memory back as it was, and find by halves whose row fails. The others go on."""
+        everyone = [*decode, *(sequence for sequence, _ in prefill)]
+        for sequence in everyone:
+            assert sequence.holding is not None
+            self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1)
+        if len(everyone) == 1:
+            self._end(everyone[0], DecodeFailed(f"llama_decode failed with {code} for this request"))
+            return [], []
+        if prefill:
+            # The decoding streams run on the next tick as ever; first the prompts, one by one.
+            return ([], prefill[:1]) if decode or len(prefill) > 1 else (decode, prefill)
+        return decode[: len(decode) // 2], []
+
+    # Tokens out
+
+    def _sample(self, rows: list[Row], now: float) -> None:
+        logits = self._context.logits(len(rows))
+        for index, row in enumerate(rows):
+            if row.sequence.suppresses_end:
+                logits[index, self._vocab.eog_ids] = -np.inf
+        # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
+        greedy = logits.argmax(axis=1).tolist() if any(row.sequence.sampler is None for row in rows) else []
+        for index, row in enumerate(rows):
+            sequence = row.sequence
+            if sequence.sampler is None:
+                token = greedy[index]
+            else:
+                token = sequence.sampler.sample(self._context, row.batch_index)
+            self._accept(sequence, token, now)
+
+    def _accept(self, sequence: Sequence, token: int, now: float) -> None:
+        """Take a sampled token: give its text to the reader, and end the request where it ends."""
+        if self._vocab.is_eog(token):
+            self._release_text(sequence, token, sequence.text.finish(), now)
+            self._finish(sequence, "stop", now)
+            return
+        sequence.tokens.append(token)
+        text = sequence.text.push(self._vocab.piece(token))
+        is_last = sequence.generated + 1 >= sequence.max_tokens
+        if is_last and not sequence.text.stopped:
+            text += sequence.text.finish()
+        self._give(sequence, token, text, now)
+        if sequence.text.stopped:
+            self._finish(sequence, "stop", now)
+        elif is_last:
+            self._finish(sequence, "length", now)
+        else:
+            sequence.row.remaining = 0
+
+    def _release_text(self, sequence: Sequence, token: int, held: str, now: float) -> None:
+        """Text held for a character or stop string that never came; it goes out with the token that ended the wait."""
+        if held:
+            sequence.tokens.append(token)
+            self._give(sequence, token, held, now)
+
+    def _give(self, sequence: Sequence, token: int, text: str, now: float) -> None:
+        if sequence.generated == 0:
+            sequence.first_token_ms = now
+            if not sequence.is_probe:
+                self._metrics.ttft_ms.observe(now - sequence.row.arrived_ms)
+        elif not sequence.is_probe:
+            self._metrics.inter_token_ms.observe(now - sequence.last_token_ms)
+        sequence.generated += 1
+        sequence.last_token_ms = sequence.row.last_token_ms = now
+        if not sequence.is_probe:
+            self._metrics.tokens_generated_total += 1
+        if sequence.request.stream:
+            self._deliveries.append((sequence.stream, Token(sequence.request.id, text, token)))
+            sequence.credits -= 1
+            if sequence.credits <= 0:
+                sequence.row.is_paused = True
+        else:
+            sequence.pieces.append(text)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        request = sequence.request
+        generated = sequence.tokens[sequence.prompt_tokens :]
+        event = Finished(
+            id=request.id,
+            reason=reason,
+            usage=sequence.usage(),
+            metrics=sequence.metrics(reason, now),
+            seed=sequence.seed,
+            text=None if request.stream else "".join(sequence.pieces),
+            token_ids=None if request.stream else tuple(generated),
+            warnings=sequence.warnings,
+        )
+        self._end(sequence, event)
+
+    def _end(self, sequence: Sequence, event: Event | UmaError) -> None:
+        """Give the last event, and take back all that the sequence held."""
+        key = sequence.row.key
+        del self._sequences[key]
+        self._active.pop(key, None)
+        self._waiting.discard(sequence)
+        if sequence.holding is not None:
+            self._pool.release(sequence.holding, now_ms(), keep=not isinstance(event, UmaError))
+            sequence.holding = None
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+            sequence.sampler = None
+        if sequence.is_probe:
+            self._metrics.health_probes_total += 1
+        else:
+            self._metrics.finished(event.reason if isinstance(event, Finished) else "error")
+        self._deliveries.append((sequence.stream, event))
+        if self._trace:
+            self._trace(f"end key={key} generated={sequence.generated}")
+
+    def _flush(self) -> None:
+        if self._deliveries:
+            deliveries, self._deliveries = self._deliveries, []
+            self._deliver(deliveries)
+
+    def _update_gauges(self) -> None:
+        metrics, pool = self._metrics, self._pool
+        metrics.active_sequences = len(self._active)
+        metrics.queued_requests = len(self._sequences) - len(self._active)
+        metrics.kv_cells_used = pool.used_cells
+        metrics.sequence_ids_used = pool.used_ids

@@ -1,0 +1,9 @@
+"""Counters, gauges and histograms as plain data, and the flat snapshot made of them.
+
+Each number has one writer; whoever reads takes a snapshot. Nothing here blocks, locks or knows of threads.
+"""
+
+from uma.metrics.histogram import Histogram
+from uma.metrics.metrics import EngineMetrics
+
+__all__ = ["EngineMetrics", "Histogram"]

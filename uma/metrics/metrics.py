@@ -1,0 +1,78 @@
+"""What an engine counts. The decode thread writes, anyone reads: every field has exactly one writer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from uma.metrics.histogram import MS_BOUNDS, SIZE_BOUNDS, Histogram
+
+EWMA_WEIGHT = 0.1
+"""Weight of the newest tick in `decode_ms_ewma`."""
+
+
+@attrs.define
+class EngineMetrics:
+    """Counters since start, gauges of now, histograms. Times are milliseconds, sizes are tokens or KV cells."""
+
+    tokens_generated_total: int = 0
+    """Tokens handed to readers; agrees with the sum of `usage.completion_tokens`."""
+    prompt_tokens_total: int = 0
+    """Prompt tokens of all requests that were started."""
+    cached_tokens_total: int = 0
+    """The part of them that was not computed, since it was in the cache."""
+    prefill_tokens_total: int = 0
+    """Prompt tokens computed, those computed again after a preemption included."""
+    batch_calls_total: int = 0
+    last_batch_size: int = 0
+    decode_ms_last: float = 0.0
+    decode_ms_ewma: float = 0.0
+    outside_decode_ms_total: float = 0.0
+    """Time the decode thread spent on everything but `llama_decode` while it had work."""
+    preemptions_total: int = 0
+    kv_retries_total: int = 0
+    """Batches for which `llama_decode` found no room and that were made smaller."""
+    health_probes_total: int = 0
+    """One-token probes; their tokens are in no other counter."""
+    requests_total: int = 0
+    requests_stop: int = 0
+    requests_length: int = 0
+    requests_cancelled: int = 0
+    requests_error: int = 0
+    requests_rejected: int = 0
+    """Refused at the door: bad, too large, or overloaded."""
+    active_sequences: int = 0
+    queued_requests: int = 0
+    kv_cells_used: int = 0
+    kv_cells_total: int = 0
+    sequence_ids_used: int = 0
+    ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
+    inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
+    decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
+    batch_size: Histogram = attrs.field(factory=lambda: Histogram(SIZE_BOUNDS))
+
+    def tick(self, batch_tokens: int, decode_ms: float) -> None:
+        """Count one `llama_decode` call."""
+        self.batch_calls_total += 1
+        self.last_batch_size = batch_tokens
+        self.decode_ms_last = decode_ms
+        first = self.batch_calls_total == 1
+        self.decode_ms_ewma += (decode_ms - self.decode_ms_ewma) * (1.0 if first else EWMA_WEIGHT)
+        self.decode_ms.observe(decode_ms)
+        self.batch_size.observe(batch_tokens)
+
+    def finished(self, reason: str) -> None:
+        """Count the end of a request that had been admitted."""
+        setattr(self, f"requests_{reason}", getattr(self, f"requests_{reason}") + 1)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it, flat."""
+        flat: dict[str, Any] = {}
+        for field in attrs.fields(EngineMetrics):
+            value = getattr(self, field.name)
+            if isinstance(value, Histogram):
+                flat |= value.snapshot(field.name)
+            else:
+                flat[field.name] = round(value, 3) if isinstance(value, float) else value
+        return flat
