@@ -8,27 +8,23 @@ went away is lost, and says so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from typing import Any
 
 import attrs
 import trio
 
-from uma.client.link import Link, StalledReader
+from uma.client.link import Link, ReaderStalledError
 from uma.client.stream import Stream
 from uma.errors import ConnectionLost, UmaError, from_code
-from uma.protocol.codec import encode_message, parse_event
-from uma.protocol.frames import FrameDecoder
 from uma.protocol.messages import (
     Cancel,
-    ClientMessage,
     EosEvent,
     ErrorEvent,
     Generate,
     HealthEvent,
     HealthQuery,
-    Hello,
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
@@ -36,15 +32,12 @@ from uma.protocol.messages import (
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
-    UnknownEvent,
 )
-from uma.protocol.versions import SUPPORTED
+from uma.protocol.session import ClientSession
 from uma.types import EventStream, Health, Request, ServerInfo, Tokenized
 
-MAX_EVENT_BYTES = 256 * 2**20
-"""The longest frame taken from a server: an answer that is not streamed holds the whole text and every token."""
-
 Answer = MetricsEvent | HealthEvent | TokenizeEvent
+Query = MetricsQuery | HealthQuery | TokenizeQuery
 
 
 @attrs.define(eq=False)
@@ -72,7 +65,7 @@ class Client:
 
     _where: str
     _link: Link
-    _info: ServerInfo | None = attrs.field(default=None, init=False)
+    _session: ClientSession
     _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
     _streams: dict[str, Stream] = attrs.field(factory=dict, init=False)
     _questions: dict[str, Question] = attrs.field(factory=dict, init=False)
@@ -83,11 +76,11 @@ class Client:
     @property
     def info(self) -> ServerInfo:
         """Who answers, as the server introduced itself."""
-        assert self._info is not None  # `connect` hands out no client before
-        return self._info
+        assert self._session.info is not None  # `connect` hands out no client before
+        return self._session.info
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
-        """As `Source.generate`. Raises `ValueError` on entering where the id is one of this client's running requests."""
+        """As `Source.generate`. Entering raises `ValueError` where the id is one of this client's running requests."""
 
         async def start(stream: Stream) -> None:
             await self._begin(stream, request)
@@ -117,34 +110,33 @@ class Client:
 
     # What goes out.
 
-    async def hello(self, name: str) -> None:
+    async def hello(self) -> None:
         """Open the session. `connect` calls it once."""
-        self._send(Hello(SUPPORTED, name))
+        self._link.post(self._session.hello())
         await self._greeted.wait()
         if self._failure is not None:
             raise self._failure
 
     async def _begin(self, stream: Stream, request: Request) -> None:
-        known = self._streams.get(stream.id)
-        if known is not None and not known.is_left:
-            raise ValueError(f"id: {stream.id!r} is already running on this client; each running request needs its own")
         await self._link.room()
-        if known is not None:
-            await known.ended()  # the server still holds the id until it has answered the cancel
+        while (known := self._streams.get(stream.id)) is not None:
+            if not known.is_left:
+                raise ValueError(f"id: {stream.id!r} is running on this client already; each request needs its own")
+            await known.ended()  # left, but the server holds the id until it has answered the cancel
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._link.post(self._session.send(Generate(request)))
         self._streams[stream.id] = stream
-        self._send(Generate(request))
 
     def _cancel(self, stream: Stream) -> None:
-        self._send(Cancel(stream.id))
+        self._link.post(self._session.send(Cancel(stream.id)))
 
-    async def _ask(self, id: str, query: ClientMessage) -> Answer:
+    async def _ask(self, id: str, query: Query) -> Answer:
         await self._link.room()
         self._raise_if_lost()
+        self._link.post(self._session.send(query))
         question = self._questions[id] = Question()
         try:
-            self._send(query)
             await question.answered.wait()
         finally:
             self._questions.pop(id, None)
@@ -153,11 +145,8 @@ class Client:
         assert question.answer is not None
         return question.answer
 
-    def _send(self, message: ClientMessage) -> None:
-        self._link.post(encode_message(message))
-
     def _fresh_id(self) -> str:
-        return next(id for id in map("uma-{}".format, self._numbers) if id not in self._streams)
+        return next(id for id in map("uma-query-{}".format, self._numbers) if id not in self._streams)
 
     def _raise_if_lost(self) -> None:
         if self._failure is not None:
@@ -167,19 +156,21 @@ class Client:
 
     async def read(self) -> None:
         """Take in the server's events until it is gone; then fail whatever still waits. `connect` runs it."""
-        frames = FrameDecoder(MAX_EVENT_BYTES)
+        session = self._session
         try:
             while data := await self._link.receive():
-                frames.feed(data)
-                while (payload := frames.next_frame()) is not None:
-                    self._take(parse_event(payload))
+                session.receive(data)
+                while (event := session.next_event()) is not None:
+                    self._take(event)
                 if self._overfull is not None:
                     await self._overfull.room()
                     self._overfull = None
         except trio.ClosedResourceError:
             pass
         except UmaError as error:
-            self._lose(ConnectionLost(f"{self._where}: what listens there does not speak UMA's protocol: {error.message}"))
+            self._lose(
+                ConnectionLost(f"{self._where}: what listens there does not speak UMA's protocol: {error.message}")
+            )
         self._lose(
             ConnectionLost(
                 f"{self._where}: the server went away, and what was running there with it; start it with `uma run`"
@@ -188,10 +179,9 @@ class Client:
 
     async def write(self) -> None:
         """Send what the methods have to say. `connect` runs it."""
-        try:
+        # A broken pipe is no news here: `read` sees the same end, after the server's last words.
+        with suppress(OSError, ReaderStalledError):
             await self._link.write(lambda: False)
-        except (OSError, StalledReader):
-            pass  # `read` sees the same end, after the server's last words
 
     def _take(self, event: ServerEvent) -> None:
         if type(event) is TokenEvent:
@@ -206,9 +196,8 @@ class Client:
         elif isinstance(event, ErrorEvent):
             self._take_error(event)
         elif isinstance(event, HelloEvent):
-            self._info = event.info
             self._greeted.set()
-        elif not isinstance(event, UnknownEvent) and event.id in self._questions:
+        elif isinstance(event, Answer) and event.id in self._questions:
             self._questions[event.id].resolve(event)
 
     def _take_error(self, event: ErrorEvent) -> None:

@@ -19,7 +19,7 @@ RECEIVE_BYTES = 65536
 """One read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there is."""
 
 
-class StalledReader(Exception):
+class ReaderStalledError(Exception):
     """The peer read nothing for as long as the link allows."""
 
 
@@ -64,7 +64,7 @@ class Link:
     async def write(self, is_done: Callable[[], bool]) -> None:
         """Send what is posted. Each time all of it is sent, `is_done` says whether that was the end.
 
-        Raises `OSError` where the peer is gone and `StalledReader` where it reads nothing for `stall_timeout_sec`.
+        Raises `OSError` where the peer is gone and `ReaderStalledError` where it reads nothing for `stall_timeout_sec`.
         Afterwards nobody waits for room any more, and what is posted is dropped.
         """
         try:
@@ -102,7 +102,7 @@ class Link:
         with trio.move_on_after(self.stall_timeout_sec) as patience:
             await trio.lowlevel.wait_writable(self.sock.fileno())
         if patience.cancelled_caught:
-            raise StalledReader
+            raise ReaderStalledError
 
     async def receive(self) -> bytes:
         """What has arrived, at most `RECEIVE_BYTES`; `b""` where the peer will send no more."""

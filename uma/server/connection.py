@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from uma.client.link import Link, StalledReader
+from uma.client.link import Link, ReaderStalledError
 from uma.errors import IdleTimeout, UmaError
 from uma.server.clock import IdleClock
 from uma.server.logs import log
@@ -128,7 +128,9 @@ class Connection(ABC):
             return
         limit = self.server.config.idle_timeout_sec
         what = "half a frame came" if self.is_mid_frame else "nothing came and nothing ran"
-        self.fail(IdleTimeout(f"{what} for {limit:g} s (idle_timeout_sec); connect again when there is something to do"))
+        self.fail(
+            IdleTimeout(f"{what} for {limit:g} s (idle_timeout_sec); connect again when there is something to do")
+        )
         log(logger, logging.INFO, "session.idle", session=self.name, half_frame=self.is_mid_frame)
         while await self.link.receive():
             pass
@@ -145,7 +147,7 @@ class Connection(ABC):
     async def _write(self) -> None:
         try:
             await self.link.write(self._is_done)
-        except StalledReader:
+        except ReaderStalledError:
             log(logger, logging.WARNING, "session.stalled", session=self.name, unsent_bytes=self.link.unsent_bytes)
         except OSError:
             pass  # hung up: the reading task sees it too

@@ -22,6 +22,7 @@ logger = logging.getLogger("uma.server")
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
+"""A signal among them that our parent has chosen to ignore (a background job of a plain shell) stays ignored."""
 
 OnReady = Callable[[ServerInfo], None]
 
@@ -52,7 +53,8 @@ def _sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 async def _main(config: RuntimeConfig, on_ready: OnReady | None) -> None:
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
-    with trio.open_signal_receiver(*WATCHED) as signals:
+    heeded = [each for each in WATCHED if signal.getsignal(each) is not signal.SIG_IGN]
+    with trio.open_signal_receiver(*heeded) as signals:
         async with trio.open_nursery() as nursery:
             run = Run(nursery.cancel_scope)
             nursery.start_soon(run.watch, signals)

@@ -104,7 +104,9 @@ class NewlineConnection(Connection):
                 if work.verdict is not None:
                     raise work.verdict
             except UmaError as error:
-                log(logger, logging.WARNING, "request.failed", session=self.name, code=error.code, message=error.message)
+                log(
+                    logger, logging.WARNING, "request.failed", session=self.name, code=error.code, message=error.message
+                )
                 await self.say(_line_of(error))
             self.done(key, work)
         self._is_answering = False

@@ -144,7 +144,9 @@ class Server:
                 sock, _ = listener.accept()
             except OSError:
                 return
-            nursery.start_soon(self._refuse, sock, ShuttingDown("the server is stopping; start it again with `uma run`"))
+            nursery.start_soon(
+                self._refuse, sock, ShuttingDown("the server is stopping; start it again with `uma run`")
+            )
 
     async def _drain(self) -> None:
         log(logger, logging.INFO, "server.draining", sessions=len(self._connections))

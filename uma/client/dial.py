@@ -15,6 +15,7 @@ from uma import __version__
 from uma.client.client import Client
 from uma.client.link import Link
 from uma.errors import ConnectionLost
+from uma.protocol.session import ClientSession
 
 HELLO_TIMEOUT_SEC = 10.0
 """A server answers hello without computing anything, so silence means that something else listens there."""
@@ -34,11 +35,11 @@ async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> As
     link = Link(sock, MAX_UNSENT_BYTES, stall_timeout_sec=float("inf"))
     try:
         async with trio.open_nursery() as nursery:
-            session = Client(str(path), link)
+            session = Client(str(path), link, ClientSession(client=client))
             nursery.start_soon(session.write)
             nursery.start_soon(session.read)
             with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
-                await session.hello(client)
+                await session.hello()
             if patience.cancelled_caught:
                 raise ConnectionLost(
                     f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
@@ -79,7 +80,7 @@ async def _dial(path: Path) -> socket.socket:
 
 
 def _why(error: OSError) -> str:
-    if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK):
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.ENOTSOCK):
         return "no server listens there; start one with `uma run`"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "not permitted: the server belongs to another user, or its --socket-mode keeps you out"

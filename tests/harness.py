@@ -1,0 +1,281 @@
+"""What tests of the running server share: the real `uma run` process, and a client that knows nothing but bytes.
+
+Nothing here sleeps to wait. A server's log is followed line by line, so a test waits for what it needs to have happened
+and fails with the log in hand if it never does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+PATIENCE_SEC = 60.0
+"""How long anything may take before the test gives up; never how long anything is expected to take."""
+
+T = TypeVar("T")
+
+
+class Log:
+    """The lines a process has written so far, and a way to wait for one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._follow, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def _follow(self, stream: Any) -> None:
+        with stream:
+            for line in stream:
+                with self._changed:
+                    self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        with self._changed:
+            return "\n".join(self._lines)
+
+    def mark(self) -> int:
+        """Where the log is now, for `wait_for(since=…)`."""
+        with self._changed:
+            return len(self._lines)
+
+    def wait_for(self, pattern: str, *, since: int = 0) -> str:
+        """The first line that `pattern` is found in. Fails where the process ends or patience does."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            found.extend(line for line in self._lines[since:] if re.search(pattern, line))
+            return bool(found) or self._is_over
+
+        with self._changed:
+            self._changed.wait_for(is_there, PATIENCE_SEC)
+        if not found:
+            raise AssertionError(f"{pattern!r} never came. The log:\n{self.text}")
+        return found[0]
+
+    def join(self) -> str:
+        """Wait for the end of the stream; all of it."""
+        self._thread.join(PATIENCE_SEC)
+        return self.text
+
+
+class ServerProcess:
+    """A real `uma run`, and its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+        self.process = process
+        self.socket = path
+        self.log = Log(process.stderr)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(PATIENCE_SEC)
+
+    def connect(self, timeout: float = PATIENCE_SEC) -> Raw:
+        """A connection that knows nothing but bytes."""
+        return Raw(self.socket, timeout)
+
+    def metrics(self) -> dict[str, Any]:
+        """The snapshot of now."""
+        with self.connect() as raw:
+            raw.send({"type": "metrics"})
+            event = raw.receive()
+        assert event is not None
+        assert event["event"] == "metrics"
+        return event
+
+    def settled(self) -> dict[str, Any]:
+        """The metrics once nothing runs and this question's is the only session."""
+        return until(self.metrics, lambda metrics: is_settled(metrics))
+
+    def stop(self) -> int:
+        """End it if it still runs; the exit code."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGTERM)
+        try:
+            return self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.wait()
+
+
+def is_settled(metrics: Mapping[str, Any]) -> bool:
+    """Nothing runs, and one session, the asker's, is open."""
+    return (
+        metrics["active_sequences"] == 0 and metrics["queued_requests"] == 0 and metrics["active_sessions"] == 1
+    )
+
+
+def until(ask: Callable[[], T], is_right: Callable[[T], bool]) -> T:
+    """Ask again until the answer is right. Each question is a whole round trip, so this is no busy loop."""
+    for _ in range(20_000):
+        answer = ask()
+        if is_right(answer):
+            return answer
+    raise AssertionError(f"still not: {answer}")
+
+
+def uma_command(*args: str) -> list[str]:
+    """The `uma` command of this very checkout."""
+    return [sys.executable, "-m", "uma", *args]
+
+
+def clean_environ(**more: str) -> dict[str, str]:
+    """This process's variables without any `UMA_…` one, and with `more`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("UMA_")} | more
+
+
+def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
+    """Start `uma run` on `path`; it may not be ready yet, and may never be."""
+    process = subprocess.Popen(
+        uma_command("run", "--socket", str(path), *flags),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=clean_environ(**environ),
+    )
+    return ServerProcess(process, path)
+
+
+@contextmanager
+def running_server(path: Path, *flags: str, **environ: str) -> Iterator[ServerProcess]:
+    """`uma run` on `path`, ready for clients; ended with the block. Its log must go to standard error."""
+    server = start_server(path, *flags, **environ)
+    try:
+        server.log.wait_for("event=server.ready")
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory for sockets: pytest's own have names too long for a Unix socket on some systems."""
+    path = Path(tempfile.mkdtemp(prefix="uma-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def frame(message: Mapping[str, Any] | bytes) -> bytes:
+    """A frame, made without any of UMA's code."""
+    payload = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack("<I", len(payload)) + payload
+
+
+HELLO = {"type": "hello", "versions": ["1.0"], "client": "raw/1"}
+
+
+class Raw:
+    """A blocking connection that knows nothing but bytes: what a client in any other language would be."""
+
+    def __init__(self, path: Path, timeout: float = PATIENCE_SEC) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(timeout)
+        self.sock.connect(str(path))
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.sock.close()
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self.sock.sendall(data)
+
+    def send(self, *messages: Mapping[str, Any] | bytes) -> None:
+        """Send messages (or payloads) as frames, in one go."""
+        self.send_bytes(b"".join(map(frame, messages)))
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next event, or None where the server has closed."""
+        header = self._exactly(4)
+        if header is None:
+            return None
+        payload = self._exactly(struct.unpack("<I", header)[0])
+        assert payload is not None, "the server closed within a frame"
+        event = json.loads(payload)
+        assert isinstance(event, dict)
+        return event
+
+    def hello(self, **fields: Any) -> dict[str, Any]:
+        """Open a hello session; the server's answer."""
+        self.send({**HELLO, **fields})
+        event = self.receive()
+        assert event is not None
+        assert event["event"] == "hello", event
+        return event
+
+    def expect(self, kind: str) -> dict[str, Any]:
+        """The next event, which must be of this kind."""
+        event = self.receive()
+        assert event is not None, f"the server closed; expected {kind}"
+        assert event["event"] == kind, event
+        return event
+
+    def rest(self) -> list[dict[str, Any]]:
+        """All events until the server closes."""
+        return list(iter(self.receive, None))
+
+    def last_of(self, id: str) -> dict[str, Any]:
+        """The event that ends request `id`; events before it are dropped."""
+        while (event := self.receive()) is not None:
+            if event.get("id") == id and event["event"] in ("eos", "error"):
+                return event
+        raise AssertionError(f"the server closed before the end of {id}")
+
+    def until_token(self, id: str) -> dict[str, Any]:
+        """The first token of request `id`."""
+        while (event := self.receive()) is not None:
+            if event["event"] == "token" and event["id"] == id:
+                return event
+            assert event.get("id") != id, event
+        raise AssertionError(f"the server closed before a token of {id}")
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                more = self.sock.recv(size - len(data))
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                assert not data, "the server closed within a frame"
+                return None
+            data += more
+        return bytes(data)
