@@ -116,7 +116,7 @@ def encode_event(event: ServerEvent) -> bytes:
 def encode_token(
     id: str, text: str, token_id: int, metadata: Mapping[str, Any] | orjson.Fragment | None = None
 ) -> bytes:
-    """A token event as a whole frame. `metadata` comes with every token, and may have been written before (`fragment`)."""
+    """A token event as a whole frame. `metadata` may have been written before (`fragment`)."""
     fields: dict[str, Any] = {"id": id, "event": "token", "text": text, "token_id": token_id}
     if metadata is not None:
         fields["metadata"] = metadata

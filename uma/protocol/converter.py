@@ -53,7 +53,7 @@ def unstructure(instance: Any) -> dict[str, Any]:
 
 
 def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
-    """The paths of the fields of `value` that a `hint` does not have. `value` was structured before: its shape is right."""
+    """The paths of the fields of `value` that a `hint` does not have; for a `value` that `structure` has taken."""
     inner = _plain(hint)
     if attrs.has(inner) and isinstance(value, dict):
         hints = hints_of(inner)

@@ -27,82 +27,68 @@ A server drives a `ServerSession` so::
     if session.flushed():
         close the socket and cancel what runs
 
-Everything that returns bytes returns whole frames in the order in which they must be written; once the session is
-closing they return `b""`, so a task that comes late needs no check of its own. After `next_message` gave a `Refused`
-that closes, it gives None for ever. `idle timeouts`, `max_sessions` and the end of the server are reported with
-`session.fail(error)`, without an id; `session.drain()` ends the session once nothing runs.
+Everything that returns bytes returns whole frames, to be written in the order in which they were asked for; once the
+session is closing it returns `b""`, so a task that comes late needs no check of its own. After a `Refused` that is
+fatal, `next_message` gives None for ever. What the clock or the operator ends is told by `session.fail(error)` without
+an id: the idle timeout, too many sessions, the end of the server. `session.drain()` lets what runs come to its end.
 
 A client drives a `ClientSession`: `write(session.hello())`, `write(session.send(Generate(request)))`,
 `session.receive(data)`, `session.next_event()`.
 
-States
-======
-
-Of the session::
-
-    START ──hello──▶ HELLO        many requests at once, told apart by id; stays open
-      │
-      └──request──▶ PLAIN         one request at a time; closes after its eos or error (or stays, with keep_alive)
-
-    START, PLAIN, HELLO ──fatal error, or a plain session's last event──▶ CLOSING ──flushed──▶ CLOSED
-
-Of each request (`TRANSITIONS`)::
-
-    RECV_REQ ──request──▶ PREFILL ──token──▶ DECODE ──eos──▶ STREAM ──flushed──▶ DONE
-                             │                 │
-                             └─────error───────┴──▶ ERRORED
-
-A request in PREFILL or DECODE is *running*: its id is taken. In STREAM all of it is computed and its last frames wait
-to be written; the id is free again, since the client may answer the `eos` before the writing task knows that it is out.
+The states, and what each error does to the session, stand in `states`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
-from uma.errors import UmaError
+from uma.errors import (
+    BadRequest,
+    Busy,
+    FrameTooLarge,
+    ShuttingDown,
+    UmaError,
+)
+from uma.protocol.codec import (
+    encode_event,
+    encode_message,
+    encode_token,
+    fragment,
+    parse_event,
+    parse_message,
+    request_id_of,
+)
+from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
 from uma.protocol.messages import (
     Cancel,
     ClientMessage,
+    EosEvent,
     ErrorEvent,
     Generate,
+    HealthEvent,
     HealthQuery,
     Hello,
+    HelloEvent,
+    MetricsEvent,
     MetricsQuery,
     ServerEvent,
+    TokenizeEvent,
     TokenizeQuery,
 )
-from uma.types import Event, Health, ServerInfo, Tokenized
+from uma.protocol.states import AFTER_ERROR, After, Exchange, LocalProtocolError, Phase, State
+from uma.protocol.versions import SUPPORTED, negotiate
+from uma.types import Event, Health, ServerInfo, Token, Tokenized
 
-
-class Phase(Enum):
-    """A session's state."""
-
-    START = "start"
-    PLAIN = "plain"
-    HELLO = "hello"
-    CLOSING = "closing"
-    CLOSED = "closed"
-
-
-class State(Enum):
-    """A request's state."""
-
-    RECV_REQ = "recv_req"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    STREAM = "stream"
-    DONE = "done"
-    ERRORED = "errored"
+Query = MetricsQuery | HealthQuery | TokenizeQuery
 
 
 @attrs.frozen
 class Refused:
-    """A frame that was not taken. `data` is the error event as a frame, to be written; the session went on or closes."""
+    """A frame that was not taken. `data` is the error event as a frame, to be written."""
 
     event: ErrorEvent
     data: bytes
@@ -113,118 +99,346 @@ class Refused:
 Incoming = ClientMessage | Refused
 
 
-class LocalProtocolError(RuntimeError):
-    """This side's own program asked for what the session's state does not allow: a bug here, not the peer's fault."""
-
-
 class ServerSession:
-    """One session, seen from the server. Belongs to one Trio thread; the reading, writing and request tasks share it.
+    """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
 
-    `max_tokens` and `n_vocab` are the server's bounds on a request; None: unbounded.
+    `max_frame_bytes` bounds what a client may send, `max_tokens` and `n_vocab` what it may ask for; None: unbounded.
     """
 
-    phase: Phase
-    version: str | None
-    """What was agreed on in hello; None in a plain session."""
-    client: str
-    """What the client called itself in hello."""
-
     def __init__(
-        self, *, max_frame_bytes: int = 1_048_576, max_tokens: int | None = None, n_vocab: int | None = None
-    ) -> None: ...
+        self,
+        *,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        max_tokens: int | None = None,
+        n_vocab: int | None = None,
+    ) -> None:
+        self.phase = Phase.START
+        self.version: str | None = None
+        """What was agreed on in hello; None in a plain session."""
+        self.client = ""
+        """What the client called itself in hello."""
+        self._frames = FrameDecoder(max_frame_bytes)
+        self._max_tokens = max_tokens
+        self._n_vocab = n_vocab
+        self._strict = False
+        self._hello_warnings: tuple[str, ...] = ()
+        self._is_draining = False
+        self._running: dict[str | int, Exchange] = {}
+        """By id; a query without one, by the identity of its message."""
+        self._unwritten: list[Exchange] = []
+
+    # What comes in.
 
     def receive(self, data: bytes) -> None:
         """Take bytes as they came. Never raises; what is wrong with them comes out of `next_message`."""
+        if not self.is_closing:
+            self._frames.feed(data)
 
     def next_message(self) -> Incoming | None:
         """The next message to act on, or None until more bytes are received (or for ever, once closing).
 
-        Never raises: a bad frame comes out as `Refused`. Cancels of what does not run are swallowed here.
+        Never raises: a bad frame comes out as `Refused`. A cancel for what does not run, or was cancelled already, is
+        swallowed here, so a `Cancel` that comes out always has a running generation.
         """
-        raise NotImplementedError
+        while not self.is_closing:
+            payload = None
+            try:
+                payload = self._frames.next_frame()
+                if payload is None:
+                    return None
+                message = parse_message(
+                    payload, strict=self._strict, n_vocab=self._n_vocab, max_tokens=self._max_tokens
+                )
+                if self._admit(message):
+                    return message
+            except UmaError as error:
+                return self._refuse(error, None if payload is None else request_id_of(payload))
+        return None
+
+    def _admit(self, message: ClientMessage) -> bool:
+        """Whether there is something to act on. Raises the error that refuses the message."""
+        if isinstance(message, Cancel):
+            return self._take_cancel(message.id)
+        if isinstance(message, Hello):
+            self._take_hello(message)
+        else:
+            self._take_request(message)
+        return True
+
+    def _take_cancel(self, id: str) -> bool:
+        exchange = self._running.get(id)
+        if exchange is None or not exchange.can_cancel:
+            return False
+        exchange.can_cancel = False
+        return True
+
+    def _take_hello(self, hello: Hello) -> None:
+        if self.phase is not Phase.START:
+            raise BadRequest("type: a hello must be the first frame of its session, and this is a later one")
+        if self._is_draining:
+            raise ShuttingDown(_STOPPING)
+        self.version = negotiate(hello.versions)
+        self.phase = Phase.HELLO
+        self.client = hello.client
+        self._strict = hello.strict
+        self._hello_warnings = hello.warnings
+
+    def _take_request(self, message: Generate | Query) -> None:
+        if self._is_draining:
+            raise ShuttingDown(_STOPPING)
+        if self.phase is not Phase.HELLO:
+            if self._running:
+                raise Busy(
+                    "a request is running already, and a plain session has one at a time; "
+                    "wait for its eos, or open the session with hello to run many"
+                )
+            self.phase = Phase.PLAIN
+        key = _key(message)
+        if key in self._running:
+            raise BadRequest(f"id: {key!r} is the id of a request that is running in this session; give each its own")
+        self._running[key] = exchange = _exchange(message)
+        exchange.step("request")
+
+    def _refuse(self, error: UmaError, id: str | None) -> Refused:
+        if id in self._running:
+            id = None  # an error with the id of a running request would end that one in the client's eyes
+        event = _error_event(error, id)
+        data = encode_event(event)
+        is_fatal = self._closes_after(error)
+        if is_fatal:
+            self._close()
+        return Refused(event, data, is_fatal)
+
+    # What goes out.
 
     def welcome(self, info: ServerInfo) -> bytes:
-        """The answer to `Hello`."""
-        raise NotImplementedError
+        """The answer to the `Hello` that came."""
+        if self.is_closing:
+            return b""
+        if self.version is None:
+            raise LocalProtocolError("no hello has come, so there is none to answer")
+        return encode_event(HelloEvent.of(info, self.version, self._hello_warnings))
 
     def relay(self, event: Event) -> bytes:
-        """An engine's event for its request, as a frame: with the request's metadata, and its warnings in the `eos`."""
-        raise NotImplementedError
+        """An engine's event for its request, as a frame: with the request's metadata, and its warnings in the `eos`.
 
-    def answer(
-        self, query: MetricsQuery | HealthQuery | TokenizeQuery, result: Mapping[str, Any] | Health | Tokenized
-    ) -> bytes:
-        """The answer to a query, as a frame. Ends it, and with it a plain session."""
-        raise NotImplementedError
+        Raises `LocalProtocolError` where no request of that id runs.
+        """
+        if self.is_closing:
+            return b""
+        exchange = self._running.get(event.id)
+        if exchange is None:
+            raise _not_running(event.id)
+        if type(event) is Token:
+            if exchange.state is not State.DECODE:  # every token but the first leaves it where it is
+                exchange.step("token")
+            return encode_token(event.id, event.text, event.token_id, exchange.fragment)
+        assert not isinstance(event, Token)
+        data = encode_event(EosEvent.of(event, metadata=exchange.metadata, warnings=exchange.warnings))
+        self._end(event.id, keep_alive=exchange.keep_alive)
+        return data
+
+    def answer(self, query: Query, result: Mapping[str, Any] | Health | Tokenized) -> bytes:
+        """The answer to a query, as a frame: a snapshot, `Health` or `Tokenized`. Ends it, and so a plain session."""
+        if self.is_closing:
+            return b""
+        event: ServerEvent
+        match query, result:
+            case TokenizeQuery(), Tokenized():
+                event = TokenizeEvent(query.request.id, result.token_ids, query.warnings)
+            case HealthQuery(), Health():
+                event = HealthEvent.of(result, query.id, query.warnings)
+            case MetricsQuery(), Mapping():
+                event = MetricsEvent(result, query.id, query.warnings)
+            case _:
+                raise LocalProtocolError(f"a {type(result).__name__} does not answer a {type(query).__name__}")
+        data = encode_event(event)
+        self._end(_key(query))
+        return data
 
     def fail(self, error: UmaError, id: str | None = None) -> bytes:
-        """An error, as a frame. With `id` it ends that request; without, it is the session's (idle, too many, shutdown).
+        """An error, as a frame. With `id` it ends that request; without, it is the whole session's, and closes it.
 
-        Whether the session is closed after it follows from the code (`AFTER_ERROR`) and from what else runs.
+        Whether a request's error closes the session follows from `AFTER_ERROR` and from what else runs. Raises
+        `LocalProtocolError` where no request of that id runs.
         """
-        raise NotImplementedError
+        if self.is_closing:
+            return b""
+        if id is None:
+            self._close()
+            return encode_event(_error_event(error, None))
+        return self._fail(error, id, id)
 
-    def fail_query(self, query: MetricsQuery | HealthQuery, error: UmaError) -> bytes:
-        """An error instead of the answer to a query that may have no id."""
-        raise NotImplementedError
+    def fail_query(self, query: Query, error: UmaError) -> bytes:
+        """An error instead of a query's answer; the query may have no id."""
+        if self.is_closing:
+            return b""
+        key = _key(query)
+        return self._fail(error, key, key if isinstance(key, str) else None)
 
     def drain(self) -> bytes:
         """No more requests: each new one is refused with `E_RUNTIME_SHUTDOWN`. Closes once nothing runs; now, if so."""
-        raise NotImplementedError
+        self._is_draining = True
+        return b"" if self._running else self.fail(ShuttingDown(_STOPPING))
 
     def flushed(self) -> bool:
         """All that was handed out has been written. True: close the socket now."""
-        raise NotImplementedError
+        for exchange in self._unwritten:
+            exchange.step("flushed")
+        self._unwritten.clear()
+        if self.phase is Phase.CLOSING:
+            self.phase = Phase.CLOSED
+        return self.phase is Phase.CLOSED
+
+    def _end(self, key: str | int, *, keep_alive: bool = False) -> None:
+        exchange = self._running.get(key)
+        if exchange is None:
+            raise _not_running(key)
+        exchange.step("end")
+        del self._running[key]
+        self._unwritten.append(exchange)
+        is_over = self.phase is Phase.PLAIN and not keep_alive
+        if is_over or (self._is_draining and not self._running):
+            self._close()
+
+    def _fail(self, error: UmaError, key: str | int, id: str | None) -> bytes:
+        exchange = self._running.get(key)
+        if exchange is None:
+            raise _not_running(key)
+        exchange.step("error")
+        del self._running[key]
+        data = encode_event(_error_event(error, id, exchange.metadata))
+        if self._closes_after(error) or (self._is_draining and not self._running):
+            self._close()
+        return data
+
+    def _closes_after(self, error: UmaError) -> bool:
+        """Whether `error` closes the session, given what else runs."""
+        after = AFTER_ERROR.get(error.code, After.CLOSED_IF_PLAIN)
+        if isinstance(error, ShuttingDown) and self._running:
+            self._is_draining = True  # what was accepted comes to its end first
+            return False
+        if after is After.CLOSED_IF_PLAIN:
+            return self.phase is not Phase.HELLO and not self._running
+        return after is After.CLOSED
+
+    def _close(self) -> None:
+        self.phase = Phase.CLOSING
+        for exchange in self._running.values():
+            exchange.step("error")
+        self._running.clear()
+
+    # What the driver asks.
 
     @property
-    def running(self) -> tuple[str, ...]:
-        """The ids that are taken."""
-        raise NotImplementedError
+    def running(self) -> Mapping[str | int, Exchange]:
+        """What runs, by id (a query without one: by a number)."""
+        return MappingProxyType(self._running)
 
     @property
     def is_idle(self) -> bool:
         """Nothing runs: the idle clock ticks."""
-        raise NotImplementedError
+        return not self._running
 
     @property
     def is_mid_frame(self) -> bool:
         """Half a frame has come: the idle clock ticks for it, whatever runs."""
-        raise NotImplementedError
+        return not self.is_closing and self._frames.is_mid_frame
 
     @property
     def is_closing(self) -> bool:
-        """Nothing more is read; close once all is written."""
-        raise NotImplementedError
-
-    def state_of(self, id: str) -> State | None:
-        """Where a request is; None where none of this id is known (any more)."""
-        raise NotImplementedError
+        """Nothing more is read, and nothing more goes out than has been handed out."""
+        return self.phase is Phase.CLOSING or self.phase is Phase.CLOSED
 
 
 class ClientSession:
-    """One hello session, seen from the client."""
+    """One hello session, seen from the client. Belongs to one thread.
 
-    info: ServerInfo | None
-    """Who answered; None before the hello event."""
+    `max_frame_bytes` bounds what is taken from the server: an `eos` may carry a whole output, and the metadata.
+    """
 
-    def __init__(self, *, client: str = "", max_frame_bytes: int = 64 * 1024 * 1024) -> None: ...
+    def __init__(self, *, client: str = "", max_frame_bytes: int = 64 * DEFAULT_MAX_FRAME_BYTES) -> None:
+        self.info: ServerInfo | None = None
+        """Who answered; None before the hello event."""
+        self.version: str | None = None
+        """What was agreed on; None before the hello event."""
+        self._client = client
+        self._frames = FrameDecoder(max_frame_bytes)
+        self._running: set[str | None] = set()
 
     def hello(self, *, strict: bool = False) -> bytes:
         """The session's first frame."""
-        raise NotImplementedError
+        return encode_message(Hello(SUPPORTED, self._client, strict))
 
-    def send(self, message: Generate | Cancel | MetricsQuery | HealthQuery | TokenizeQuery) -> bytes:
-        """A message as a frame. Raises `FrameTooLarge` where the server would close the session over its length,
-        and `BadRequest` for an id that runs already or a message that is no JSON."""
-        raise NotImplementedError
+    def send(self, message: Generate | Cancel | Query) -> bytes:
+        """A message as a frame.
+
+        Raises `FrameTooLarge` where the server would close the session over its length, and `BadRequest` for an id that
+        runs already, or what cannot be written as JSON. Nothing is sent then, and the session is as it was.
+        """
+        id = message.request.id if isinstance(message, Generate | TokenizeQuery) else message.id
+        if id in self._running and not isinstance(message, Cancel):
+            raise BadRequest(f"id: {id!r} is the id of a request that is running in this session; give each its own")
+        data = encode_message(message)
+        limit = self.info.limits.max_frame_bytes if self.info else DEFAULT_MAX_FRAME_BYTES
+        if len(data) - HEADER_BYTES > limit:
+            raise FrameTooLarge(
+                f"the request takes {len(data) - HEADER_BYTES:,} bytes; the server takes {limit:,} (max_frame_bytes)"
+            )
+        if id is not None and not isinstance(message, Cancel):
+            self._running.add(id)
+        return data
 
     def receive(self, data: bytes) -> None:
         """Take bytes as they came. Never raises."""
+        self._frames.feed(data)
 
     def next_event(self) -> ServerEvent | None:
-        """The next event, or None until more bytes are received. Raises `InvalidJson`, `BadRequest` or `FrameTooLarge`
-        for what is no event: the session is of no use after."""
-        raise NotImplementedError
+        """The next event, or None until more bytes are received.
+
+        Raises `InvalidJson`, `BadRequest` or `FrameTooLarge` for what is no event: the session is of no use after.
+        """
+        payload = self._frames.next_frame()
+        if payload is None:
+            return None
+        event = parse_event(payload)
+        if isinstance(event, HelloEvent):
+            self.info, self.version = event.info, event.version
+        elif isinstance(event, EosEvent | ErrorEvent | MetricsEvent | HealthEvent | TokenizeEvent):
+            self._running.discard(event.id)
+        return event
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """Half a frame has come."""
+        return self._frames.is_mid_frame
 
 
-_ = (Hello, attrs)
+_STOPPING = "the server is stopping; start it again with `uma run`"
+
+
+def _key(message: Generate | Query) -> str | int:
+    if isinstance(message, Generate | TokenizeQuery):
+        return message.request.id
+    return id(message) if message.id is None else message.id
+
+
+def _exchange(message: Generate | Query) -> Exchange:
+    if not isinstance(message, Generate):
+        return Exchange(warnings=message.warnings)
+    metadata = message.request.metadata
+    return Exchange(
+        metadata=metadata,
+        fragment=None if metadata is None else fragment(metadata),
+        warnings=message.warnings,
+        keep_alive=message.keep_alive,
+        can_cancel=True,
+    )
+
+
+def _error_event(error: UmaError, id: str | None, metadata: dict[str, Any] | None = None) -> ErrorEvent:
+    return ErrorEvent(error.code, error.message, id, error.retry_after_ms, metadata)
+
+
+def _not_running(key: str | int) -> LocalProtocolError:
+    return LocalProtocolError(f"no request {key!r} runs in this session: its last event has gone out, or it never came")

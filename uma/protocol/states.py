@@ -1,0 +1,146 @@
+"""The states of a session and of its requests, and the only steps between them; and what each error does to a session.
+
+States
+======
+
+Of the session::
+
+    START ──hello──▶ HELLO        many requests at once, told apart by id; stays open
+      │
+      └──request──▶ PLAIN         one request at a time; closes after its eos or error (or stays, with keep_alive)
+
+    START, PLAIN, HELLO ──fatal error, or a plain session's last event──▶ CLOSING ──flushed──▶ CLOSED
+
+Of each request or query (`TRANSITIONS`)::
+
+    RECV_REQ ──request──▶ PREFILL ──token──▶ DECODE ──end──▶ STREAM ──flushed──▶ DONE
+                             │ └───────────end───────────────▲ │
+                             └─────────error─────┴──▶ ERRORED ◀┘ (never from STREAM: its end has been told)
+
+A request in PREFILL or DECODE is *running*: its id is taken. In STREAM all of it is computed and its last frames wait
+to be written; the id is free again, since the client may answer the `eos` before the writing task knows that it is out.
+
+Errors
+======
+
+`AFTER_ERROR` says which error closes the session. An error event carries the id of the request it ends, or of the frame
+it refuses; where that id belongs to another request that runs (a second one of the same id), it carries none and the
+message names the id, because an error with a running request's id would end it in the client's eyes. An error without
+an id that closes the session ends all that ran there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Literal
+
+import attrs
+import orjson
+
+from uma.errors import (
+    BadRequest,
+    Busy,
+    DecodeFailed,
+    FrameTooLarge,
+    IdleTimeout,
+    InvalidJson,
+    Overloaded,
+    PromptTooLarge,
+    ShuttingDown,
+    TooManySessions,
+    VersionMismatch,
+)
+
+
+class Phase(Enum):
+    """A session's state."""
+
+    START = "start"
+    PLAIN = "plain"
+    HELLO = "hello"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class State(Enum):
+    """A request's state."""
+
+    RECV_REQ = "recv_req"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STREAM = "stream"
+    DONE = "done"
+    ERRORED = "errored"
+
+
+Step = Literal["request", "token", "end", "error", "flushed"]
+"""What moves a request on: its frame came; a token goes out; its last event does; it failed; all has been written."""
+
+TRANSITIONS: Mapping[tuple[State, Step], State] = MappingProxyType(
+    {
+        (State.RECV_REQ, "request"): State.PREFILL,
+        (State.RECV_REQ, "error"): State.ERRORED,
+        (State.PREFILL, "token"): State.DECODE,
+        (State.PREFILL, "end"): State.STREAM,  # cancelled before its first token, not streamed, or a query's answer
+        (State.PREFILL, "error"): State.ERRORED,
+        (State.DECODE, "token"): State.DECODE,
+        (State.DECODE, "end"): State.STREAM,
+        (State.DECODE, "error"): State.ERRORED,
+        (State.STREAM, "flushed"): State.DONE,
+    }
+)
+"""Every step that a request may take. There is no way on from DONE and ERRORED."""
+
+
+class After(Enum):
+    """What becomes of the session after an error."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    CLOSED_IF_PLAIN = "closed where the session is plain and nothing else runs"
+
+
+AFTER_ERROR: Mapping[str, After] = MappingProxyType(
+    {
+        FrameTooLarge.code: After.CLOSED,
+        InvalidJson.code: After.CLOSED,
+        BadRequest.code: After.CLOSED_IF_PLAIN,
+        Busy.code: After.OPEN,
+        VersionMismatch.code: After.CLOSED,
+        PromptTooLarge.code: After.CLOSED_IF_PLAIN,
+        TooManySessions.code: After.CLOSED,
+        Overloaded.code: After.OPEN,
+        IdleTimeout.code: After.CLOSED,
+        DecodeFailed.code: After.CLOSED_IF_PLAIN,
+        ShuttingDown.code: After.CLOSED,
+    }
+)
+"""By code. One that is not of the protocol is treated as a bad request's. Where a request is refused because the server
+stops, others that still run in its session come to their end first."""
+
+
+class LocalProtocolError(RuntimeError):
+    """This side's own program asked for what the session's state does not allow: a bug here, not the peer's fault."""
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """A request or query from its frame to its last event, and what its events carry along."""
+
+    state: State = State.RECV_REQ
+    metadata: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    keep_alive: bool = False
+    can_cancel: bool = False
+    """It is a generation, and no cancel has come for it yet."""
+    fragment: orjson.Fragment | None = None
+    """`metadata` written once, for every token."""
+
+    def step(self, step: Step) -> None:
+        """Move on as `TRANSITIONS` has it. Raises `LocalProtocolError` for a step that is not there."""
+        after = TRANSITIONS.get((self.state, step))
+        if after is None:
+            raise LocalProtocolError(f"a request in state {self.state.name} cannot take the step {step!r}")
+        self.state = after
