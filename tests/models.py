@@ -56,6 +56,7 @@ def write_model(
     chat_template: str | None = CHATML,
     context_length: int = 512,
     tokenizer: str = "gpt2",
+    pre_tokenizer: str = "gpt-2",
     add_bos: bool = True,
     seed: int = 0,
     metadata: Mapping[str, Any] | None = None,
@@ -64,7 +65,7 @@ def write_model(
     """Write a model and return its path. `architecture` only changes what the file says of itself."""
     writer = gguf.GGUFWriter(path, architecture or _ARCHITECTURE[kind])
     _write_metadata(writer, kind, context_length, dict(metadata or {}))
-    _write_tokenizer(writer, tokenizer, add_bos, chat_template)
+    _write_tokenizer(writer, tokenizer, pre_tokenizer, add_bos, chat_template)
     for name, tensor in _tensors(kind, np.random.default_rng(seed)).items():
         writer.add_tensor(name, tensor)
     _finish(writer)
@@ -80,7 +81,7 @@ def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Pa
         writer = gguf.GGUFWriter(path, "llama")
         if part == 0:
             _write_metadata(writer, "attention", 512, {})
-            _write_tokenizer(writer, "gpt2", True, CHATML)
+            _write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
         writer.add_uint16("split.no", part)
         writer.add_uint16("split.count", count)
         writer.add_int32("split.tensors.count", len(tensors))
@@ -148,13 +149,15 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: str, add_bos: bool, chat_template: str | None) -> None:
+def _write_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: str, pre_tokenizer: str, add_bos: bool, chat_template: str | None
+) -> None:
     writer.add_tokenizer_model(tokenizer)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     if tokenizer == TOKENIZER_NONE:
         return
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list([*_byte_spellings(), *("".join(pair) for pair in MERGES), *SPECIALS])
     normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
     writer.add_token_types([normal] * (256 + len(MERGES)) + [control] * (len(SPECIALS) - 1) + [shown])

@@ -160,7 +160,7 @@ def read_parts(path: Path) -> list[Header]:
 
 
 def read(path: Path) -> Header:
-    """Read a file's header. Raises `ModelError`, naming the file and the reason, for all that is no whole GGUF header."""
+    """Read a file's header. Raises `ModelError`, naming the file and the reason, where there is no whole one."""
     size = _check_is_file(path)
     with path.open("rb") as file:
         start = file.read(512)

@@ -26,6 +26,11 @@ from uma.types import ModelInfo
 Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
+ELEMENT_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+"""ggml's block sizes: bytes of a block over its elements."""
 
 
 class Model:
@@ -37,7 +42,7 @@ class Model:
         self._users = 0
         self._close_wanted = False
         self.path = parts[0].path
-        self.vocab = Vocab(self)
+        self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.memory = _memory_of(handle)
         template: bytes | None = lib.llama_model_chat_template(handle, None)
@@ -104,6 +109,22 @@ class Model:
                 file.seek(-min(SAMPLE_BYTES, part.size_bytes), os.SEEK_END)
                 digest.update(file.read())
         return digest.hexdigest()
+
+    def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
+        """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention.
+
+        An upper bound where layers differ: the largest number of KV heads is taken for all.
+        """
+        return int(
+            lib.llama_model_n_layer(self.handle)
+            * max(0, lib.llama_model_n_head_kv(self.handle))
+            * (self._head_size("key") * ELEMENT_BYTES[type_k] + self._head_size("value") * ELEMENT_BYTES[type_v])
+        )
+
+    def _head_size(self, which: str) -> int:
+        stated = self._parts[0].metadata.get(f"{self._parts[0].architecture}.attention.{which}_length")
+        heads = max(1, lib.llama_model_n_head(self.handle))
+        return int(stated) if isinstance(stated, int) else int(lib.llama_model_n_embd(self.handle)) // heads
 
     def _read_info(self, is_builtin: bool) -> ModelInfo:
         metadata = self._parts[0].metadata

@@ -52,7 +52,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
             )
-        except _Refused as error:
+        except _RefusedError as error:
             raise TemplateError(f"messages: the model's chat template refuses them: {error}") from None
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise TemplateError(f"messages: the model's chat template fails: {error}") from error
@@ -69,12 +69,12 @@ class ChatTemplate:
         return not (self.bos and rendered.startswith(self.bos))
 
 
-class _Refused(JinjaError):
+class _RefusedError(JinjaError):
     """A template called `raise_exception`."""
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise _RefusedError(message)
 
 
 def _strftime_now(form: str) -> str:

@@ -6,7 +6,9 @@ llama.cpp's vocabulary is read-only once loaded, so everything here may be calle
 from __future__ import annotations
 
 import ctypes
+import re
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import llama_cpp.llama_cpp as lib
@@ -18,13 +20,26 @@ from uma.errors import BadRequest
 if TYPE_CHECKING:
     from uma.llama.model import Model
 
-NO_TOKEN = -1
+BLOCK = 4000
+"""Characters. In a text for a pre-tokenizer of llama.cpp that recurses, no word may be twice this long; see `_cuts`."""
+
+_NO_BREAK = re.compile(r"\S*|\s*")
+
+_ITERATIVE = frozenset(
+    (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chatglm-bpe glm4 glm5 gpt-2 "
+        "phi-2 gigachat mellum exaone4 mpt olmo jais trillion granite-docling starcoder refact command-r smollm "
+        "codeshell exaone minerva-7b mellum2 qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 "
+        "qwen35 gemma4 kimi-k2"
+    ).split()
+)
+"""Pre-tokenizers (`tokenizer.ggml.pre`) for which llama.cpp splits words by loops of its own, at any length."""
 
 
 class Vocab:
     """The vocabulary of a `Model`, usable as long as that is open."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, pre_tokenizer: str) -> None:
         self._model = model
         self._handle: int = lib.llama_model_get_vocab(model.handle)
         self.n_tokens = int(lib.llama_vocab_n_tokens(self._handle))
@@ -34,6 +49,9 @@ class Vocab:
         """Ends a text; -1 where the model has none."""
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._handle))
         """Whether `add_special` puts `bos` in front."""
+        self._recurses = (
+            lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in _ITERATIVE
+        )
         self._pieces: list[bytes | None] = [None] * self.n_tokens
 
     @cached_property
@@ -74,6 +92,16 @@ class Vocab:
         spelling of special tokens in the text as these tokens, which only trusted text such as a rendered template
         should have. Runs without the GIL, so long texts belong into a thread. Raises `BadRequest` for a lone surrogate.
         """
+        cuts = _cuts(text) if self._recurses and len(text) > 2 * BLOCK else []
+        if not cuts:
+            return self._tokenize(text, add_special, parse_special)
+        pieces = [text[start:stop] for start, stop in pairwise([0, *cuts, len(text)])]
+        inner = [self._tokenize(piece, False, parse_special) for piece in pieces]
+        around = self._tokenize("", add_special, False)
+        n_before = int(self.adds_bos and len(around) > 0)
+        return np.concatenate([around[:n_before], *inner, around[n_before:]])
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
         data = encode(text)
         # No token is shorter than a byte; the few extra are for what `add_special` and a leading space may add.
         tokens = np.empty(len(data) + 16, np.int32)
@@ -102,6 +130,18 @@ class Vocab:
             if length >= 0:
                 return buffer.raw[:length]
             size = -length
+
+
+def _cuts(text: str) -> list[int]:
+    """Where to cut a text so that no stretch without a change from or to white space is as long as two blocks.
+
+    For most pre-tokenizers llama.cpp splits text into words by `std::regex`, which recurses for each character of a
+    word: at some 25,000 it overflows a thread's stack and takes the process along. So such words are tokenized in
+    pieces. Ordinary text has no cuts and is tokenized exactly as llama.cpp does.
+    """
+    starts = range(0, len(text) - BLOCK + 1, BLOCK)
+    solid = [start for start in starts if _NO_BREAK.fullmatch(text, start, start + BLOCK)]
+    return sorted({cut for start in solid for cut in (start, start + BLOCK) if 0 < cut < len(text)})
 
 
 def encode(text: str) -> bytes:
