@@ -1,5 +1,5 @@
 """One session of the wire, from its first frame to its end: what may come when, which requests run, what is closed
-after what. No I/O: bytes go in, messages come out; events go in, bytes come out. All the states stand in this file.
+after what. No I/O: bytes go in, messages come out; events go in, bytes come out.
 
 Theory of operation
 ===================
@@ -79,7 +79,7 @@ from uma.protocol.messages import (
     TokenizeEvent,
     TokenizeQuery,
 )
-from uma.protocol.states import AFTER_ERROR, After, Exchange, LocalProtocolError, Phase, State
+from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
 from uma.protocol.versions import SUPPORTED, negotiate
 from uma.types import Event, Health, ServerInfo, Token, Tokenized
 
@@ -173,12 +173,12 @@ class ServerSession:
         return True
 
     def _take_hello(self, hello: Hello) -> None:
-        if self.phase is not Phase.START:
+        if (self.phase, "hello") not in PHASES:
             raise BadRequest("type: a hello must be the first frame of its session, and this is a later one")
         if self._is_draining:
             raise ShuttingDown(_STOPPING)
         self.version = negotiate(hello.versions)
-        self.phase = Phase.HELLO
+        self._move("hello")
         self.client = hello.client
         self._strict = hello.strict
         self._hello_warnings = hello.warnings
@@ -186,16 +186,15 @@ class ServerSession:
     def _take_request(self, message: Generate | Query) -> None:
         if self._is_draining:
             raise ShuttingDown(_STOPPING)
-        if self.phase is not Phase.HELLO:
-            if self._running:
-                raise Busy(
-                    "a request is running already, and a plain session has one at a time; "
-                    "wait for its eos, or open the session with hello to run many"
-                )
-            self.phase = Phase.PLAIN
+        if self.phase is Phase.PLAIN and self._running:
+            raise Busy(
+                "a request is running already, and a plain session has one at a time; "
+                "wait for its eos, or open the session with hello to run many"
+            )
         key = _key(message)
         if key in self._running:
             raise BadRequest(f"id: {key!r} is the id of a request that is running in this session; give each its own")
+        self._move("request")
         self._running[key] = exchange = _exchange(message)
         exchange.step("request")
 
@@ -287,7 +286,7 @@ class ServerSession:
             exchange.step("flushed")
         self._unwritten.clear()
         if self.phase is Phase.CLOSING:
-            self.phase = Phase.CLOSED
+            self._move("flushed")
         return self.phase is Phase.CLOSED
 
     def _end(self, key: str | int, *, keep_alive: bool = False) -> None:
@@ -322,8 +321,11 @@ class ServerSession:
             return self.phase is not Phase.HELLO and not self._running
         return after is After.CLOSED
 
+    def _move(self, step: PhaseStep) -> None:
+        self.phase = PHASES[self.phase, step]
+
     def _close(self) -> None:
-        self.phase = Phase.CLOSING
+        self._move("close")
         for exchange in self._running.values():
             exchange.step("error")
         self._running.clear()

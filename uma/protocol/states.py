@@ -3,19 +3,17 @@
 States
 ======
 
-Of the session::
+Of the session (`PHASES`)::
 
-    START ──hello──▶ HELLO        many requests at once, told apart by id; stays open
-      │
-      └──request──▶ PLAIN         one request at a time; closes after its eos or error (or stays, with keep_alive)
-
-    START, PLAIN, HELLO ──fatal error, or a plain session's last event──▶ CLOSING ──flushed──▶ CLOSED
+    START ──hello──▶ HELLO      many requests at once, told apart by id; stays open
+    START ──request──▶ PLAIN    one request at a time; closes after its eos or error (or stays, with keep_alive)
+    START, PLAIN, HELLO ──close──▶ CLOSING ──flushed──▶ CLOSED
 
 Of each request or query (`TRANSITIONS`)::
 
     RECV_REQ ──request──▶ PREFILL ──token──▶ DECODE ──end──▶ STREAM ──flushed──▶ DONE
-                             │ └───────────end───────────────▲ │
-                             └─────────error─────┴──▶ ERRORED ◀┘ (never from STREAM: its end has been told)
+    RECV_REQ, PREFILL, DECODE ──error──▶ ERRORED
+    PREFILL ──end──▶ STREAM     cancelled before its first token, not streamed, or a query's answer
 
 A request in PREFILL or DECODE is *running*: its id is taken. In STREAM all of it is computed and its last frames wait
 to be written; the id is free again, since the client may answer the `eos` before the writing task knows that it is out.
@@ -64,6 +62,24 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+PhaseStep = Literal["hello", "request", "close", "flushed"]
+"""What moves a session on: its first frame, a request, its last event, and that event being written."""
+
+PHASES: Mapping[tuple[Phase, PhaseStep], Phase] = MappingProxyType(
+    {
+        (Phase.START, "hello"): Phase.HELLO,
+        (Phase.START, "request"): Phase.PLAIN,
+        (Phase.PLAIN, "request"): Phase.PLAIN,  # one after another, with keep_alive
+        (Phase.HELLO, "request"): Phase.HELLO,
+        (Phase.START, "close"): Phase.CLOSING,
+        (Phase.PLAIN, "close"): Phase.CLOSING,
+        (Phase.HELLO, "close"): Phase.CLOSING,
+        (Phase.CLOSING, "flushed"): Phase.CLOSED,
+    }
+)
+"""Every step that a session may take. A hello that is not the first frame is a bad request."""
+
+
 class State(Enum):
     """A request's state."""
 
@@ -83,7 +99,7 @@ TRANSITIONS: Mapping[tuple[State, Step], State] = MappingProxyType(
         (State.RECV_REQ, "request"): State.PREFILL,
         (State.RECV_REQ, "error"): State.ERRORED,
         (State.PREFILL, "token"): State.DECODE,
-        (State.PREFILL, "end"): State.STREAM,  # cancelled before its first token, not streamed, or a query's answer
+        (State.PREFILL, "end"): State.STREAM,
         (State.PREFILL, "error"): State.ERRORED,
         (State.DECODE, "token"): State.DECODE,
         (State.DECODE, "end"): State.STREAM,

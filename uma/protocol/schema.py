@@ -1,0 +1,166 @@
+"""The messages' JSON Schemas (2020-12), made from the classes that the parser uses: neither can say what the other
+does not.
+
+Two rules are stricter than a schema can tell: a number written as `1.0` is no integer to the parser, and `metadata` may
+be nested 64 levels deep.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+
+from uma.constraints import Json, Length, Range, Text, hints_of
+from uma.protocol.messages import Generate, HealthQuery, Hello, MetricsEvent, MetricsQuery, TokenizeQuery
+from uma.protocol.versions import SUPPORTED
+from uma.protocol.wire import CANCEL, EVENTS, REQUESTS
+from uma.types import PROMPT_FIELDS, Request, SamplingParams
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", NoneType: "null"}
+_OWNERS: dict[str, tuple[type, ...]] = {
+    "generate": (Generate, Request, SamplingParams),
+    "hello": (Hello,),
+    "metrics": (MetricsQuery,),
+    "health": (HealthQuery,),
+    "tokenize": (TokenizeQuery, Request),
+}
+"""The classes whose docstrings describe a request's fields."""
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """A schema for each message by name: `generate`, `cancel` … for a client's, `event.token` … for a server's."""
+    made = {kind: _request(kind) for kind in REQUESTS}
+    made["cancel"] = _message("cancel", CANCEL, "End a running request.", {"event": {"const": "cancel"}}, ["event"])
+    for name, cls in EVENTS.items():
+        made[f"event.{name}"] = _message(
+            f"event.{name}", cls, _summary(cls), {"event": {"const": name}}, ["event"], cls
+        )
+    made["event.metrics"] = _metrics_event()
+    return made
+
+
+def _request(kind: str) -> dict[str, Any]:
+    is_default = kind == "generate"
+    of_type: dict[str, Any] = {"const": kind} | ({"default": kind} if is_default else {})
+    summary = _summary(_OWNERS[kind][0])
+    schema = _message(kind, REQUESTS[kind], summary, {"type": of_type}, [] if is_default else ["type"], *_OWNERS[kind])
+    if set(PROMPT_FIELDS) <= schema["properties"].keys():
+        given = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPT_FIELDS]
+        schema["oneOf"] = given
+    if is_default:
+        # A frame with `event` and no `type` is read as a cancel.
+        schema["anyOf"] = [{"required": ["type"]}, {"properties": {"event": False}}]
+    return schema
+
+
+def _metrics_event() -> dict[str, Any]:
+    properties = {"event": {"const": "metrics"}, "id": {"type": "string"}}
+    return {
+        "$schema": DIALECT,
+        "$id": _id("event.metrics"),
+        "title": "event.metrics",
+        "description": f"{_summary(MetricsEvent)} Each further field is a counter, a gauge or a histogram.",
+        "type": "object",
+        "properties": properties,
+        "required": ["event"],
+    }
+
+
+def _message(
+    name: str, cls: type, summary: str, tag: dict[str, Any], required: list[str], *owners: type
+) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    schema = _object(cls, nested, owners)
+    schema["properties"] = tag | schema["properties"]
+    schema["required"] = required + schema["required"]
+    header = {"$schema": DIALECT, "$id": _id(name), "title": name, "description": summary}
+    return header | schema | ({"$defs": nested} if nested else {})
+
+
+def _id(name: str) -> str:
+    return f"urn:uma:protocol:{SUPPORTED[-1]}:{name}"
+
+
+def _object(cls: type, nested: dict[str, Any], owners: Iterable[type]) -> dict[str, Any]:
+    """An object with the fields of `cls`; `nested` gathers the `$defs`. Unknown fields are ignored, so allowed."""
+    docs = {field: text for owner in owners for field, text in _docs_of(owner).items()}
+    properties: dict[str, Any] = {}
+    required = []
+    defaults = {field.name: field.default for field in attrs.fields(cls)}
+    for name, hint in hints_of(cls).items():
+        properties[name] = _schema_of(hint, nested)
+        if name in docs:
+            properties[name]["description"] = docs[name]
+        default = defaults[name]
+        if default is attrs.NOTHING:
+            required.append(name)
+        elif isinstance(default, str | int | float):  # None and () stand for: not given
+            properties[name]["default"] = default
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is typing.Annotated:
+        schema = _schema_of(args[0], nested)
+        for constraint in args[1:]:
+            schema |= _bounds(constraint, is_list=schema.get("type") == "array")
+        return schema
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema_of(arg, nested) for arg in args]}
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin in (list, tuple):
+        return {"type": "array", "items": _schema_of(args[0], nested)}
+    if attrs.has(hint):
+        if hint.__name__ not in nested:
+            nested[hint.__name__] = {"description": _summary(hint)} | _object(hint, nested, (hint,))
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    return {"type": _TYPES[origin or hint]}
+
+
+def _bounds(constraint: Any, *, is_list: bool) -> dict[str, Any]:
+    match constraint:
+        case Range():
+            ends = {"minimum": constraint.ge, "exclusiveMinimum": constraint.gt, "maximum": constraint.le}
+        case Length():
+            what = "Items" if is_list else "Length"
+            ends = {f"min{what}": constraint.ge or None, f"max{what}": constraint.le}
+        case Text():
+            return {"pattern": r"^[^\u0000]*$"}
+        case Json():
+            return {"$comment": str(constraint)}
+        case _:
+            return {}
+    return {word: end for word, end in ends.items() if end is not None}
+
+
+def _summary(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+
+
+@cache
+def _docs_of(cls: Any) -> dict[str, str]:
+    """The string below each field, as attrs classes of this project document their fields. Empty without the source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):
+        return {}
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+    return {
+        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ")
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
