@@ -1,0 +1,1 @@
+"""Package data: the built-in demonstration model, `uma-story.gguf`. Its recipe is `examples/tiny_model`."""
