@@ -1,4 +1,4 @@
-"""Where the benchmarks keep what is slow to make: the peers' binaries, the random-weight model, virtual environments."""
+"""Where the benchmarks keep what is slow to make: the peers' binaries, the random-weight model, an environment."""
 
 from __future__ import annotations
 

@@ -183,5 +183,3 @@ def _norms(shape: Shape) -> list[str]:
 def parameters(shape: Shape) -> int:
     """Weights in all, the tied output matrix counted once."""
     return sum(rows * columns for rows, columns in _matrices(shape).values()) + len(_norms(shape)) * shape.width
-
-

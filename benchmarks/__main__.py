@@ -1,0 +1,133 @@
+"""The one command: runs scenarios round by round, keeps every round, and shows tables, claims and figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+from rich.console import Console
+
+from benchmarks import plots, report
+from benchmarks.machine import describe
+from benchmarks.models import bench_model
+from benchmarks.scenario import Bench, Row, Scenario, Summary
+from benchmarks.scenarios import ALL
+from benchmarks.store import ForeignResults, Store
+from benchmarks.targets import llama_cpp_python, llama_server
+from benchmarks.targets.base import StartError
+from benchmarks.targets.raw import RawError
+from uma.errors import UmaError
+
+FAULTS = (StartError, RawError, UmaError, OSError, subprocess.CalledProcessError)
+"""What a broken target looks like from here: its scenario is given up for the round, the others go on."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = [scenario.name for scenario in ALL]
+    parser.add_argument("--scenario", "-s", action="append", choices=names, help="only this one; may be repeated")
+    parser.add_argument("--rounds", type=int, default=None, help="rounds of each scenario (default 3, quick 1)")
+    parser.add_argument("--quick", action="store_true", help="less of everything, to see that it runs")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier rounds of the scenarios to run")
+    parser.add_argument("--report", action="store_true", help="run nothing, show what is there")
+    parser.add_argument("--no-peers", action="store_true", help="UMA and raw only")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads of every target")
+    default_out = Path(__file__).parent / "results"
+    parser.add_argument("--out", type=Path, default=default_out, help=f"folder of results (default {default_out})")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and report. Exit code 0, also where a claim falls short: the table says so. 2: the results are not ours."""
+    args = build_parser().parse_args(argv)
+    console = Console()
+    model = bench_model()
+    try:
+        store = Store.open(args.out / ("quick.json" if args.quick else "results.json"), describe(model, args.threads))
+    except ForeignResults as error:
+        console.print(str(error), style="red")
+        return 2
+    wanted = [scenario for scenario in ALL if not args.scenario or scenario.name in args.scenario]
+    bench = Bench(
+        model=model,
+        threads=args.threads,
+        is_quick=args.quick,
+        has_llama_server=llama_server.is_built() and not args.no_peers,
+        has_llama_cpp_python=llama_cpp_python.is_built() and not args.no_peers,
+    )
+    console.print(report.machine_table(store.machine))
+    if not args.report:
+        if not (llama_server.is_built() or args.no_peers):
+            console.print("The peers are not built: `python -m benchmarks.build_peers` makes them.", style="yellow")
+        if args.fresh:
+            for scenario in wanted:
+                store.forget(scenario.name)
+        trio.run(_run, console, store, bench, wanted, args.rounds or bench.pick(3, 1))
+    _show(console, store, args.out, is_quick=args.quick)
+    return 0
+
+
+async def _run(console: Console, store: Store, bench: Bench, wanted: list[Scenario], rounds: int) -> None:
+    # Round by round through all scenarios, not scenario by scenario: a machine's slow minutes hit them all alike, and
+    # a run broken off has a little of everything.
+    for index in range(rounds):
+        for scenario in wanted:
+            if len(store.rounds(scenario.name)) > index:
+                continue
+            console.print(f"round {index + 1} of {rounds}: {scenario.name}", style="dim")
+            rows = await _one_round(console, scenario, bench, index)
+            if rows:
+                store.add_round(scenario.name, f"python -m benchmarks --scenario {scenario.name}", rows)
+
+
+async def _one_round(console: Console, scenario: Scenario, bench: Bench, index: int) -> list[Row]:
+    rows: list[Row] = []
+    is_whole = True
+    try:
+        with trio.move_on_after(scenario.round_limit_s) as limit:
+            await scenario.measure(bench, index, lambda *row: rows.append(Row(*row)))
+    except* FAULTS as faults:
+        for line in _lines(faults):
+            console.print(f"{scenario.name}: {line}", style="red", markup=False)
+        is_whole = False
+    if limit.cancelled_caught:
+        console.print(f"{scenario.name}: broken off after {scenario.round_limit_s:.0f} s", style="yellow")
+    # Part of a round would pass for a whole one: it is run again next time.
+    return rows if is_whole else []
+
+
+def _lines(fault: BaseException) -> list[str]:
+    if isinstance(fault, BaseExceptionGroup):
+        return [line for each in fault.exceptions for line in _lines(each)]
+    return [f"{type(fault).__name__}: {fault}"]
+
+
+def _show(console: Console, store: Store, folder: Path, *, is_quick: bool) -> None:
+    summaries: dict[str, Summary] = {}
+    checks = []
+    pages = []
+    for scenario in ALL:
+        rounds = store.rounds(scenario.name)
+        if not rounds:
+            continue
+        summary = summaries[scenario.name] = Summary.of(rounds)
+        report.show(console, scenario, summary, len(rounds))
+        pages.append(report.as_markdown(scenario, summary, len(rounds)))
+        checks += scenario.checks(summary)
+    if not summaries:
+        return
+    console.print(report.checks_table(checks))
+    name = "quick.md" if is_quick else "results.md"
+    (folder / name).write_text("\n".join([report.checks_markdown(checks), *pages]))
+    for path in plots.draw(summaries, folder / "quick" if is_quick else folder):
+        console.print(f"wrote {path}", style="dim")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What the figures were measured on, so that nobody has to guess what they mean elsewhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from benchmarks.cache import peer_binary
+from benchmarks.models import BenchModel, parameters
+
+
+def describe(model: BenchModel, threads: int) -> dict[str, str]:
+    """Machine, library and model in words."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": str(os.cpu_count()),
+        "threads": str(threads),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "uma": _uma_version(),
+        "llama_cpp_python": version("llama-cpp-python"),
+        "llama_server": _server_version(),
+        "model": f"{model.shape.name}, {parameters(model.shape) / 1e6:.0f} M parameters, Q8_0, "
+        f"{model.shape.vocab:,} tokens of vocabulary, random weights",
+    }
+
+
+def _uma_version() -> str:
+    try:
+        return version("uma-serve")
+    except PackageNotFoundError:
+        return "source tree"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _server_version() -> str:
+    if not peer_binary("llama-server").exists():
+        return "not built"
+    command = [str(peer_binary("llama-server")), "--version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False)
+    first = (printed.stdout + printed.stderr).strip().splitlines()[:1]
+    return first[0] if first else "unknown"

@@ -1,0 +1,161 @@
+"""The baseline: `llama_decode` in a loop, and nothing else.
+
+One process, no server, no scheduler, no text: all prompts in as few batches as they fit, then one token a stream and
+call, the next token by argmax over all rows at once. Whatever serves the same streams through the same library can
+only come near this. It uses the binding directly, so that it stays what it is whatever UMA does.
+
+As a program it answers jobs, one JSON object a line on standard input, with results on standard output; so the model
+is loaded once and rounds can alternate with other targets'. `--layout` chooses one KV buffer or one each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import llama_cpp
+import numpy as np
+
+
+@attrs.frozen
+class Job:
+    """Prompts read together, and how many tokens to generate after each."""
+
+    prompts: list[list[int]]
+    max_tokens: int
+
+
+@attrs.frozen
+class Result:
+    """Seconds from the start of the job. `first_s` is when every stream had its first token."""
+
+    first_s: float
+    total_s: float
+    decode_call_s: float
+    """Time inside `llama_decode`, of `total_s`."""
+    generated: int
+
+
+class RawDecoder:
+    """Owns a model and a context for `streams` sequences; a context manager."""
+
+    def __init__(self, model: Path, *, streams: int, n_ctx: int, is_unified: bool, threads: int) -> None:
+        llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, streams, is_unified
+        params.n_batch, params.n_ubatch = 2048, 512
+        params.n_threads = params.n_threads_batch = threads
+        self._ctx = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._ctx:
+            raise RuntimeError(f"{model}: no context of {n_ctx} cells for {streams} streams")
+        self._n_batch = int(llama_cpp.llama_n_batch(self._ctx))
+        self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
+        self._batch = llama_cpp.llama_batch_init(self._n_batch, 0, 1)
+        self._decode_s = 0.0
+        size = self._n_batch
+        self._token = np.ctypeslib.as_array(self._batch.token, (size,))
+        self._pos = np.ctypeslib.as_array(self._batch.pos, (size,))
+        self._logits = np.ctypeslib.as_array(self._batch.logits, (size,))
+        np.ctypeslib.as_array(self._batch.n_seq_id, (size,))[:] = 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self._ctx)
+        llama_cpp.llama_free_model(self._model)
+
+    def run(self, job: Job) -> Result:
+        """Read all prompts, then generate `max_tokens` in each stream."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
+        self._decode_s = 0.0
+        start = time.perf_counter()
+        tokens = self._prefill(job.prompts)
+        first_s = time.perf_counter() - start
+        streams = len(job.prompts)
+        positions = np.array([len(prompt) for prompt in job.prompts], dtype=np.int32)
+        self._set_sequences(range(streams))
+        self._logits[:streams] = 1
+        for _ in range(job.max_tokens - 1):
+            self._token[:streams] = tokens
+            self._pos[:streams] = positions
+            tokens = self._decode(streams, streams)
+            positions += 1
+        total_s = time.perf_counter() - start
+        return Result(first_s, total_s, self._decode_s, streams * job.max_tokens)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> Any:
+        """Whole prompts, as many in a batch as fit (and long ones in pieces); the first token of each."""
+        first = np.zeros(len(prompts), dtype=np.int32)
+        rows: list[tuple[int, int, int, int]] = []
+        for stream, prompt in enumerate(prompts):
+            for pos, token in enumerate(prompt):
+                rows.append((token, pos, stream, pos == len(prompt) - 1))
+        for at in range(0, len(rows), self._n_batch):
+            part = np.array(rows[at : at + self._n_batch], dtype=np.int32)
+            count = len(part)
+            self._token[:count], self._pos[:count], self._logits[:count] = part[:, 0], part[:, 1], part[:, 3]
+            self._set_sequences(part[:, 2])
+            ends = part[part[:, 3] == 1, 2]
+            first[ends] = self._decode(count, len(ends))
+        return first
+
+    def _set_sequences(self, streams: Any) -> None:
+        for row, stream in enumerate(streams):
+            self._batch.seq_id[row][0] = int(stream)
+
+    def _decode(self, n_tokens: int, n_outputs: int) -> Any:
+        self._batch.n_tokens = n_tokens
+        start = time.perf_counter()
+        code = llama_cpp.llama_decode(self._ctx, self._batch)
+        if code:
+            raise RuntimeError(f"llama_decode: {code}")
+        if not n_outputs:
+            llama_cpp.llama_synchronize(self._ctx)
+        self._decode_s += time.perf_counter() - start
+        if not n_outputs:
+            return np.empty(0, dtype=np.int32)
+        logits = llama_cpp.llama_get_logits(self._ctx)
+        return np.ctypeslib.as_array(logits, (n_outputs, self._n_vocab)).argmax(axis=1)
+
+
+def _swallow(level: int, text: bytes, user_data: object) -> None:
+    """llama.cpp's log: standard output belongs to the results."""
+
+
+_quiet = llama_cpp.llama_log_callback(_swallow)
+"""Kept here, for C holds no reference of its own."""
+
+
+def main() -> int:
+    """Serve jobs until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--streams", type=int, required=True)
+    parser.add_argument("--n-ctx", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--layout", choices=("unified", "split"), required=True)
+    args = parser.parse_args()
+    is_unified = args.layout == "unified"
+    with RawDecoder(
+        args.model, streams=args.streams, n_ctx=args.n_ctx, is_unified=is_unified, threads=args.threads
+    ) as decoder:
+        print(json.dumps({"ready": True}), flush=True)
+        for line in sys.stdin:
+            result = decoder.run(Job(**json.loads(line)))
+            print(json.dumps(attrs.asdict(result)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

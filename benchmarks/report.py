@@ -1,0 +1,111 @@
+"""Results as people read them: a table for each scenario, and the claims with what was measured."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.scenario import Check, Scenario, Summary
+
+UNITS = {
+    "_ms": ("ms", 1),
+    "_us": ("µs", 0),
+    "_mb": ("MiB", 0),
+    "_per_s": ("1/s", 1),
+    "_s": ("s", 2),
+    "_percent": ("%", 1),
+    "_share": ("", 3),
+}
+"""A measure's unit and decimals, by the end of its name; anything else is a count."""
+
+
+def head(name: str) -> str:
+    """`ttft p50 (ms)` for `ttft_p50_ms`."""
+    for ending, (unit, _) in UNITS.items():
+        if name.endswith(ending):
+            words = name.removesuffix(ending).replace("_", " ")
+            return f"{words} ({unit})" if unit else f"{words} share"
+    return name.replace("_", " ")
+
+
+def figure(name: str, value: float) -> str:
+    """A value with as many decimals as its unit is worth."""
+    if math.isnan(value):
+        return "n/a"
+    decimals = next((digits for ending, (_, digits) in UNITS.items() if name.endswith(ending)), 0)
+    return f"{value:,.{decimals}f}"
+
+
+def machine_table(machine: dict[str, str]) -> Table:
+    """What everything was measured on."""
+    table = Table(title="Machine", show_header=False)
+    for name, value in machine.items():
+        table.add_row(name.replace("_", " "), value)
+    return table
+
+
+def scenario_table(scenario: Scenario, summary: Summary, rounds: int) -> Table:
+    """Medians over the rounds."""
+    measured = {name for measures in summary.medians.values() for name in measures}
+    columns = [name for name in scenario.columns if name in measured]
+    if any(measures.get("failed") for measures in summary.medians.values()):
+        columns.append("failed")
+    title = f"{scenario.name}: {scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}."
+    table = Table(title=title, title_justify="left")
+    table.add_column("case")
+    table.add_column("target")
+    for name in columns:
+        table.add_column(head(name), justify="right")
+    for case in summary.cases:
+        for number, target in enumerate(summary.targets(case)):
+            cells = [figure(name, summary.get(case, target, name)) for name in columns]
+            table.add_row(case if number == 0 else "", target, *cells, end_section=target == summary.targets(case)[-1])
+    return table
+
+
+def checks_table(checks: list[Check]) -> Table:
+    """Claims, measured values, bars."""
+    table = Table(title="Claims")
+    for name in ("claim", "measured", "bar", ""):
+        table.add_column(name, justify="left" if name == "claim" else "right")
+    for check in checks:
+        verdict = "not measured" if not check.is_known else "[green]holds[/]" if check.holds else "[red]falls short[/]"
+        value = f"{check.value:.3g} {check.unit}" if check.is_known else "n/a"
+        table.add_row(check.claim, value.strip(), f"{check.relation} {check.bar:g} {check.unit}".strip(), verdict)
+    return table
+
+
+def as_markdown(scenario: Scenario, summary: Summary, rounds: int) -> str:
+    """The scenario's table for a document."""
+    measured = {name for measures in summary.medians.values() for name in measures}
+    columns = [name for name in scenario.columns if name in measured]
+    lines = [
+        f"### {scenario.name}",
+        "",
+        f"{scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}.",
+        "",
+        "| " + " | ".join(["case", "target", *map(head, columns)]) + " |",
+        "| --- | --- |" + " ---: |" * len(columns),
+    ]
+    for case in summary.cases:
+        for target in summary.targets(case):
+            cells = [figure(name, summary.get(case, target, name)) for name in columns]
+            lines.append("| " + " | ".join([case, target, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def checks_markdown(checks: list[Check]) -> str:
+    """The claims for a document."""
+    lines = ["| claim | measured | bar | |", "| --- | ---: | ---: | --- |"]
+    for check in checks:
+        verdict = "not measured" if not check.is_known else "holds" if check.holds else "**falls short**"
+        value = f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"
+        lines.append(f"| {check.claim} | {value} | {check.relation} {check.bar:g} {check.unit} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def show(console: Console, scenario: Scenario, summary: Summary, rounds: int) -> None:
+    """Print a scenario's table."""
+    console.print(scenario_table(scenario, summary, rounds))

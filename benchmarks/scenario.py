@@ -1,0 +1,128 @@
+"""What a scenario is: rounds that give rows of measures, and the claims their medians have to bear out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
+
+import attrs
+
+from benchmarks.measure import Measures, median_of
+from benchmarks.models import BenchModel
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Bench:
+    """What a scenario has to work with."""
+
+    model: BenchModel
+    threads: int
+    is_quick: bool
+    """Less of everything: to see that it runs, not to publish."""
+    has_llama_server: bool
+    has_llama_cpp_python: bool
+
+    def pick(self, full: T, quick: T) -> T:
+        """`quick` in a quick run, else `full`."""
+        return quick if self.is_quick else full
+
+
+@attrs.frozen
+class Row:
+    """What one target did in one case of one round."""
+
+    case: str
+    target: str
+    measures: Measures
+
+
+@attrs.frozen
+class Summary:
+    """Medians over the rounds, by case and target, in the order they were first measured."""
+
+    medians: dict[tuple[str, str], Measures]
+
+    @classmethod
+    def of(cls, rounds: Sequence[Sequence[Row]]) -> Summary:
+        """The medians of all rounds' rows."""
+        rows: dict[tuple[str, str], list[Measures]] = {}
+        for row in (row for each in rounds for row in each):
+            rows.setdefault((row.case, row.target), []).append(row.measures)
+        return cls({key: median_of(measures) for key, measures in rows.items()})
+
+    @property
+    def cases(self) -> list[str]:
+        """Every case, once."""
+        return list(dict.fromkeys(case for case, _ in self.medians))
+
+    def targets(self, case: str) -> list[str]:
+        """Who was measured in a case."""
+        return [target for each, target in self.medians if each == case]
+
+    def get(self, case: str, target: str, measure: str) -> float:
+        """One median; NaN where it was not measured."""
+        return self.medians.get((case, target), {}).get(measure, math.nan)
+
+    def best(self, case: str, who: str, measure: str, wanted: Literal["high", "low"]) -> float:
+        """The best median of all targets whose name begins with `who`: a peer in its better configuration."""
+        found = [self.get(case, target, measure) for target in self.targets(case) if target.startswith(who)]
+        known = [value for value in found if not math.isnan(value)]
+        if not known:
+            return math.nan
+        return max(known) if wanted == "high" else min(known)
+
+
+@attrs.frozen
+class Check:
+    """A claim, what was measured, and the bar."""
+
+    claim: str
+    value: float
+    relation: Literal["≤", "≥"]
+    bar: float
+    unit: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was measured at all; a peer may be missing."""
+        return not math.isnan(self.value)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured value is on the right side of the bar."""
+        return self.value <= self.bar if self.relation == "≤" else self.value >= self.bar
+
+
+Emit = Callable[[str, str, Measures], None]
+"""Takes a case, a target and its measures, as soon as they are known."""
+
+Rounds = Callable[[Bench, int, Emit], Awaitable[None]]
+
+
+def no_checks(_: Summary) -> list[Check]:
+    """For scenarios that show, and claim nothing."""
+    return []
+
+
+@attrs.frozen
+class Scenario:
+    """One experiment. `measure(bench, index, emit)` runs one round; different rounds use different prompts."""
+
+    name: str
+    about: str
+    """One sentence: what happens and what is looked at."""
+    columns: tuple[str, ...]
+    """The measures its table shows; the JSON holds all."""
+    measure: Rounds
+    checks: Callable[[Summary], list[Check]] = no_checks
+    round_limit_s: float = 300
+    """A round that takes longer is broken off, and what it measured until then is kept."""
+
+
+def rotated(items: Sequence[T], index: int) -> list[T]:
+    """The items from another start each round, so that no target is always first or last."""
+    start = index % len(items) if items else 0
+    return [*items[start:], *items[:start]]

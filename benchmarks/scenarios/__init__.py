@@ -1,0 +1,41 @@
+"""The experiments, one a file. `ALL` holds them in the order they run and are reported."""
+
+from __future__ import annotations
+
+from benchmarks.scenario import Scenario
+from benchmarks.scenarios import (
+    cancel,
+    chain,
+    first_token,
+    long_context,
+    memory,
+    mixed,
+    overhead,
+    overload,
+    prefix,
+    startup,
+    storm,
+    throughput,
+    tradeoff,
+    transport,
+)
+
+ALL: tuple[Scenario, ...] = tuple(
+    module.SCENARIO
+    for module in (
+        throughput,
+        overhead,
+        first_token,
+        cancel,
+        memory,
+        startup,
+        storm,
+        prefix,
+        chain,
+        mixed,
+        long_context,
+        transport,
+        overload,
+        tradeoff,
+    )
+)

@@ -1,0 +1,56 @@
+"""Long contexts: reading and continuing prompts of 512 to 8,192 tokens, alone on the machine."""
+
+from __future__ import annotations
+
+from random import Random
+
+from benchmarks.load import one
+from benchmarks.measure import CpuMeter
+from benchmarks.samples import Ask
+from benchmarks.scenario import Bench, Emit, Scenario, rotated
+from benchmarks.scenarios.throughput import raw_measures
+from benchmarks.targets.contenders import contenders, open_contender
+from benchmarks.targets.raw import raw
+
+LENGTHS, QUICK_LENGTHS, GENERATED = (512, 2048, 8192), (512, 2048), 32
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Each length on each target, and raw."""
+    lengths = bench.pick(LENGTHS, QUICK_LENGTHS)
+    n_ctx = max(lengths) + 256
+    # One stream has one buffer whatever the layout: llama-server's two would measure the same thing twice.
+    kinds = [kind for kind in contenders(bench, 0) if "split" not in kind]
+    for kind in rotated(["raw", *kinds], index):
+        rng = Random(f"long context {index}")
+        if kind == "raw":
+            async with raw(bench.model, streams=1, n_ctx=n_ctx, layout="unified", threads=bench.threads) as baseline:
+                for length in lengths:
+                    result = await baseline.run([bench.model.prompt(rng, length)], GENERATED)
+                    measures = raw_measures(result, 1)
+                    measures["prompt_tokens_per_s"] = length / result.first_s
+                    emit(f"{length} tokens in", baseline.name, measures)
+            continue
+        async with open_contender(kind, bench, n_ctx=n_ctx, slots=1) as target:
+            for length in lengths:
+                meter = CpuMeter(target.pid)
+                meter.start()
+                sample = await one(target, Ask(bench.model.prompt(rng, length), GENERATED))
+                gaps = sorted(sample.gaps_ms)
+                measures = {
+                    "ttft_p50_ms": sample.ttft_ms,
+                    "prompt_tokens_per_s": length / sample.ttft_ms * 1000,
+                    "inter_token_p50_ms": gaps[len(gaps) // 2],
+                    "inter_token_worst_ms": gaps[-1],
+                    **meter.stop(GENERATED),
+                }
+                emit(f"{length} tokens in", target.name, measures)
+
+
+SCENARIO = Scenario(
+    name="long_context",
+    about=f"One request after another with long prompts, {GENERATED} tokens generated, nothing else running.",
+    columns=("ttft_p50_ms", "prompt_tokens_per_s", "inter_token_p50_ms", "inter_token_worst_ms", "rss_mb"),
+    measure=measure,
+    round_limit_s=240,
+)

@@ -1,0 +1,85 @@
+"""Mixed load: three people chat, someone else sends a long document, and a batch job runs underneath."""
+
+from __future__ import annotations
+
+from random import Random
+
+import trio
+
+from benchmarks.load import one, start
+from benchmarks.measure import CpuMeter, Measures, latency
+from benchmarks.samples import Ask, Sample
+from benchmarks.scenario import Bench, Emit, Scenario
+from benchmarks.targets.base import Target
+from benchmarks.targets.contenders import contenders, open_contender
+
+PEOPLE, QUESTIONS, QUESTION, ANSWER = 3, 4, 64, 48
+DOCUMENT, SUMMARY_TOKENS = 4000, 32
+BATCH, BATCH_PROMPT, BATCH_ANSWER = 8, 256, 48
+SLOTS = PEOPLE + 1 + BATCH
+N_CTX = 4352 * SLOTS
+"""In the split layout each slot has its own share, and the document has to fit one."""
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Everything at once, on each target."""
+    for kind in contenders(bench, index):
+        async with open_contender(kind, bench, n_ctx=N_CTX, slots=SLOTS) as target:
+            for case, measures in (await _mixed(target, bench, Random(f"mixed {index}"))).items():
+                emit(case, target.name, measures)
+
+
+async def _mixed(target: Target, bench: Bench, rng: Random) -> dict[str, Measures]:
+    model = bench.model
+    chats: list[Sample] = []
+
+    async def person(questions: list[Ask]) -> None:
+        for question in questions:
+            chats.append(await one(target, question))
+
+    meter = CpuMeter(target.pid)
+    meter.start()
+    async with trio.open_nursery() as nursery:
+        batch_asks = [Ask(model.prompt(rng, BATCH_PROMPT), BATCH_ANSWER, priority=-1) for _ in range(BATCH)]
+        batch = [start(nursery, target, ask) for ask in batch_asks]
+        for _ in range(PEOPLE):
+            asks = [Ask(model.prompt(rng, QUESTION), ANSWER, priority=1) for _ in range(bench.pick(QUESTIONS, 2))]
+            nursery.start_soon(person, asks)
+        await trio.sleep(0.3)
+        document = start(nursery, target, Ask(model.prompt(rng, DOCUMENT), SUMMARY_TOKENS))
+    everyone = [*chats, document, *batch]
+    tokens = sum(len(sample.token_s) for sample in everyone)
+    ended = max(sample.ended_s or 0 for sample in everyone)
+    began = min(sample.sent_s for sample in everyone)
+    return {
+        "people": {**latency(chats), **_failed(chats)},
+        "document": {**latency([document]), **_failed([document])},
+        "batch": {**latency(batch), **_failed(batch), "all_done_s": max(each.ended_s or 0 for each in batch) - began},
+        "all": {
+            "all_done_s": ended - began,
+            "tokens_per_s": tokens / (ended - began),
+            **meter.stop(tokens),
+            **_failed(everyone),
+        },
+    }
+
+
+def _failed(samples: list[Sample]) -> Measures:
+    return {"failed": sum(sample.error is not None for sample in samples)}
+
+
+SCENARIO = Scenario(
+    name="mixed",
+    about=f"{PEOPLE} people with {QUESTIONS} questions each, a document of {DOCUMENT} tokens, {BATCH} batch requests.",
+    columns=(
+        "ttft_p50_ms",
+        "ttft_p95_ms",
+        "inter_token_p50_ms",
+        "inter_token_p95_ms",
+        "inter_token_worst_ms",
+        "all_done_s",
+        "tokens_per_s",
+    ),
+    measure=measure,
+    round_limit_s=240,
+)

@@ -1,0 +1,72 @@
+"""Shared prefix: eight requests with 1,024 tokens in common arrive together. Who computes them once?"""
+
+from __future__ import annotations
+
+from random import Random
+
+from benchmarks.load import burst
+from benchmarks.measure import CpuMeter, Measures, latency, throughput
+from benchmarks.samples import Ask
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from benchmarks.targets.base import Target
+from benchmarks.targets.contenders import contenders, open_contender
+
+REQUESTS, COMMON, OWN, GENERATED = 8, 1024, 16, 16
+N_CTX = 16_384
+STAGGER_S = 0.15
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Cold, warm and staggered on each target."""
+    for kind in contenders(bench, index, with_slow=True):
+        async with open_contender(kind, bench, n_ctx=N_CTX, slots=REQUESTS) as target:
+            await _cases(target, bench, index, emit)
+
+
+async def _cases(target: Target, bench: Bench, index: int, emit: Emit) -> None:
+    rng = Random(f"prefix {index}")
+    common = bench.model.prompt(rng, COMMON)
+    emit("cold", target.name, await _together(target, bench, rng, common))
+    emit("warm", target.name, await _together(target, bench, rng, common))
+    fresh = bench.model.prompt(rng, COMMON)
+    emit("staggered", target.name, await _together(target, bench, rng, fresh, spacing_s=STAGGER_S))
+
+
+async def _together(
+    target: Target, bench: Bench, rng: Random, common: tuple[int, ...], *, spacing_s: float = 0
+) -> Measures:
+    asks = [Ask(common + bench.model.prompt(rng, OWN), GENERATED) for _ in range(REQUESTS)]
+    meter = CpuMeter(target.pid)
+    meter.start()
+    samples = await burst(target, asks, spacing_s=spacing_s)
+    rate = throughput(samples)
+    return {
+        "all_done_s": rate["wall_s"],
+        "cached_tokens": sum(sample.cached_tokens for sample in samples),
+        "failed": sum(sample.error is not None for sample in samples),
+        **latency(samples),
+        **meter.stop(int(rate["tokens"])),
+    }
+
+
+def checks(summary: Summary) -> list[Check]:
+    """Once is enough, at once and later."""
+    cold = summary.get("cold", "UMA", "all_done_s")
+    warm = summary.get("warm", "UMA", "ttft_p50_ms")
+    peer_cold = summary.best("cold", "llama-server", "all_done_s", "low")
+    peer_warm = summary.best("warm", "llama-server", "ttft_p50_ms", "low")
+    return [
+        Check("shared prefix, cold: times faster than llama-server's better layout", peer_cold / cold, "≥", 6, "x"),
+        Check("shared prefix, warm: times shorter TTFT p50 than llama-server's", peer_warm / warm, "≥", 4, "x"),
+    ]
+
+
+SCENARIO = Scenario(
+    name="prefix",
+    about=f"{REQUESTS} requests with {COMMON} tokens in common, {OWN} of their own, {GENERATED} generated: "
+    "at once with nothing cached, again at once, and 150 ms apart with nothing cached.",
+    columns=("all_done_s", "ttft_p50_ms", "ttft_p95_ms", "inter_token_p95_ms", "cached_tokens", "rss_mb"),
+    measure=measure,
+    checks=checks,
+    round_limit_s=180,
+)

@@ -1,0 +1,53 @@
+"""Start-up: from the command to the first word on the screen, on the model that comes with UMA."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import trio
+
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+
+CASE = "uma generate, built-in model"
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """`uma generate` in process, with no server to ask."""
+    emit(CASE, "UMA", await trio.to_thread.run_sync(_run))
+
+
+def _run() -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
+        socket = str(Path(folder) / "none.sock")
+        command = [sys.executable, "-m", "uma", "generate", "Tell me a story about a fox", "--socket", socket]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as process:
+            assert process.stdout is not None
+            first = os.read(process.stdout.fileno(), 1)
+            first_s = time.perf_counter() - began
+            process.stdout.read()
+        total_s = time.perf_counter() - began
+    if not first or process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return {"first_token_s": first_s, "whole_answer_s": total_s}
+
+
+def checks(summary: Summary) -> list[Check]:
+    """Quicker than one wonders whether it hangs."""
+    return [Check("start-up to first token, built-in model", summary.get(CASE, "UMA", "first_token_s"), "≤", 1.5, "s")]
+
+
+SCENARIO = Scenario(
+    name="startup",
+    about="`uma generate` from the command to the first byte on standard output, on the built-in model.",
+    columns=("first_token_s", "whole_answer_s"),
+    measure=measure,
+    checks=checks,
+    round_limit_s=60,
+)

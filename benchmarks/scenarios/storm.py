@@ -1,0 +1,113 @@
+"""Prefill storm: someone reads an answer as it comes, and four long prompts arrive. Does the answer freeze?"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import trio
+
+from benchmarks.load import start
+from benchmarks.measure import CpuMeter, Measures
+from benchmarks.samples import Ask, Sample
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from benchmarks.targets.base import Target
+from benchmarks.targets.contenders import SLOW, contenders, open_contender
+
+PROMPTS, PROMPT_TOKENS, ANSWER = 4, 1500, 8
+STREAM_TOKENS = 1900
+N_CTX, SLOTS = 16_384, 8
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """The storm on each target, one after another."""
+    for kind in contenders(bench, index, with_slow=True):
+        rng = Random(f"storm {index} {kind}")
+        # llama_cpp.server cannot decode one and read another: its stream has to end before any prompt is read.
+        stream_tokens = 300 if kind == SLOW else STREAM_TOKENS
+        async with open_contender(kind, bench, n_ctx=N_CTX, slots=SLOTS, n_ctx_slow=4096) as target:
+            emit("storm", target.name, await storm(target, bench, rng, stream_tokens=stream_tokens))
+
+
+async def storm(
+    target: Target,
+    bench: Bench,
+    rng: Random,
+    *,
+    stream_tokens: int = STREAM_TOKENS,
+    target_tbt_ms: float | None = None,
+) -> Measures:
+    """One storm; the stream's worst gap from the prompts' arrival until shortly after the last was read."""
+    prompts = [Ask(bench.model.prompt(rng, PROMPT_TOKENS), ANSWER) for _ in range(PROMPTS)]
+    stream_ask = Ask(bench.model.prompt(rng, 64), stream_tokens, priority=1, target_tbt_ms=target_tbt_ms)
+    meter = CpuMeter(target.pid)
+    async with trio.open_nursery() as nursery:
+        stream = start(nursery, target, stream_ask)
+        await stream.reached(60)
+        meter.start()
+        storm_began = len(stream.token_s)
+        readers = [start(nursery, target, ask) for ask in prompts]
+        for reader in readers:
+            await reader.reached(1)
+        tokens_then = len(stream.token_s)
+        await stream.reached(tokens_then + 30)
+        cpu = meter.stop(0)
+        nursery.cancel_scope.cancel()
+    return {**_gaps(stream, storm_began), **_reading(readers), **cpu}
+
+
+def _gaps(stream: Sample, storm_began: int) -> Measures:
+    calm = stream.gaps_ms[: storm_began - 1]
+    during = sorted(stream.gaps_ms[storm_began - 1 :])
+    return {
+        "calm_gap_p50_ms": sorted(calm)[len(calm) // 2],
+        "gap_p50_ms": during[len(during) // 2] if during else math.nan,
+        "gap_p95_ms": during[int(len(during) * 0.95)] if during else math.nan,
+        "worst_gap_ms": during[-1] if during else math.nan,
+        "stream_tokens": len(during),
+    }
+
+
+def _reading(readers: list[Sample]) -> Measures:
+    first = [reader.token_s[0] for reader in readers if reader.token_s]
+    if len(first) < len(readers):
+        return {"failed": len(readers) - len(first)}
+    read_s = max(first) - readers[0].sent_s
+    return {
+        "all_read_s": read_s,
+        "prompt_tokens_per_s": PROMPTS * PROMPT_TOKENS / read_s,
+        "first_read_s": min(first) - readers[0].sent_s,
+        "failed": 0,
+    }
+
+
+def checks(summary: Summary) -> list[Check]:
+    """The stream goes on, and the prompts do not pay for it."""
+    gap = summary.get("storm", "UMA", "worst_gap_ms")
+    read = summary.get("storm", "UMA", "all_read_s")
+    peer_gap = summary.best("storm", "llama-server", "worst_gap_ms", "low")
+    peer_read = summary.best("storm", "llama-server", "all_read_s", "low")
+    return [
+        Check("storm: the stream's worst gap", gap, "≤", 120, "ms"),
+        Check("storm: times better than llama-server's worst gap", peer_gap / gap, "≥", 15, "x"),
+        Check("storm: time until all prompts are read, of llama-server's", read / peer_read, "≤", 1.3, "x"),
+    ]
+
+
+SCENARIO = Scenario(
+    name="storm",
+    about=f"One stream decodes; {PROMPTS} prompts of {PROMPT_TOKENS} tokens arrive: the stream's worst gap, "
+    "and the time until all are read.",
+    columns=(
+        "calm_gap_p50_ms",
+        "gap_p50_ms",
+        "worst_gap_ms",
+        "all_read_s",
+        "first_read_s",
+        "prompt_tokens_per_s",
+        "rss_mb",
+    ),
+    measure=measure,
+    checks=checks,
+    round_limit_s=180,
+)

@@ -1,0 +1,131 @@
+"""Throughput sweep: how much of raw `llama_decode` is left when a server does it, from 1 to 64 streams."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+
+import trio
+
+from benchmarks.load import burst, warm_up
+from benchmarks.measure import CpuMeter, Measures, latency, throughput
+from benchmarks.raw import Result
+from benchmarks.samples import Ask, Sample
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
+from benchmarks.targets.base import Target
+from benchmarks.targets.batched_bench import batched_bench
+from benchmarks.targets.contenders import UMA, contenders, open_contender
+from benchmarks.targets.llama_server import LAYOUTS
+from benchmarks.targets.raw import raw
+from benchmarks.targets.uma import Uma, uma_server
+
+PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
+SLOW_PEER_STREAMS = (1, 8)
+"""llama_cpp.server takes one request after another; more of them only take longer."""
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Every number of streams with every target, UMA's one server throughout, the peers made to measure for each."""
+    counts = bench.pick((1, 2, 4, 8, 16, 32, 64), (1, 8, 32))
+    async with uma_server(bench.model, {"n_ctx": max(counts) * CELLS_A_STREAM}) as uma:
+        await warm_up(uma, bench.model)
+        for streams in counts:
+            await _with_streams(bench, index, streams, uma, emit)
+    if index == 0 and bench.has_llama_server:
+        await _batched_bench(bench, counts, emit)
+
+
+async def _with_streams(bench: Bench, index: int, streams: int, uma: Uma, emit: Emit) -> None:
+    case = f"{streams} streams" if streams > 1 else "1 stream"
+    rng = Random(f"throughput {index} {streams}")
+    n_ctx = streams * CELLS_A_STREAM
+    model, threads = bench.model, bench.threads
+    kinds = [*(f"raw {layout}" for layout in LAYOUTS), *contenders(bench, 0, with_slow=streams in SLOW_PEER_STREAMS)]
+    for kind in rotated(kinds, index):
+        prompts = [model.prompt(rng, PROMPT) for _ in range(streams)]
+        if kind == UMA:
+            emit(case, uma.name, await _serve(uma, prompts))
+        elif kind.startswith("raw"):
+            layout = kind.removeprefix("raw ")
+            async with raw(model, streams=streams, n_ctx=n_ctx, layout=layout, threads=threads) as baseline:
+                await baseline.run([prompt[:8] for prompt in prompts], 4)
+                emit(case, baseline.name, raw_measures(await baseline.run(prompts, GENERATED), streams))
+        else:
+            async with open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM) as peer:
+                emit(case, peer.name, await _serve(peer, prompts))
+
+
+async def _serve(target: Target, prompts: list[tuple[int, ...]]) -> Measures:
+    meter = CpuMeter(target.pid)
+    meter.start()
+    samples = await burst(target, [Ask(prompt, GENERATED) for prompt in prompts])
+    rate = throughput(samples)
+    return {**rate, **latency(samples), **meter.stop(int(rate["tokens"])), **failures(samples)}
+
+
+def failures(samples: list[Sample]) -> Measures:
+    """How many requests did not end as they should; 0 everywhere or the round is void."""
+    return {"failed": sum(sample.error is not None for sample in samples)}
+
+
+def raw_measures(result: Result, streams: int) -> Measures:
+    """The baseline's figures under the names the servers' have."""
+    steps = result.generated / streams - 1
+    return {
+        "tokens_per_s": result.generated / result.total_s,
+        "tokens": result.generated,
+        "wall_s": result.total_s,
+        "ttft_p50_ms": result.first_s * 1000,
+        "inter_token_p50_ms": (result.total_s - result.first_s) / steps * 1000,
+        "in_decode_share": result.decode_call_s / result.total_s,
+    }
+
+
+async def _batched_bench(bench: Bench, counts: tuple[int, ...], emit: Emit) -> None:
+    for layout in LAYOUTS:
+        run = partial(
+            batched_bench,
+            bench.model,
+            streams=counts,
+            prompt=PROMPT,
+            generated=GENERATED,
+            layout=layout,
+            threads=bench.threads,
+        )
+        lines = await trio.to_thread.run_sync(run)
+        for line in lines:
+            case = f"{line.streams} streams" if line.streams > 1 else "1 stream"
+            # It times prefill and decode apart; joined here, for the others' figures have both in them.
+            wall_s = line.streams * (PROMPT / line.prefill_tokens_per_s + GENERATED / line.decode_tokens_per_s)
+            measures = {"tokens_per_s": line.streams * GENERATED / wall_s, "wall_s": wall_s}
+            emit(case, f"llama-batched-bench {layout}", measures)
+
+
+def checks(summary: Summary) -> list[Check]:
+    """The shares of raw and the ratios to llama-server, each in its better layout."""
+    found: list[Check] = []
+    for case, of_raw, of_server in (("1 stream", 0.97, 1.15), ("8 streams", 0.96, 1.03), ("32 streams", 0.95, 1.1)):
+        ours = summary.best(case, "UMA", "tokens_per_s", "high")
+        base = summary.best(case, "raw", "tokens_per_s", "high")
+        peer = summary.best(case, "llama-server", "tokens_per_s", "high")
+        found.append(Check(f"{case}: tokens/s of raw's better layout", ours / base, "≥", of_raw, "x"))
+        found.append(Check(f"{case}: tokens/s of llama-server's better layout", ours / peer, "≥", of_server, "x"))
+    return found
+
+
+SCENARIO = Scenario(
+    name="throughput",
+    about=f"N requests at once, {PROMPT} tokens in, {GENERATED} out each: tokens a second, first send to last token.",
+    columns=(
+        "tokens_per_s",
+        "ttft_p50_ms",
+        "inter_token_p50_ms",
+        "inter_token_p99_ms",
+        "server_cpu_us",
+        "client_cpu_us",
+        "rss_mb",
+    ),
+    measure=measure,
+    checks=checks,
+    round_limit_s=400,
+)

@@ -1,0 +1,95 @@
+"""llama-server, the peer that matters most: same library, same kernels, another scheduler.
+
+It runs with its own defaults (continuous batching, prompt cache and host-memory prompt cache on) apart from what a
+scenario is about: the number of slots, the context, the KV layout and the batch sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import attrs
+import orjson
+import trio
+
+from benchmarks.cache import peer_binary
+from benchmarks.http_stream import HttpError, post
+from benchmarks.models import BenchModel
+from benchmarks.samples import Ask, Sample
+from benchmarks.targets.base import Process, free_port, server_process
+
+LAYOUTS = {"unified": "--kv-unified", "split": "--no-kv-unified"}
+
+
+def is_built() -> bool:
+    """Whether `python -m benchmarks.build_peers` made it."""
+    return peer_binary("llama-server").exists()
+
+
+@attrs.frozen
+class LlamaServer:
+    """A running llama-server."""
+
+    name: str
+    process: Process
+    port: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def ask(self, ask: Ask, sample: Sample) -> None:
+        body = {
+            "prompt": list(ask.prompt),
+            "n_predict": ask.max_tokens,
+            "stream": True,
+            "return_tokens": True,
+            "ignore_eos": True,
+            "temperature": 0,
+            # Greedy needs no more than the likeliest token; its default of 40 would only cost it time.
+            "top_k": 1,
+            "cache_prompt": True,
+        }
+        try:
+            async with post(self.port, "/completion", body) as events:
+                async for payload in events:
+                    event = orjson.loads(payload)
+                    for token in event["tokens"]:
+                        sample.add(token)
+                    if event["stop"]:
+                        sample.cached_tokens = event["timings"]["cache_n"]
+        except HttpError as error:
+            sample.fail(str(error))
+        except (trio.BrokenResourceError, OSError) as error:
+            sample.fail(f"connection lost: {error}")
+        finally:
+            sample.end()
+
+
+@asynccontextmanager
+async def llama_server(
+    model: BenchModel,
+    *,
+    slots: int,
+    n_ctx: int,
+    layout: str,
+    threads: int,
+    extra: Sequence[str] = (),
+    label: str = "",
+) -> AsyncIterator[LlamaServer]:
+    """Run llama-server for the block. `n_ctx` is for all slots together, whatever the layout."""
+    port = free_port()
+    command = [str(peer_binary("llama-server")), "--model", str(model.path), "--port", str(port)]
+    command += ["--parallel", str(slots), "--ctx-size", str(n_ctx), LAYOUTS[layout], "--threads", str(threads)]
+    async with server_process([*command, *extra], lambda: _is_healthy(port)) as process:
+        yield LlamaServer(f"llama-server {label or layout}", process, port)
+
+
+async def _is_healthy(port: int) -> bool:
+    try:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b" 200 " in await stream.receive_some(64)
+    except OSError:
+        return False

@@ -1,0 +1,69 @@
+"""The baseline as a target: a process of `benchmarks.raw`, asked for whole jobs instead of streams."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+from benchmarks.models import BenchModel
+from benchmarks.raw import Job, Result
+
+
+class RawError(Exception):
+    """The baseline's process ended before it answered."""
+
+
+@attrs.frozen
+class Raw:
+    """A running baseline."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+
+    async def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Result:
+        """Read these prompts together and generate `max_tokens` in each."""
+        job = Job([list(prompt) for prompt in prompts], max_tokens)
+        return await trio.to_thread.run_sync(self._run, job)
+
+    def _run(self, job: Job) -> Result:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(orjson.dumps(attrs.asdict(job)) + b"\n")
+        self.popen.stdin.flush()
+        return Result(**self.read())
+
+    def read(self) -> dict[str, Any]:
+        """The next line of JSON the process prints. Raises `RawError` where it ended."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            raise RawError(f"{self.name} ended with {self.popen.wait()}")
+        return dict(orjson.loads(line))
+
+
+@asynccontextmanager
+async def raw(model: BenchModel, *, streams: int, n_ctx: int, layout: str, threads: int) -> AsyncIterator[Raw]:
+    """Run the baseline for the block."""
+    command = [sys.executable, "-m", "benchmarks.raw", "--model", str(model.path), "--layout", layout]
+    command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads)]
+    popen = _spawn(command)
+    try:
+        target = Raw(f"raw {layout}", popen)
+        await trio.to_thread.run_sync(target.read)
+        yield target
+    finally:
+        popen.kill()
+        popen.wait()
+        for pipe in (popen.stdin, popen.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

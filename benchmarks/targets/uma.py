@@ -1,0 +1,88 @@
+"""UMA's server, as users run it: `uma run` in a process of its own, asked over its socket with UMA's own client."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import attrs
+import trio
+
+from benchmarks.models import BenchModel
+from benchmarks.samples import Ask, Sample
+from benchmarks.targets.base import Process, server_process
+from uma.client import Client, connect
+from uma.errors import UmaError
+from uma.types import Finished, Request, SamplingParams, Slo
+
+
+@attrs.frozen
+class Uma:
+    """A running UMA server and one or more open sessions with it, used in turn."""
+
+    name: str
+    process: Process
+    clients: tuple[Client, ...]
+    _ids: itertools.count[int] = attrs.field(factory=itertools.count)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def ask(self, ask: Ask, sample: Sample) -> None:
+        number = next(self._ids)
+        request = Request(
+            id=f"bench-{number}",
+            token_ids=ask.prompt,
+            sampling=SamplingParams(max_tokens=ask.max_tokens, ignore_eos=True),
+            priority=cast(Literal[-1, 0, 1], ask.priority),
+            slo=Slo(target_ttft_ms=ask.target_ttft_ms, target_tbt_ms=ask.target_tbt_ms),
+        )
+        try:
+            async with self.clients[number % len(self.clients)].generate(request) as stream:
+                async for event in stream:
+                    if isinstance(event, Finished):
+                        sample.cached_tokens = event.usage.cached_tokens
+                    else:
+                        sample.add(event.token_id)
+        except UmaError as error:
+            sample.fail(error.code, error.retry_after_ms)
+        finally:
+            sample.end()
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """The server's own counters."""
+        return await self.clients[0].metrics()
+
+
+@asynccontextmanager
+async def uma_server(
+    model: BenchModel, settings: Mapping[str, object], *, sessions: int = 1, label: str = ""
+) -> AsyncIterator[Uma]:
+    """Run `uma run` for the block, with settings by field name, and open `sessions` sessions."""
+    with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
+        socket = Path(folder) / "uma.sock"
+        command = [sys.executable, "-m", "uma", "run", "--model", str(model.path), "--socket", str(socket)]
+        for name, value in settings.items():
+            command += ["--" + name.replace("_", "-"), str(value)]
+        # Settings of the user's own environment must not change what is measured.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+        async with server_process(command, lambda: _answers(socket), env=env) as process, AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connect(socket)) for _ in range(sessions)]
+            yield Uma(f"UMA {label}".strip(), process, tuple(clients))
+
+
+async def _answers(socket: Path) -> bool:
+    try:
+        with trio.move_on_after(5):
+            async with connect(socket):
+                return True
+    except (UmaError, OSError):
+        return False
+    return False
