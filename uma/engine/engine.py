@@ -13,9 +13,11 @@ import secrets
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import outcome
 import trio
 
 import uma
@@ -66,14 +68,21 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
         context = await trio.to_thread.run_sync(_make_context, model, config)
         stack.callback(context.close)
         engine = Engine(config, model, context)
+        # What ends the block goes on as it is, not inside the exception group that the nursery would make of it.
+        ended: outcome.Outcome[None] = outcome.Value(None)
         async with trio.open_nursery() as nursery:
-            # A limiter of its own: the decode thread lives as long as the engine and must not take a place from others.
-            nursery.start_soon(_run_worker, engine)
+            nursery.start_soon(_run_worker, engine, nursery.cancel_scope)
             try:
                 yield engine
+            except trio.Cancelled:
+                raise
+            except BaseException as error:  # noqa: BLE001  (raised again below)
+                ended = outcome.Error(error)
             finally:
                 engine.begin_drain()
                 engine.worker.stop()
+        engine.worker_ended.unwrap()
+        ended.unwrap()
 
 
 def _load(config: RuntimeConfig) -> Model:
@@ -91,9 +100,16 @@ def _make_context(model: Model, config: RuntimeConfig) -> Context:
     return Context(model, sizing.context_params(model, config))
 
 
-async def _run_worker(engine: Engine) -> None:
+async def _run_worker(engine: Engine, scope: trio.CancelScope) -> None:
     with trio.CancelScope(shield=True):
-        await trio.to_thread.run_sync(engine.worker.run, limiter=trio.CapacityLimiter(1))
+        # A limiter of its own: the decode thread lives as long as the engine and must not take a place from others.
+        limiter = trio.CapacityLimiter(1)
+        engine.worker_ended = await outcome.acapture(
+            partial(trio.to_thread.run_sync, engine.worker.run, limiter=limiter)
+        )
+    # Without its thread an engine is nothing: a fault there ends the block, and is raised from it.
+    if isinstance(engine.worker_ended, outcome.Error):
+        scope.cancel()
 
 
 class Engine:
@@ -110,6 +126,7 @@ class Engine:
         self._open: dict[int, RequestStream] = {}
         self._is_draining = False
         self._drained = trio.Event()
+        self.worker_ended: outcome.Outcome[None] = outcome.Value(None)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Most tokens, prompt and output together, of one request."""
         targets = Targets(config.tick_budget_ms, config.slo_ttft_ms, context.n_batch, config.start_target_tokens)

@@ -83,7 +83,9 @@ def common_length(left: array[int], right: array[int], at: int = 0) -> int:
     size = min(len(left), len(right) - at)
     if size <= 0 or left[0] != right[at]:
         return 0
-    differ = np.frombuffer(left, dtype=np.int32, count=size) != np.frombuffer(right, dtype=np.int32, count=size, offset=4 * at)
+    differ = np.frombuffer(left, dtype=np.int32, count=size) != np.frombuffer(
+        right, dtype=np.int32, count=size, offset=4 * at
+    )
     first = int(differ.argmax())
     return first if differ[first] else size
 
@@ -251,7 +253,8 @@ class PrefixTree:
             return True
         assert tip.parent is not None
         return any(
-            each is not tip and common_length(each.tokens, tip.tokens) == len(tip.tokens) for each in tip.parent.children
+            each is not tip and common_length(each.tokens, tip.tokens) == len(tip.tokens)
+            for each in tip.parent.children
         )
 
     def _drop_covered_siblings(self, tip: Node) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from uma.engine.admission import WaitingRoom
 from uma.engine.kv import KvPool
 from uma.engine.policy import Plan, Scheduler, State
+from uma.engine.policy import Row as PolicyRow
 from uma.engine.policy.order import preemption_order
 from uma.engine.sequence import Sequence
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
@@ -159,7 +160,8 @@ class DecodeWorker:
         return True
 
     def _state(self) -> State:
-        decoding, prefilling = [], []
+        decoding: list[PolicyRow] = []
+        prefilling: list[PolicyRow] = []
         for sequence in self._active.values():
             (prefilling if sequence.row.remaining else decoding).append(sequence.row)
         free = self._pool.free_cells
@@ -255,15 +257,16 @@ class DecodeWorker:
         size = len(decode) + len(prefill)
         for sequence in decode:
             sequence.iterations += 1
-            if size > sequence.largest_batch:
-                sequence.largest_batch = size
+            sequence.largest_batch = max(sequence.largest_batch, size)
         for sequence, _ in prefill:
             sequence.largest_batch = max(sequence.largest_batch, size)
         self._metrics.tick(tokens, took)
         self._metrics.prefill_tokens_total += tokens - len(decode)
         self._scheduler.observe(len(decode), tokens - len(decode), self._pool.used_cells, took)
         if self._trace:
-            self._trace(f"tick decode={len(decode)} prefill={tokens - len(decode)} ms={took:.2f} cells={self._pool.used_cells}")
+            self._trace(
+                f"tick decode={len(decode)} prefill={tokens - len(decode)} ms={took:.2f} cells={self._pool.used_cells}"
+            )
 
     def _with_less(
         self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]

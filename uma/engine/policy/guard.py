@@ -28,7 +28,11 @@ class LatencyGuard:
     def allows_prefill(self, decoding: Iterable[Row], now_ms: float) -> bool:
         """Whether prefill may be part of this tick. Background streams make no one wait."""
         worst = max(
-            ((now_ms - row.last_token_ms) / row.target_tbt_ms for row in decoding if row.lane >= 0 and not row.is_paused),
+            (
+                (now_ms - row.last_token_ms) / row.target_tbt_ms
+                for row in decoding
+                if row.lane >= 0 and not row.is_paused
+            ),
             default=0.0,
         )
         self._is_suspended = worst > (CALM if self._is_suspended else LATE)
