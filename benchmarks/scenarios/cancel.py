@@ -8,7 +8,7 @@ from random import Random
 import trio
 
 from benchmarks.load import start, warm_up
-from benchmarks.samples import Ask
+from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.targets.uma import Uma, uma_server
 
@@ -19,7 +19,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """One of eight decoding streams is left, and the server's counters are read until it is gone."""
     ticks: list[float] = []
     ms: list[float] = []
-    async with uma_server(bench.model, {"n_ctx": 16_384}) as uma:
+    async with uma_server(bench.model, {"n_ctx": 16_384}, threads=bench.threads) as uma:
         await warm_up(uma, bench.model)
         for repeat in range(REPEATS):
             took_ticks, took_ms = await _cancel_one(uma, bench, Random(f"cancel {index} {repeat}"))
@@ -32,23 +32,28 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
 
 
 async def _cancel_one(uma: Uma, bench: Bench, rng: Random) -> tuple[float, float]:
-    async with trio.open_nursery() as others, trio.open_nursery() as leaver:
-        asks = [Ask(bench.model.prompt(rng, 32), 1500) for _ in range(STREAMS)]
-        samples = [start(others, uma, ask) for ask in asks[1:]]
-        samples.append(start(leaver, uma, asks[0]))
+    asks = [Ask(bench.model.prompt(rng, 32), 1500) for _ in range(STREAMS)]
+    leaving, left = trio.CancelScope(), Sample()
+
+    async def leave() -> None:
+        with leaving:
+            await uma.ask(asks[0], left)
+
+    async with trio.open_nursery() as nursery:
+        samples = [left, *(start(nursery, uma, ask) for ask in asks[1:])]
+        nursery.start_soon(leave)
         for sample in samples:
             await sample.reached(5)
         before = await uma.metrics()
         began = time.perf_counter()
-        leaver.cancel_scope.cancel()
+        leaving.cancel()
         # Each look costs a way over the socket, so what is counted can only be more than what it took.
         while (now := await uma.metrics())["active_sequences"] >= before["active_sequences"]:
             pass
         took_ms = (time.perf_counter() - began) * 1000
-        others.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
-        while (await uma.metrics())["active_sequences"]:
-            pass
+        nursery.cancel_scope.cancel()
+    while (await uma.metrics())["active_sequences"]:
+        pass
     return now["batch_calls_total"] - before["batch_calls_total"], took_ms
 
 

@@ -22,7 +22,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     uma_ms: list[float] = []
     async with (
         raw(bench.model, streams=1, n_ctx=1024, layout="unified", threads=bench.threads) as baseline,
-        uma_server(bench.model, {"n_ctx": 4096}) as uma,
+        uma_server(bench.model, {"n_ctx": 4096}, threads=bench.threads) as uma,
     ):
         await warm_up(uma, bench.model)
         for _ in range(bench.pick(REPEATS, 5)):

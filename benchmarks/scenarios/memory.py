@@ -20,7 +20,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """Unrelated requests, eight at a time; resident memory after the first hundred and after all."""
     late = bench.pick(LATE, 200)
     rng = Random(f"memory {index}")
-    async with uma_server(bench.model, {"n_ctx": 4096}) as uma:
+    async with uma_server(bench.model, {"n_ctx": 4096}, threads=bench.threads) as uma:
         await warm_up(uma, bench.model)
         await _requests(uma, bench, rng, EARLY)
         early_mb = rss_mb(uma.pid)

@@ -21,7 +21,7 @@ PROMPT, GENERATED = 16, 128
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """The same load as the throughput sweep's, at 1, 8 and 32 streams."""
-    async with uma_server(bench.model, {"n_ctx": 32 * 256}) as uma:
+    async with uma_server(bench.model, {"n_ctx": 32 * 256}, threads=bench.threads) as uma:
         await warm_up(uma, bench.model)
         for streams in (1, 8, 32):
             case = f"{streams} streams" if streams > 1 else "1 stream"

@@ -27,7 +27,7 @@ SLOW_PEER_STREAMS = (1, 8)
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """Every number of streams with every target, UMA's one server throughout, the peers made to measure for each."""
     counts = bench.pick((1, 2, 4, 8, 16, 32, 64), (1, 8, 32))
-    async with uma_server(bench.model, {"n_ctx": max(counts) * CELLS_A_STREAM}) as uma:
+    async with uma_server(bench.model, {"n_ctx": max(counts) * CELLS_A_STREAM}, threads=bench.threads) as uma:
         await warm_up(uma, bench.model)
         for streams in counts:
             await _with_streams(bench, index, streams, uma, emit)

@@ -21,7 +21,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """One storm for each setting."""
     for target_ms in bench.pick(TARGETS_MS, QUICK_TARGETS_MS):
         settings = {"n_ctx": N_CTX, "tick_budget_ms": target_ms, "slo_tbt_ms": target_ms}
-        async with uma_server(bench.model, settings, label=f"{target_ms} ms") as uma:
+        async with uma_server(bench.model, settings, label=f"{target_ms} ms", threads=bench.threads) as uma:
             await warm_up(uma, bench.model)
             rng = Random(f"tradeoff {index} {target_ms}")
             emit("storm", uma.name, await storm(uma, bench, rng, target_tbt_ms=target_ms))

@@ -43,7 +43,9 @@ async def open_contender(
     """
     name, _, layout = kind.partition(" ")
     if name == UMA:
-        async with uma_server(bench.model, {"n_ctx": n_ctx, **(settings or {})}, sessions=sessions) as uma:
+        async with uma_server(
+            bench.model, {"n_ctx": n_ctx, **(settings or {})}, sessions=sessions, threads=bench.threads
+        ) as uma:
             await warm_up(uma, bench.model)
             yield uma
     elif kind == SLOW:

@@ -63,13 +63,13 @@ class Uma:
 
 @asynccontextmanager
 async def uma_server(
-    model: BenchModel, settings: Mapping[str, object], *, sessions: int = 1, label: str = ""
+    model: BenchModel, settings: Mapping[str, object], *, threads: int, sessions: int = 1, label: str = ""
 ) -> AsyncIterator[Uma]:
     """Run `uma run` for the block, with settings by field name, and open `sessions` sessions."""
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         socket = Path(folder) / "uma.sock"
         command = [sys.executable, "-m", "uma", "run", "--model", str(model.path), "--socket", str(socket)]
-        for name, value in settings.items():
+        for name, value in {"threads": threads, "threads_batch": threads, **settings}.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         # Settings of the user's own environment must not change what is measured.
         env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
