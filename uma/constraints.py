@@ -88,19 +88,14 @@ class Json:
             strange = next((each for each in level if not _is_json(each)), None)
             if strange is not None:
                 return f"holds {show(strange)}, which JSON cannot carry"
-            level = [inner for each in level for inner in _inside(each)]
-            if not level:
+            containers = [each for each in level if isinstance(each, dict | list | tuple)]
+            if not containers:
                 return None
+            level = [inner for each in containers for inner in (each.values() if isinstance(each, dict) else each)]
         return f"must be {self}"
 
     def __str__(self) -> str:
         return f"nested at most {self.depth} levels deep"
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _is_json(value: Any) -> bool:

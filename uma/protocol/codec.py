@@ -162,9 +162,7 @@ def _rules(fields: dict[str, Any], kind: str, strict: bool, n_vocab: int | None)
             yield from _outside_vocabulary(fields.get("token_ids"), n_vocab)
     if strict:
         cls = CANCEL if kind == "cancel" else REQUESTS[kind]
-        yield from (
-            f"{path}: is no field of this request (the session is strict)" for path in unknown_fields(fields, cls)
-        )
+        yield from (f"{path}: unknown field, and the session is strict" for path in unknown_fields(fields, cls))
 
 
 def _outside_vocabulary(token_ids: Any, n_vocab: int) -> Iterator[str]:
@@ -220,8 +218,8 @@ def _parse_token(fields: dict[str, Any]) -> TokenEvent:
 
 
 def _parse_metrics(fields: dict[str, Any]) -> MetricsEvent:
-    id, warnings = fields.pop("id", None), fields.pop("warnings", None)
-    return MetricsEvent(fields, id if isinstance(id, str) else None, tuple(warnings or ()))
+    own: dict[str, Any] = {name: fields.pop(name) for name in ("id", "warnings") if name in fields}
+    return structure({"snapshot": fields, **own}, MetricsEvent)
 
 
 def _if_any(**fields: Any) -> dict[str, Any]:

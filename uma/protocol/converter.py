@@ -161,6 +161,11 @@ def _structure_class(cls: Any) -> Callable[[Any, Any], Any]:
     return structure_class
 
 
+def _unstructure_items(values: tuple[Any, ...]) -> Any:
+    # Only lists of messages hold classes; token ids by the 100,000 are left as they are.
+    return list(map(_converter.unstructure, values)) if values and attrs.has(type(values[0])) else values
+
+
 def _plain(hint: Any) -> Any:
     """`hint` without constraints and without `| None`."""
     if get_origin(hint) is typing.Annotated:
@@ -194,4 +199,7 @@ _converter = cattrs.Converter(detailed_validation=True)
 _converter.register_structure_hook_factory(lambda hint: True, _structure_leaf)
 _converter.register_structure_hook_factory(_any_class, _structure_nested)
 _converter.register_structure_hook_factory(attrs.has, _structure_class)
+for _plainest in (str, int, float, bool):  # cattrs has hooks of its own for these, which convert instead of check
+    _converter.register_structure_hook(_plainest, _structure_leaf(_plainest))
 _converter.register_unstructure_hook_func(lambda cls: not attrs.has(cls), lambda value: value)
+_converter.register_unstructure_hook(tuple, _unstructure_items)

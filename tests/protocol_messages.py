@@ -1,0 +1,213 @@
+"""What the protocol's tests say to each other: strategies that make every kind of message, and a sample of some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from uma.constraints import hints_of
+from uma.protocol.messages import (
+    Cancel,
+    ClientMessage,
+    EosEvent,
+    ErrorEvent,
+    Generate,
+    HealthEvent,
+    HealthQuery,
+    Hello,
+    HelloEvent,
+    MetricsEvent,
+    MetricsQuery,
+    ServerEvent,
+    TokenEvent,
+    TokenizeEvent,
+    TokenizeQuery,
+)
+from uma.types import (
+    Capabilities,
+    Finished,
+    Limits,
+    Message,
+    ModelInfo,
+    Request,
+    RequestMetrics,
+    SamplingParams,
+    ServerInfo,
+    Slo,
+    Usage,
+)
+
+N_VOCAB = 1000
+
+characters = st.characters(exclude_categories=["Cs"])
+text = st.text(characters, max_size=20)
+prompt_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+ids = st.text(characters, min_size=1, max_size=128)
+token_ids = st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=8).map(tuple)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+metadata = st.none() | st.dictionaries(text, json_values, max_size=3)
+
+sampling = st.builds(
+    SamplingParams,
+    max_tokens=st.none() | st.integers(1, 2**63),
+    min_tokens=st.integers(0, 100),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1),
+    top_k=st.integers(-1, 100),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 2, exclude_min=True),
+    frequency_penalty=st.floats(-2, 2),
+    presence_penalty=st.floats(-2, 2),
+    seed=st.none() | st.integers(0, 2**32 - 1),
+    stop=st.lists(st.text(characters, min_size=1, max_size=4), max_size=16),
+    ignore_eos=st.booleans(),
+)
+turns = st.builds(Message, role=prompt_text.filter(bool), content=prompt_text)
+prompts = st.one_of(
+    st.fixed_dictionaries({"prompt": prompt_text}),
+    st.fixed_dictionaries({"messages": st.lists(turns, min_size=1, max_size=3)}),
+    st.fixed_dictionaries({"token_ids": token_ids}),
+)
+targets = st.none() | st.floats(0, 1e6, exclude_min=True)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """A request with any of its fields."""
+    return Request(
+        draw(ids),
+        **draw(prompts),
+        sampling=draw(sampling),
+        stream=draw(st.booleans()),
+        priority=draw(st.sampled_from((-1, 0, 1))),
+        slo=Slo(draw(targets), draw(targets)),
+        metadata=draw(metadata),
+    )
+
+
+client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
+    st.builds(
+        Hello,
+        versions=st.lists(st.text(characters, min_size=1, max_size=32), min_size=1, max_size=4).map(tuple),
+        client=text,
+        strict=st.booleans(),
+    ),
+    st.builds(Generate, request=requests(), keep_alive=st.booleans()),
+    st.builds(Cancel, id=ids),
+    st.builds(MetricsQuery, id=st.none() | ids),
+    st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
+    st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
+)
+
+warnings = st.lists(text, max_size=2).map(tuple)
+counts = st.integers(0, 2**53)
+times = st.floats(0, 1e9)
+request_metrics = st.builds(
+    RequestMetrics, *[times] * 4, batch_size=counts, tokens_per_second=times, decode_iterations=counts
+)
+BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    str: text,
+    int: counts,
+    bool: st.booleans(),
+    str | None: st.none() | text,
+    tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
+}
+
+
+def filled(cls: type[Any]) -> st.SearchStrategy[Any]:
+    """A `cls` with something in every field."""
+    return st.builds(cls, **{name: BY_TYPE[hint] for name, hint in hints_of(cls).items()})
+
+
+hellos = st.builds(
+    HelloEvent,
+    version=text,
+    server=text,
+    model=filled(ModelInfo),
+    capabilities=filled(Capabilities),
+    limits=filled(Limits),
+    warnings=warnings,
+)
+server_events: st.SearchStrategy[ServerEvent] = st.one_of(
+    hellos,
+    st.builds(TokenEvent, id=ids, text=text, token_id=counts, metadata=metadata),
+    st.builds(
+        EosEvent,
+        id=ids,
+        reason=st.sampled_from(("stop", "length", "cancelled", "error")),
+        usage=st.builds(Usage, counts, counts, counts),
+        metrics=request_metrics,
+        seed=counts,
+        text=st.none() | text,
+        token_ids=st.none() | token_ids,
+        warnings=warnings,
+        metadata=metadata,
+    ),
+    st.builds(
+        ErrorEvent, code=text, message=text, id=st.none() | ids, retry_after_ms=st.none() | counts, metadata=metadata
+    ),
+    st.builds(
+        MetricsEvent,
+        snapshot=st.dictionaries(text.map("n_{}".format), json_values, max_size=3),
+        id=st.none() | ids,
+        warnings=warnings,
+    ),
+    st.builds(
+        HealthEvent,
+        status=st.sampled_from(("ok", "loading", "draining", "stalled")),
+        latency_ms=times,
+        tokens_generated=counts,
+        id=st.none() | ids,
+        warnings=warnings,
+    ),
+    st.builds(TokenizeEvent, id=ids, token_ids=st.lists(counts, max_size=4).map(tuple), warnings=warnings),
+)
+
+INFO = ServerInfo(
+    server="uma/0.1.0",
+    model=ModelInfo(
+        name="story",
+        path="/models/story.gguf",
+        architecture="llama",
+        parameters=5_000_000,
+        size_bytes=6_000_000,
+        quantization="Q8_0",
+        context_length=1024,
+        vocab_size=N_VOCAB,
+        has_chat_template=True,
+    ),
+    capabilities=Capabilities(
+        streaming=True,
+        chat=True,
+        cancel=True,
+        tokenize=True,
+        token_ids_input=True,
+        prefix_sharing="cells",
+        kv_unified=True,
+        max_stop_sequences=16,
+        sampling_params=("temperature", "top_p"),
+    ),
+    limits=Limits(
+        n_ctx=1024, max_tokens=512, max_prompt_bytes=10_000, max_frame_bytes=65_536, max_sessions=8, max_queue=8
+    ),
+)
+
+
+def finished(id: str = "a", **fields: Any) -> Finished:
+    """A request's last event."""
+    metrics = RequestMetrics(
+        queue_ms=1.0,
+        prefill_ms=2.0,
+        decode_ms=3.0,
+        ttft_ms=3.0,
+        batch_size=1,
+        tokens_per_second=100.0,
+        decode_iterations=4,
+    )
+    return Finished(id, **{"reason": "stop", "usage": Usage(3, 0, 4), "metrics": metrics, "seed": 7, **fields})
