@@ -1,15 +1,15 @@
-"""Tiny GGUF files with random weights, for tests of anything that loads a model: written in milliseconds, deterministic.
+"""Tiny GGUF files with random weights, for tests of anything that loads a model: deterministic, made in milliseconds.
 
-    path = write_model(tmp_path / "tiny.gguf")                          # a Llama, bytes as tokens, ChatML template
-    path = write_model(tmp_path / "tiny.gguf", chat_template=None)      # no template
-    path = write_model(tmp_path / "tiny.gguf", kind="sliding-window")   # Gemma 2, a window of 16 tokens in every 2nd layer
-    path = write_model(tmp_path / "tiny.gguf", kind="recurrent")        # Mamba
-    path = write_model(tmp_path / "tiny.gguf", kind="hybrid")           # Jamba: a Mamba and an attention layer
-    first, *_ = write_split_model(tmp_path / "big", count=3)            # the same Llama in three files
+    path = write_model(tmp_path / "tiny.gguf")                         # a Llama, bytes as tokens, ChatML template
+    path = write_model(tmp_path / "tiny.gguf", chat_template=None)     # no template
+    path = write_model(tmp_path / "tiny.gguf", kind="sliding-window")  # Gemma 2: every 2nd layer sees 16 tokens
+    path = write_model(tmp_path / "tiny.gguf", kind="recurrent")       # Mamba
+    path = write_model(tmp_path / "tiny.gguf", kind="hybrid")          # Jamba: a Mamba and an attention layer
+    first, *_ = write_split_model(tmp_path / "big", count=3)           # the same Llama in three files
 
-Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every text
-can be tokenized, and greedy output is some fixed nonsense that depends on every token before it. `metadata` adds or
-replaces keys; `TOKENIZER_NONE` as `tokenizer` leaves the vocabulary out.
+Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every
+text can be tokenized, and greedy output is some fixed nonsense that depends on every token before it. `metadata` adds
+or replaces keys; `TOKENIZER_NONE` as `tokenizer` leaves the vocabulary out.
 """
 
 from __future__ import annotations
@@ -227,7 +227,9 @@ def _mamba(rng: np.random.Generator, *, normed: bool) -> Iterator[tuple[str, npt
 
 
 def _matrix(rng: np.random.Generator, rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
-    return (rng.standard_normal((rows, columns), dtype=np.float32) * (gain / columns**0.5)).astype(np.float32)
+    matrix: npt.NDArray[np.float32] = rng.standard_normal((rows, columns), dtype=np.float32)
+    matrix *= gain / columns**0.5
+    return matrix
 
 
 def _ones(count: int) -> npt.NDArray[np.float32]:

@@ -77,6 +77,9 @@ class ContextParams:
             if getattr(self, name) not in CACHE_TYPES:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} must be one of {', '.join(CACHE_TYPES)}")
 
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            raise ConfigError(f"cache_type_v: {self.cache_type_v} needs flash attention; leave flash_attn on auto")
+
     def struct(self) -> lib.llama_context_params:
         """llama.cpp's own form of it."""
         struct = lib.llama_context_default_params()
@@ -100,6 +103,13 @@ class Context:
     """Owner of a llama context. Keeps its model's weights alive until it is closed."""
 
     def __init__(self, model: Model, params: ContextParams) -> None:
+        """Make the context, which takes its memory at once.
+
+        Raises `ConfigError` for settings that exclude each other and `ModelError`, with llama.cpp's reason, where it
+        cannot be made otherwise, mostly for want of memory.
+        """
+        if model.vocab_only:
+            raise ValueError(f"{model.path}: was loaded with vocab_only, without what computes")
         mark = LOG.mark
         struct = params.struct()
         # The C library's `strlen` as abort callback: it finds 0 for an empty string, 1 where a byte is set. Called
@@ -111,7 +121,8 @@ class Context:
         self._handle: int | None = lib.llama_init_from_model(model.handle, struct)
         if not self._handle:
             model.release()
-            raise ModelError(f"{model.path}: no context could be made for it{quoted(mark)}")
+            cells = params.n_ctx or model.n_ctx_train
+            raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")
         self.model = model
         self.params = params
         self._memory: int = lib.llama_get_memory(self._handle)

@@ -36,12 +36,13 @@ ELEMENT_BYTES = {
 class Model:
     """Owner of a loaded model. Any number of contexts, of any threads, may use it; close it after they are closed."""
 
-    def __init__(self, handle: int, parts: list[Header], *, is_builtin: bool) -> None:
+    def __init__(self, handle: int, parts: list[Header], *, is_builtin: bool, vocab_only: bool = False) -> None:
         self._handle: int | None = handle
         self._parts = parts
         self._users = 0
         self._close_wanted = False
         self.path = parts[0].path
+        self.vocab_only = vocab_only
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.memory = _memory_of(handle)
@@ -78,7 +79,7 @@ class Model:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
             _check_generates_text(handle, parts[0])
-            return cls(handle, parts, is_builtin=is_builtin)
+            return cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only)
         except ModelError:
             lib.llama_model_free(handle)
             raise
