@@ -42,10 +42,11 @@ class TextStream:
         return text
 
     def _release(self, text: str) -> str:
-        first = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=-1)
-        if first >= 0:
+        # The stop string that is complete first counts, so that what is shown does not depend on where tokens end.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self.stopped, self._held = True, ""
-            return text[:first]
+            return text[: min(found)[1]]
         keep = self._possible_stop(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -1,0 +1,109 @@
+"""From bytes to text that may be shown, at any split of characters and stop strings over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from uma.engine.text import TextStream
+
+
+def cut(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """`data` in pieces, as if each were a token; pieces may be empty."""
+    edges = [0, *sorted(min(at, len(data)) for at in cuts), len(data)]
+    return [data[start:stop] for start, stop in pairwise(edges)]
+
+
+def shown(pieces: Sequence[bytes], stops: Sequence[str] = ()) -> tuple[str, bool]:
+    """All text that a stream gives out for these pieces, and whether a stop string ended it."""
+    stream = TextStream(stops)
+    text = ""
+    for piece in pieces:
+        text += stream.push(piece)
+        if stream.stopped:
+            return text, True
+    return text + stream.finish(), stream.stopped
+
+
+def until_first_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The plain definition: read character by character; whichever stop string is complete first ends the text."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+CUTS = st.lists(st.integers(0, 60), max_size=20)
+FEW_LETTERS = st.text(alphabet="abé", max_size=30)
+STOPS = st.lists(st.text(alphabet="abé", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@given(st.text(max_size=40), CUTS)
+def test_any_split_of_utf8_gives_the_text_back(text: str, cuts: list[int]) -> None:
+    assert shown(cut(text.encode(), cuts)) == (text, False)
+
+
+@given(st.binary(max_size=60), CUTS)
+@example(b"\xe2\x82", [1])
+@example(b"\xf0\x9f\xa6a", [1, 2, 3])
+@example(b"\xc3\xe2\x82\xac", [1])
+def test_malformed_bytes_become_replacement_characters_wherever_they_are_split(data: bytes, cuts: list[int]) -> None:
+    assert shown(cut(data, cuts)) == (data.decode("utf-8", "replace"), False)
+
+
+@given(st.text(max_size=40), CUTS)
+def test_every_character_is_shown_with_the_token_that_completes_it(text: str, cuts: list[int]) -> None:
+    stream, so_far = TextStream(), b""
+    given_out = ""
+    for piece in cut(text.encode(), cuts):
+        so_far += piece
+        given_out += stream.push(piece)
+        assert given_out == so_far.decode("utf-8", "ignore")
+
+
+@given(FEW_LETTERS, STOPS, CUTS)
+@example("xabc", ["abc", "xabcd", "ab"], [1, 2, 3])
+@example("xabc", ["ab", "xabc"], [3])
+@example("xabc", ["ab", "xabc"], [])
+@example("aaab", ["aab"], [1, 2, 3])
+def test_stop_strings_end_the_text_as_if_it_were_read_at_once(text: str, stops: list[str], cuts: list[int]) -> None:
+    assert shown(cut(text.encode(), cuts), stops) == until_first_stop(text, stops)
+
+
+@given(FEW_LETTERS, STOPS, CUTS)
+def test_nothing_that_may_become_a_stop_string_is_shown_and_nothing_else_is_held(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    stream, so_far, given_out = TextStream(stops), b"", ""
+    for piece in cut(text.encode(), cuts):
+        so_far += piece
+        given_out += stream.push(piece)
+        if stream.stopped:
+            return
+        whole = so_far.decode("utf-8", "ignore")
+        ends = (whole[len(whole) - size :] for size in range(len(whole) + 1))
+        longest = max(len(end) for end in ends if any(stop.startswith(end) for stop in stops))
+        assert given_out == whole[: len(whole) - longest]
+
+
+def test_an_unfinished_character_at_the_end_is_shown_as_a_replacement_character() -> None:
+    stream = TextStream()
+    assert stream.push("é".encode()[:1]) == ""
+    assert stream.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("stop", ["\ufffd", "a\ufffd"])
+def test_a_stop_string_that_the_end_completes_still_ends_the_text(stop: str) -> None:
+    stream = TextStream([stop])
+    assert stream.push(b"xa\xc3") == ("x" if stop == "a\ufffd" else "xa")
+    assert stream.finish() == ""
+    assert stream.stopped
+
+
+def test_held_text_comes_out_when_the_stop_string_never_does() -> None:
+    assert shown([b"a", b"b", b"c"], ["abcd"]) == ("abc", False)
