@@ -37,6 +37,7 @@ from uma.protocol.messages import (
     TokenizeQuery,
     UnknownEvent,
 )
+from uma.protocol.schema import schemas
 from uma.types import Message, Request, SamplingParams, Slo
 
 
@@ -465,36 +466,7 @@ def test_random_bytes_parse_or_are_refused(payload: bytes) -> None:
     parses_or_is_refused(payload)
 
 
-FIELDS = [
-    "type",
-    "event",
-    "id",
-    "prompt",
-    "messages",
-    "token_ids",
-    "max_tokens",
-    "temperature",
-    "stop",
-    "slo",
-    "metadata",
-    "stream",
-    "priority",
-    "versions",
-    "code",
-    "message",
-    "usage",
-    "metrics",
-    "seed",
-    "reason",
-    "text",
-    "token_id",
-    "model",
-    "limits",
-    "capabilities",
-    "warnings",
-    "role",
-    "content",
-]
+FIELDS = [*schemas()["generate"]["properties"], *schemas()["event.eos"]["properties"], "versions", "code", "message"]
 WORDS = ("generate", "hello", "metrics", "health", "tokenize", "cancel", "token", "eos", "error")
 anything = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 2**64 - 1) | finite | text | st.sampled_from(WORDS),

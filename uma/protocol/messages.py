@@ -58,14 +58,14 @@ class Generate:
 
 @attrs.frozen
 class Cancel:
-    """`{"event": "cancel", "id": …}`."""
+    """End the running request of this id: `{"event": "cancel", "id": …}`."""
 
     id: Id
 
 
 @attrs.frozen
 class MetricsQuery:
-    """`{"type": "metrics"}`."""
+    """A snapshot asked for: `{"type": "metrics"}`."""
 
     id: Id | None = None
     warnings: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class MetricsQuery:
 
 @attrs.frozen
 class HealthQuery:
-    """`{"type": "health"}`."""
+    """Whether generation works: `{"type": "health"}`."""
 
     id: Id | None = None
     probe: bool = True
@@ -83,7 +83,7 @@ class HealthQuery:
 
 @attrs.frozen
 class TokenizeQuery:
-    """`{"type": "tokenize", "id": …}` with one of `prompt`, `messages`, `token_ids`."""
+    """Token ids asked for: `{"type": "tokenize", "id": …}` with one of `prompt`, `messages`, `token_ids`."""
 
     request: Request
     warnings: tuple[str, ...] = ()

@@ -11,7 +11,6 @@ import ast
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
@@ -20,41 +19,28 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, hints_of
-from uma.protocol.messages import Generate, HealthQuery, Hello, MetricsEvent, MetricsQuery, TokenizeQuery
 from uma.protocol.versions import SUPPORTED
-from uma.protocol.wire import CANCEL, EVENTS, REQUESTS
-from uma.types import PROMPT_FIELDS, Request, SamplingParams
+from uma.protocol.wire import CANCEL, EVENTS, OWNERS, REQUESTS
+from uma.types import PROMPT_FIELDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", NoneType: "null"}
-_OWNERS: dict[str, tuple[type, ...]] = {
-    "generate": (Generate, Request, SamplingParams),
-    "hello": (Hello,),
-    "metrics": (MetricsQuery,),
-    "health": (HealthQuery,),
-    "tokenize": (TokenizeQuery, Request),
-}
-"""The classes whose docstrings describe a request's fields."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """A schema for each message by name: `generate`, `cancel` … for a client's, `event.token` … for a server's."""
     made = {kind: _request(kind) for kind in REQUESTS}
-    made["cancel"] = _message("cancel", CANCEL, "End a running request.", {"event": {"const": "cancel"}}, ["event"])
+    made["cancel"] = _message("cancel", CANCEL, {"event": {"const": "cancel"}}, ["event"])
     for name, cls in EVENTS.items():
-        made[f"event.{name}"] = _message(
-            f"event.{name}", cls, _summary(cls), {"event": {"const": name}}, ["event"], cls
-        )
-    made["event.metrics"] = _metrics_event()
+        made[f"event.{name}"] = _message(f"event.{name}", cls, {"event": {"const": name}}, ["event"])
     return made
 
 
 def _request(kind: str) -> dict[str, Any]:
     is_default = kind == "generate"
     of_type: dict[str, Any] = {"const": kind} | ({"default": kind} if is_default else {})
-    summary = _summary(_OWNERS[kind][0])
-    schema = _message(kind, REQUESTS[kind], summary, {"type": of_type}, [] if is_default else ["type"], *_OWNERS[kind])
+    schema = _message(kind, REQUESTS[kind], {"type": of_type}, [] if is_default else ["type"])
     if set(PROMPT_FIELDS) <= schema["properties"].keys():
         given = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPT_FIELDS]
         schema["oneOf"] = given
@@ -64,36 +50,21 @@ def _request(kind: str) -> dict[str, Any]:
     return schema
 
 
-def _metrics_event() -> dict[str, Any]:
-    properties = {"event": {"const": "metrics"}, "id": {"type": "string"}}
-    return {
-        "$schema": DIALECT,
-        "$id": _id("event.metrics"),
-        "title": "event.metrics",
-        "description": f"{_summary(MetricsEvent)} Each further field is a counter, a gauge or a histogram.",
-        "type": "object",
-        "properties": properties,
-        "required": ["event"],
-    }
-
-
-def _message(
-    name: str, cls: type, summary: str, tag: dict[str, Any], required: list[str], *owners: type
-) -> dict[str, Any]:
+def _message(name: str, cls: type, tag: dict[str, Any], required: list[str]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    schema = _object(cls, nested, owners)
+    schema = _object(cls, nested)
     schema["properties"] = tag | schema["properties"]
     schema["required"] = required + schema["required"]
-    header = {"$schema": DIALECT, "$id": _id(name), "title": name, "description": summary}
-    return header | schema | ({"$defs": nested} if nested else {})
+    return {"$schema": DIALECT, "$id": _id(name), "title": name} | schema | ({"$defs": nested} if nested else {})
 
 
 def _id(name: str) -> str:
     return f"urn:uma:protocol:{SUPPORTED[-1]}:{name}"
 
 
-def _object(cls: type, nested: dict[str, Any], owners: Iterable[type]) -> dict[str, Any]:
+def _object(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
     """An object with the fields of `cls`; `nested` gathers the `$defs`. Unknown fields are ignored, so allowed."""
+    owners = OWNERS.get(cls, (cls,))
     docs = {field: text for owner in owners for field, text in _docs_of(owner).items()}
     properties: dict[str, Any] = {}
     required = []
@@ -107,7 +78,8 @@ def _object(cls: type, nested: dict[str, Any], owners: Iterable[type]) -> dict[s
             required.append(name)
         elif isinstance(default, str | int | float):  # None and () stand for: not given
             properties[name]["default"] = default
-    return {"type": "object", "properties": properties, "required": required}
+    summary = _summary(owners[-1])
+    return {"description": summary, "type": "object", "properties": properties, "required": required}
 
 
 def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +97,7 @@ def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": _schema_of(args[0], nested)}
     if attrs.has(hint):
         if hint.__name__ not in nested:
-            nested[hint.__name__] = {"description": _summary(hint)} | _object(hint, nested, (hint,))
+            nested[hint.__name__] = _object(hint, nested)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     return {"type": _TYPES[origin or hint]}
 

@@ -20,13 +20,19 @@ from uma.protocol.messages import (
     HealthQuery,
     Hello,
     HelloEvent,
+    MetricsEvent,
     MetricsQuery,
     TokenEvent,
     TokenizeEvent,
+    TokenizeQuery,
 )
 from uma.types import PROMPT_FIELDS, Request, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
+
+
+OWNERS: dict[type, tuple[type, ...]] = {}
+"""Of each flat class, the classes that its fields come from; the last is the message itself."""
 
 
 def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints: dict[str, Any] | None = None) -> type:
@@ -34,12 +40,14 @@ def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints:
     types = {field: hint for part in parts for field, hint in hints_of(part).items() if field not in drop}
     defaults = {field.name: field.default for part in parts for field in attrs.fields(part)}
     fields = {each: attrs.field(type=hint, default=defaults[each]) for each, hint in (types | (hints or {})).items()}
-    return attrs.make_class(name, fields, frozen=True, kw_only=True)
+    cls = attrs.make_class(name, fields, frozen=True, kw_only=True)
+    OWNERS[cls] = parts
+    return cls
 
 
 _ONE_OR_MORE_STRINGS = Annotated[str, Length(1)] | hints_of(SamplingParams)["stop"]
 
-_NOT_FOR_TOKENIZE = tuple(name for name in hints_of(Request) if name not in ("id", *PROMPT_FIELDS))
+_NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request) if name not in ("id", *PROMPT_FIELDS)))
 
 REQUESTS: dict[str, type[Any]] = {
     "generate": _flat(
@@ -53,7 +61,7 @@ REQUESTS: dict[str, type[Any]] = {
     "hello": _flat("Hello", Hello),
     "metrics": _flat("Metrics", MetricsQuery),
     "health": _flat("Health", HealthQuery),
-    "tokenize": _flat("Tokenize", Request, drop=_NOT_FOR_TOKENIZE),
+    "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
 }
 """By `type`."""
 
@@ -66,5 +74,6 @@ EVENTS: dict[str, type[Any]] = {
     "error": ErrorEvent,
     "health": HealthEvent,
     "tokenize": TokenizeEvent,
+    "metrics": _flat("Metrics", MetricsEvent, drop=("snapshot",)),
 }
-"""By `event`; `metrics` is flat and open, and read apart."""
+"""By `event`. A metrics event has its snapshot's fields beside these."""

@@ -1,0 +1,715 @@
+"""Sessions: what may come when, what is closed after what, and that every request gets exactly one end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from protocol_messages import INFO, N_VOCAB, finished
+
+from uma.errors import (
+    WIRE_ERRORS,
+    BadRequest,
+    DecodeFailed,
+    FrameTooLarge,
+    IdleTimeout,
+    Overloaded,
+    PromptTooLarge,
+    ShuttingDown,
+    TooManySessions,
+    UmaError,
+)
+from uma.protocol.codec import encode_message, parse_event
+from uma.protocol.frames import FrameDecoder, encode_frame
+from uma.protocol.messages import (
+    Cancel,
+    EosEvent,
+    ErrorEvent,
+    Generate,
+    HealthEvent,
+    HealthQuery,
+    Hello,
+    HelloEvent,
+    MetricsEvent,
+    MetricsQuery,
+    ServerEvent,
+    TokenEvent,
+    TokenizeEvent,
+    TokenizeQuery,
+)
+from uma.protocol.session import ClientSession, Incoming, Refused, ServerSession
+from uma.protocol.states import (
+    AFTER_ERROR,
+    PHASES,
+    TRANSITIONS,
+    Exchange,
+    LocalProtocolError,
+    Phase,
+    State,
+    Step,
+)
+from uma.types import Health, Request, SamplingParams, Token, Tokenized
+
+HELLO = {"type": "hello", "versions": ["1.0"], "client": "test/1"}
+
+
+def frame(fields: Any) -> bytes:
+    return encode_frame(fields if isinstance(fields, bytes) else json.dumps(fields).encode())
+
+
+def ask(id: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"id": id, "prompt": "x", **fields}
+
+
+def give(session: ServerSession, *messages: Any) -> list[Incoming]:
+    """What comes out of a session for frames that come in."""
+    session.receive(b"".join(map(frame, messages)))
+    out = []
+    while (message := session.next_message()) is not None:
+        out.append(message)
+    return out
+
+
+def refusal(session: ServerSession, *messages: Any) -> Refused:
+    refused = give(session, *messages)[-1]
+    assert isinstance(refused, Refused)
+    assert events(refused.data) == [refused.event]
+    return refused
+
+
+def events(data: bytes) -> list[ServerEvent]:
+    decoder = FrameDecoder(2**20)
+    decoder.feed(data)
+    out = []
+    while (payload := decoder.next_frame()) is not None:
+        out.append(parse_event(payload))
+    assert not decoder.is_mid_frame
+    return out
+
+
+def event(data: bytes) -> ServerEvent:
+    (one,) = events(data)
+    return one
+
+
+def plain(**bounds: Any) -> ServerSession:
+    return ServerSession(**bounds)
+
+
+def hello(*, strict: bool = False, **bounds: Any) -> ServerSession:
+    session = ServerSession(**bounds)
+    (message,) = give(session, HELLO | {"strict": strict})
+    assert isinstance(message, Hello)
+    session.welcome(INFO)
+    return session
+
+
+# The states of a request.
+
+
+def test_a_streamed_request_goes_through_every_state() -> None:
+    session = plain()
+    give(session, ask())
+    exchange = session.running["a"]
+    seen = [exchange.state]
+    for _ in range(2):
+        session.relay(Token("a", "x", 1))
+        seen.append(exchange.state)
+    session.relay(finished())
+    seen.append(exchange.state)
+    assert session.flushed()
+    seen.append(exchange.state)
+    assert Exchange().state is State.RECV_REQ
+    assert seen == [State.PREFILL, State.DECODE, State.DECODE, State.STREAM, State.DONE]
+
+
+def test_a_failed_request_is_errored() -> None:
+    session = plain()
+    give(session, ask())
+    exchange = session.running["a"]
+    session.fail(DecodeFailed("no"), "a")
+    assert exchange.state is State.ERRORED
+
+
+@given(st.lists(st.sampled_from(["request", "token", "end", "error", "flushed"]), max_size=8))
+def test_no_step_but_those_of_the_table_can_be_taken(steps: list[Step]) -> None:
+    exchange = Exchange()
+    for step in steps:
+        before = exchange.state
+        if (before, step) in TRANSITIONS:
+            exchange.step(step)
+            assert exchange.state is TRANSITIONS[before, step]
+        else:
+            with pytest.raises(LocalProtocolError):
+                exchange.step(step)
+            assert exchange.state is before
+
+
+def test_every_state_can_be_reached_and_only_the_ends_have_no_way_on() -> None:
+    assert {State.RECV_REQ, *TRANSITIONS.values()} == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(State) - {State.DONE, State.ERRORED}
+    assert {Phase.START, *PHASES.values()} == set(Phase)
+    assert {phase for phase, _ in PHASES} == set(Phase) - {Phase.CLOSED}
+
+
+# Plain sessions.
+
+
+def test_a_plain_session_serves_one_request_and_closes() -> None:
+    session = plain()
+    (message,) = give(session, ask())
+    assert message == Generate(Request("a", prompt="x"))
+    assert event(session.relay(Token("a", "he", 1))) == TokenEvent("a", "he", 1)
+    assert not session.flushed()
+    assert isinstance(event(session.relay(finished())), EosEvent)
+    assert session.is_closing
+    assert session.flushed()
+
+
+def test_keep_alive_keeps_a_plain_session_open_for_another_request() -> None:
+    session = plain()
+    give(session, ask(keep_alive=True))
+    session.relay(finished())
+    assert not session.flushed()
+    assert give(session, ask("b")) == [Generate(Request("b", prompt="x"))]
+    session.relay(finished("b"))
+    assert session.flushed()
+
+
+def test_the_next_request_may_come_before_the_writing_task_knows_that_the_eos_is_out() -> None:
+    session = plain()
+    give(session, ask(keep_alive=True))
+    session.relay(finished())
+    assert [type(message) for message in give(session, ask(keep_alive=True))] == [Generate]
+    assert not session.flushed()
+    assert list(session.running) == ["a"]
+
+
+def test_a_second_request_on_a_busy_plain_session_is_refused_and_the_first_goes_on() -> None:
+    session = plain()
+    first, second = give(session, ask(), ask("b"))
+    assert isinstance(first, Generate)
+    assert isinstance(second, Refused)
+    assert (second.event.code, second.event.id, second.is_fatal) == ("E_PROTO_BUSY", "b", False)
+    assert event(session.relay(Token("a", "x", 1))) == TokenEvent("a", "x", 1)
+
+
+@pytest.mark.parametrize(
+    "message", [ask("b"), {"type": "metrics"}, {"type": "health"}, {"type": "tokenize", "id": "t", "prompt": "x"}]
+)
+def test_every_kind_of_second_request_finds_a_plain_session_busy(message: dict[str, Any]) -> None:
+    session = plain()
+    give(session, ask())
+    assert refusal(session, message).event.code == "E_PROTO_BUSY"
+
+
+def test_an_error_never_carries_the_id_of_a_request_that_goes_on() -> None:
+    session = plain()
+    give(session, ask())
+    assert refusal(session, ask()).event.id is None
+    assert refusal(session, ask(max_tokens=0)).event.id is None
+    session = hello()
+    give(session, ask())
+    duplicate = refusal(session, ask())
+    assert (duplicate.event.code, duplicate.event.id) == ("E_PROTO_BAD_REQUEST", None)
+    assert "'a'" in duplicate.event.message
+
+
+@pytest.mark.parametrize("kind", ["metrics", "health", "tokenize"])
+def test_a_plain_session_closes_after_the_answer_to_a_query(kind: str) -> None:
+    session = plain()
+    (query,) = give(session, {"type": kind} | (ask() if kind == "tokenize" else {}))
+    results: dict[str, Any] = {"metrics": {"queued": 1}, "health": Health("ok", 1.0, 1), "tokenize": Tokenized((1, 2))}
+    assert isinstance(query, MetricsQuery | HealthQuery | TokenizeQuery)
+    assert session.answer(query, results[kind])
+    assert session.flushed()
+
+
+def test_a_cancel_does_not_make_a_plain_session_of_a_new_one() -> None:
+    session = ServerSession()
+    assert give(session, {"event": "cancel", "id": "a"}) == []
+    assert [type(message) for message in give(session, HELLO)] == [Hello]
+
+
+# Hello sessions.
+
+
+def test_a_hello_session_carries_many_requests_and_stays_open() -> None:
+    session = hello()
+    give(session, ask("a"), ask("b"), ask("c"))
+    assert list(session.running) == ["a", "b", "c"]
+    for id in "cab":
+        session.relay(finished(id))
+    assert session.is_idle
+    assert not session.flushed()
+    assert not session.is_closing
+
+
+def test_the_answer_to_hello_tells_who_answers_and_which_version() -> None:
+    session = ServerSession()
+    give(session, HELLO | {"strange": 1})
+    answer = event(session.welcome(INFO))
+    assert isinstance(answer, HelloEvent)
+    assert (answer.version, answer.info) == ("1.0", INFO)
+    assert answer.warnings == ("strange: unknown field, ignored",)
+    assert (session.client, session.version) == ("test/1", "1.0")
+
+
+def test_no_common_version_closes_the_session() -> None:
+    session = ServerSession()
+    refused = refusal(session, HELLO | {"versions": ["2.0"]})
+    assert (refused.event.code, refused.is_fatal) == ("E_PROTO_VERSION", True)
+    assert session.flushed()
+
+
+def test_a_hello_that_is_not_the_first_frame_is_a_bad_request() -> None:
+    assert refusal(hello(), HELLO).event.code == "E_PROTO_BAD_REQUEST"
+    session = plain()
+    give(session, ask())
+    assert not refusal(session, HELLO).is_fatal
+
+
+def test_a_strict_session_refuses_unknown_fields_of_requests() -> None:
+    assert isinstance(give(hello(), ask(strange=1))[0], Generate)
+    assert "strange" in refusal(hello(strict=True), ask(strange=1)).event.message
+
+
+def test_an_id_is_free_again_after_its_eos() -> None:
+    session = hello()
+    give(session, ask())
+    session.relay(finished())
+    assert [type(message) for message in give(session, ask())] == [Generate]
+
+
+def test_a_tokenize_query_takes_its_id_like_any_request() -> None:
+    session = hello()
+    (query,) = give(session, {"type": "tokenize"} | ask())
+    assert isinstance(query, TokenizeQuery)
+    assert refusal(session, ask()).event.code == "E_PROTO_BAD_REQUEST"
+    assert event(session.answer(query, Tokenized((1, 2)))) == TokenizeEvent("a", (1, 2))
+    assert not session.is_closing
+
+
+def test_queries_without_an_id_can_run_side_by_side() -> None:
+    session = hello()
+    queries = give(session, {"type": "metrics"}, {"type": "health", "strange": 1}, {"type": "health", "id": "h"})
+    assert len(session.running) == 3
+    metrics, health, named = queries
+    assert isinstance(metrics, MetricsQuery)
+    assert isinstance(health, HealthQuery)
+    assert isinstance(named, HealthQuery)
+    ill = DecodeFailed("no")
+    assert event(session.fail_query(named, ill)) == ErrorEvent(ill.code, "no", "h")
+    assert event(session.answer(metrics, {"queued": 1})) == MetricsEvent({"queued": 1})
+    warned = HealthEvent("ok", 1.0, 1, warnings=("strange: unknown field, ignored",))
+    assert event(session.answer(health, Health("ok", 1.0, 1))) == warned
+    assert session.is_idle
+
+
+def test_a_failed_query_without_an_id_is_told_without_one() -> None:
+    session = hello()
+    (query,) = give(session, {"type": "health"})
+    assert isinstance(query, HealthQuery)
+    assert event(session.fail_query(query, DecodeFailed("no"))) == ErrorEvent("E_RUNTIME_DECODE", "no")
+    assert not session.is_closing
+
+
+# Cancels.
+
+
+def test_a_cancel_comes_out_once_for_what_runs_and_is_swallowed_otherwise() -> None:
+    session = hello()
+    cancel = {"event": "cancel", "id": "a"}
+    assert give(session, cancel) == []
+    give(session, ask())
+    assert give(session, cancel, cancel) == [Cancel("a")]
+    assert isinstance(event(session.relay(finished(reason="cancelled"))), EosEvent)
+    assert give(session, cancel) == []
+
+
+def test_a_query_cannot_be_cancelled() -> None:
+    session = hello()
+    give(session, {"type": "tokenize"} | ask())
+    assert give(session, {"event": "cancel", "id": "a"}) == []
+
+
+# What events carry along.
+
+
+def test_metadata_is_echoed_in_every_event_of_its_request() -> None:
+    session = hello()
+    give(session, ask(metadata={"k": [1]}), ask("b", metadata={"k": 2}))
+    told = [
+        event(session.relay(Token("a", "x", 1))),
+        event(session.relay(finished())),
+        event(session.fail(DecodeFailed("no"), "b")),
+    ]
+    assert [getattr(each, "metadata", None) for each in told] == [{"k": [1]}, {"k": [1]}, {"k": 2}]
+
+
+def test_what_was_ignored_and_cut_is_told_in_the_eos_before_the_engines_own_warnings() -> None:
+    session = plain(max_tokens=10)
+    give(session, ask(max_tokens=11, strange=1))
+    eos = event(session.relay(finished(warnings=("slow",))))
+    assert isinstance(eos, EosEvent)
+    assert eos.warnings == (
+        "strange: unknown field, ignored",
+        "max_tokens: 11 is over the server's limit, cut to 10",
+        "slow",
+    )
+
+
+# Each row of the table of errors.
+
+
+def test_every_code_of_the_protocol_has_its_row() -> None:
+    assert AFTER_ERROR.keys() == WIRE_ERRORS.keys()
+
+
+@pytest.mark.parametrize("length", [0, 101, 2**32 - 1])
+@pytest.mark.parametrize("make", [plain, hello])
+def test_an_oversize_frame_closes_the_session(make: Callable[..., ServerSession], length: int) -> None:
+    session = make(max_frame_bytes=100)
+    give(session, ask())
+    session.receive(length.to_bytes(4, "little") + b"garbage")
+    refused = session.next_message()
+    assert isinstance(refused, Refused)
+    assert (refused.event.code, refused.is_fatal) == ("E_PROTO_FRAME_TOO_LARGE", True)
+    assert session.next_message() is None
+    assert session.flushed()
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]", b"\xff", b"[" * 1000])
+@pytest.mark.parametrize("make", [plain, hello])
+def test_invalid_json_closes_the_session(make: Callable[..., ServerSession], payload: bytes) -> None:
+    session = make()
+    give(session, ask())
+    refused = refusal(session, payload)
+    assert (refused.event.code, refused.is_fatal) == ("E_PROTO_INVALID_JSON", True)
+    assert session.flushed()
+
+
+def test_a_bad_request_closes_an_idle_plain_session() -> None:
+    session = plain()
+    refused = refusal(session, ask("b", max_tokens=0))
+    assert (refused.event.code, refused.event.id, refused.is_fatal) == ("E_PROTO_BAD_REQUEST", "b", True)
+    assert session.flushed()
+
+
+def test_a_bad_request_leaves_a_hello_session_and_a_running_request_alone() -> None:
+    for session in (hello(), plain()):
+        give(session, ask())
+        assert not refusal(session, ask("b", max_tokens=0)).is_fatal
+        assert session.relay(Token("a", "x", 1))
+        assert not session.flushed()
+
+
+@pytest.mark.parametrize("error", [BadRequest("x"), PromptTooLarge("x"), DecodeFailed("x"), UmaError("x")])
+def test_a_requests_error_closes_a_plain_session_and_no_other(error: UmaError) -> None:
+    session = plain()
+    give(session, ask(keep_alive=True))
+    assert event(session.fail(error, "a")) == ErrorEvent(error.code, "x", "a")
+    assert session.flushed()
+    session = hello()
+    give(session, ask(), ask("b"))
+    assert event(session.fail(error, "a")) == ErrorEvent(error.code, "x", "a")
+    assert not session.flushed()
+    assert list(session.running) == ["b"]
+
+
+@pytest.mark.parametrize("make", [plain, hello])
+def test_an_overloaded_server_tells_when_to_come_again_and_keeps_the_session(
+    make: Callable[..., ServerSession],
+) -> None:
+    session = make()
+    give(session, ask())
+    told = event(session.fail(Overloaded("full", retry_after_ms=250), "a"))
+    assert told == ErrorEvent("E_LIMIT_OVERLOADED", "full", "a", 250)
+    assert not session.flushed()
+    assert [type(message) for message in give(session, ask())] == [Generate]
+
+
+@pytest.mark.parametrize("error", [TooManySessions("x"), IdleTimeout("x"), ShuttingDown("x")])
+@pytest.mark.parametrize("make", [plain, hello])
+def test_a_sessions_error_closes_it(make: Callable[..., ServerSession], error: UmaError) -> None:
+    session = make()
+    assert event(session.fail(error)) == ErrorEvent(error.code, "x")
+    assert session.is_closing
+    assert give(session, ask()) == []
+    assert session.flushed()
+
+
+# The end of the server.
+
+
+def test_draining_closes_an_idle_session_at_once() -> None:
+    session = hello()
+    told = event(session.drain())
+    assert isinstance(told, ErrorEvent)
+    assert told.code == "E_RUNTIME_SHUTDOWN"
+    assert session.flushed()
+
+
+def test_draining_lets_what_runs_finish_and_refuses_what_comes() -> None:
+    session = hello()
+    give(session, ask("a"), ask("b"))
+    assert session.drain() == b""
+    refused = refusal(session, ask("c"))
+    assert (refused.event.code, refused.event.id, refused.is_fatal) == ("E_RUNTIME_SHUTDOWN", "c", False)
+    session.relay(finished("a"))
+    assert not session.flushed()
+    session.relay(finished("b"))
+    assert session.flushed()
+
+
+def test_a_request_that_the_stopping_engine_refuses_takes_no_other_with_it() -> None:
+    session = hello()
+    give(session, ask("a"), ask("b"))
+    session.fail(ShuttingDown("x"), "b")
+    assert not session.is_closing
+    session.relay(finished("a"))
+    assert session.flushed()
+
+
+def test_every_request_that_outlives_the_drain_gets_its_own_error() -> None:
+    session = hello()
+    give(session, ask("a"), ask("b"))
+    session.drain()
+    codes = [event(session.fail(ShuttingDown("x"), id)) for id in "ab"]
+    assert codes == [ErrorEvent("E_RUNTIME_SHUTDOWN", "x", id) for id in "ab"]
+    assert session.flushed()
+
+
+# Late and wrong calls.
+
+
+def test_after_closing_nothing_goes_out_and_nothing_comes_in() -> None:
+    session = hello()
+    (request, query) = give(session, ask(), {"type": "health"})
+    assert isinstance(request, Generate)
+    assert isinstance(query, HealthQuery)
+    session.fail(IdleTimeout("x"))
+    late = [
+        session.relay(Token("a", "x", 1)),
+        session.relay(finished()),
+        session.fail(DecodeFailed("x"), "a"),
+        session.fail(DecodeFailed("x")),
+        session.fail_query(query, DecodeFailed("x")),
+        session.answer(query, Health("ok", 1.0, 1)),
+        session.welcome(INFO),
+        session.drain(),
+    ]
+    assert late == [b""] * len(late)
+    assert give(session, ask("b")) == []
+    assert not session.is_mid_frame
+
+
+def test_events_of_what_does_not_run_are_this_sides_own_mistake() -> None:
+    session = hello()
+    (query,) = give(session, {"type": "health"})
+    assert isinstance(query, HealthQuery)
+    mistakes: list[Callable[[], bytes]] = [
+        lambda: session.relay(Token("a", "x", 1)),
+        lambda: session.relay(finished()),
+        lambda: session.fail(DecodeFailed("x"), "a"),
+        lambda: session.answer(query, {}),
+        lambda: session.answer(MetricsQuery("m"), {}),
+        lambda: plain().welcome(INFO),
+    ]
+    for mistake in mistakes:
+        with pytest.raises(LocalProtocolError):
+            mistake()
+    assert session.answer(query, Health("ok", 1.0, 1))
+
+
+def test_half_a_frame_is_told_whatever_runs() -> None:
+    session = hello()
+    give(session, ask())
+    assert not session.is_mid_frame
+    session.receive(frame(ask("b"))[:-1])
+    assert session.next_message() is None
+    assert session.is_mid_frame
+    assert not session.is_idle
+
+
+@given(st.lists(st.binary(max_size=40), max_size=10), st.booleans())
+def test_random_bytes_end_a_session_or_wait_for_more(chunks: list[bytes], is_hello: bool) -> None:
+    session = hello(max_frame_bytes=100) if is_hello else plain(max_frame_bytes=100)
+    for chunk in chunks:
+        session.receive(chunk)
+        while (message := session.next_message()) is not None:
+            assert isinstance(message, Refused)
+
+
+@given(st.lists(st.integers(1, 200), max_size=10))
+def test_any_split_of_the_bytes_gives_the_same_messages(cuts: list[int]) -> None:
+    sent = [HELLO, ask("a"), ask("a"), {"event": "cancel", "id": "a"}, {}, {"type": "metrics"}, b"{", ask("b")]
+    stream = b"".join(map(frame, sent))
+    whole, split = ServerSession(), ServerSession()
+    expected = give(whole, *sent)
+    assert len(expected) == 7
+    received = []
+    for cut in [*cuts, len(stream)]:
+        split.receive(stream[:cut])
+        stream = stream[cut:]
+        while (message := split.next_message()) is not None:
+            received.append(message)
+    assert received == expected
+
+
+class AnySession(RuleBasedStateMachine):
+    """Frames, engine events, errors and flushes in any order: each accepted request ends exactly once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = ServerSession(max_frame_bytes=4096, n_vocab=N_VOCAB)
+        self.accepted: list[str] = []
+        self.ended: list[str] = []
+
+    def take(self, data: bytes) -> None:
+        for told in events(data):
+            if isinstance(told, EosEvent | ErrorEvent) and told.id in self.accepted:
+                self.accepted.remove(told.id)
+                self.ended.append(told.id)
+
+    @rule(strict=st.booleans())
+    def greet(self, strict: bool) -> None:
+        self.send(HELLO | {"strict": strict})
+
+    @rule(id=st.sampled_from("abc"), keep_alive=st.booleans(), tokens=st.integers(0, 3))
+    def request(self, id: str, keep_alive: bool, tokens: int) -> None:
+        self.send(ask(id, keep_alive=keep_alive, max_tokens=tokens))
+
+    @rule(id=st.sampled_from("abc"))
+    def cancel(self, id: str) -> None:
+        for message in give(self.session, {"event": "cancel", "id": id}):
+            assert message == Cancel(id)
+            assert id in self.accepted
+
+    @rule(payload=st.binary(min_size=1, max_size=5))
+    def garbage(self, payload: bytes) -> None:
+        self.send(payload)
+
+    def send(self, fields: Any) -> None:
+        running = set(self.session.running)
+        for message in give(self.session, fields):
+            if isinstance(message, Generate):
+                assert message.request.id not in running
+                self.accepted.append(message.request.id)
+            elif isinstance(message, Refused):
+                assert message.event.id is None or message.event.id not in running
+                assert message.is_fatal == self.session.is_closing
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def token(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self.accepted))
+        sent = self.session.relay(Token(id, "x", 1))
+        assert bool(sent) != self.session.is_closing
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        self.take(self.session.relay(finished(data.draw(st.sampled_from(self.accepted)))))
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data(), kind=st.sampled_from([DecodeFailed, Overloaded, PromptTooLarge, ShuttingDown]))
+    def fail(self, data: st.DataObject, kind: type[UmaError]) -> None:
+        self.take(self.session.fail(kind("x"), data.draw(st.sampled_from(self.accepted))))
+
+    @rule()
+    def drain(self) -> None:
+        self.take(self.session.drain())
+
+    @rule()
+    def flush(self) -> None:
+        assert self.session.flushed() == (self.session.phase is Phase.CLOSED)
+
+    @invariant()
+    def what_runs_is_what_was_accepted_and_has_not_ended(self) -> None:
+        if self.session.is_closing:
+            assert self.session.is_idle
+            self.accepted.clear()  # the end of the session was the end of them all
+        assert sorted(map(str, self.session.running)) == sorted(self.accepted)
+
+    @invariant()
+    def a_plain_session_runs_one_request_at_a_time(self) -> None:
+        if self.session.phase is not Phase.HELLO:
+            assert len(self.session.running) <= 1
+
+
+TestAnySession = AnySession.TestCase
+TestAnySession.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# The client's side.
+
+
+def talk(client: ClientSession, server: ServerSession) -> list[ServerEvent]:
+    """What a client hears from a server that greets, and answers each request with one token."""
+    heard: list[ServerEvent] = []
+    while (message := server.next_message()) is not None:
+        match message:
+            case Hello():
+                client.receive(server.welcome(INFO))
+            case Generate():
+                client.receive(server.relay(Token(message.request.id, "x", 1)))
+            case Cancel():
+                client.receive(server.relay(finished(message.id, reason="cancelled")))
+            case Refused():
+                client.receive(message.data)
+    while (told := client.next_event()) is not None:
+        heard.append(told)
+    return heard
+
+
+def test_a_client_and_a_server_understand_each_other() -> None:
+    client, server = ClientSession(client="test/1"), ServerSession()
+    server.receive(client.hello(strict=True))
+    assert [type(each) for each in talk(client, server)] == [HelloEvent]
+    assert (client.info, client.version) == (INFO, "1.0")
+    server.receive(client.send(Generate(Request("a", prompt="x", sampling=SamplingParams(seed=3)))))
+    assert talk(client, server) == [TokenEvent("a", "x", 1)]
+    server.receive(client.send(Cancel("a")))
+    (eos,) = talk(client, server)
+    assert isinstance(eos, EosEvent)
+    assert eos.finished == finished(reason="cancelled")
+
+
+def test_a_client_uses_an_id_once_at_a_time() -> None:
+    client, server = ClientSession(), ServerSession()
+    server.receive(client.hello() + client.send(Generate(Request("a", prompt="x"))))
+    talk(client, server)
+    with pytest.raises(BadRequest, match="'a'"):
+        client.send(Generate(Request("a", prompt="y")))
+    server.receive(client.send(Cancel("a")))
+    talk(client, server)
+    assert client.send(Generate(Request("a", prompt="y")))
+
+
+def test_a_client_does_not_send_what_would_cost_it_the_session() -> None:
+    client, server = ClientSession(), ServerSession()
+    server.receive(client.hello())
+    talk(client, server)
+    with pytest.raises(FrameTooLarge, match="65,536"):
+        client.send(Generate(Request("a", prompt="x" * 70_000)))
+    assert client.send(Generate(Request("a", prompt="x")))
+
+
+def test_queries_without_an_id_do_not_count_as_one() -> None:
+    client = ClientSession()
+    assert client.send(HealthQuery())
+    assert client.send(HealthQuery())
+    assert encode_message(MetricsQuery()) == client.send(MetricsQuery())
+
+
+def test_a_client_meets_what_is_no_server_with_a_typed_error() -> None:
+    client = ClientSession(max_frame_bytes=100)
+    client.receive(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(FrameTooLarge):
+        client.next_event()
