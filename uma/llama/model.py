@@ -216,3 +216,9 @@ def _why_not_loaded(first: Header, mark: int) -> str:
 
 def _optional_text(metadata: dict[str, Any], key: str) -> str | None:
     return str(metadata[key]) if metadata.get(key) else None
+
+
+def llama_version() -> str:
+    """The llama.cpp that is loaded, as it names itself."""
+    version: bytes = lib.llama_version()
+    return version.decode("utf-8", "replace")
