@@ -32,23 +32,29 @@ def default_socket() -> str:
 def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False) -> Any:
     """A field of `RuntimeConfig` with what `--help` and `uma config` say of it."""
     metadata = {"help": help_text, "unit": unit}
-    return attrs.field(factory=default, metadata=metadata) if factory else attrs.field(default=default, metadata=metadata)
+    return (
+        attrs.field(factory=default, metadata=metadata) if factory else attrs.field(default=default, metadata=metadata)
+    )
 
 
 @attrs.frozen(kw_only=True)
 class RuntimeConfig:
-    """What runs, how, and within which bounds. Build it by hand or with `load`; both check every field (`ConfigError`)."""
+    """What runs, how, and within which bounds. Built by hand or by `load`; every field is checked (`ConfigError`)."""
 
     model: str = setting("builtin", "GGUF file to load, a name in the UMA_MODELS folder, or `builtin`")
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
     protocol: Literal["json", "newline"] = setting("json", "wire protocol; newline is for debugging by hand")
 
-    n_ctx: Annotated[int, Range(0, 2**31 - 1)] = setting(0, "KV cells shared by all sequences; 0: chosen from the model", "tokens")
+    n_ctx: Annotated[int, Range(0, 2**31 - 1)] = setting(
+        0, "KV cells shared by all sequences; 0: chosen from the model", "tokens"
+    )
     n_batch: Annotated[int, Range(1, 2**20)] = setting(2048, "most tokens in one llama_decode call", "tokens")
     n_ubatch: Annotated[int, Range(1, 2**20)] = setting(512, "most tokens computed at once inside a call", "tokens")
     threads: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads for decode; 0: this machine's cores", "threads")
-    threads_batch: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads for prefill; 0: this machine's cores", "threads")
+    threads_batch: Annotated[int, Range(0, 1024)] = setting(
+        0, "CPU threads for prefill; 0: this machine's cores", "threads"
+    )
     n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(-1, "layers kept on the GPU; -1: all, 0: none", "layers")
     offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
     kv_unified: Toggle = setting("auto", "one KV buffer for all sequences (shares prefixes) or one each")
@@ -62,18 +68,42 @@ class RuntimeConfig:
     max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "most sessions open at once", "sessions")
     max_sequences: Annotated[int, Range(1, 256)] = setting(64, "most requests computed at once; more wait", "sequences")
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(1024, "most requests waiting", "requests")
+    max_session_queue: Annotated[int, Range(1, 1_000_000)] = setting(
+        256, "most requests of one session, running and waiting", "requests"
+    )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
     max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
     max_tokens: Annotated[int, Range(1)] = setting(4096, "most tokens one request may generate", "tokens")
-    idle_timeout_sec: Annotated[float, Range(gt=0)] = setting(300.0, "a session without frames or work is closed after", "seconds")
-    drain_timeout_sec: Annotated[float, Range(0)] = setting(5.0, "running requests may finish within this at shutdown", "seconds")
-    max_tx_bytes: Annotated[int, Range(1024)] = setting(1_048_576, "unread output of one session before it is paused", "bytes")
-    tx_timeout_sec: Annotated[float, Range(gt=0)] = setting(30.0, "a session that reads nothing is closed after", "seconds")
+    idle_timeout_sec: Annotated[float, Range(gt=0)] = setting(
+        300.0, "a session without frames or work is closed after", "seconds"
+    )
+    drain_timeout_sec: Annotated[float, Range(0)] = setting(
+        5.0, "running requests may finish within this at shutdown", "seconds"
+    )
+    max_tx_bytes: Annotated[int, Range(1024)] = setting(
+        1_048_576, "unread output of one session before it is paused", "bytes"
+    )
+    tx_timeout_sec: Annotated[float, Range(gt=0)] = setting(
+        30.0, "a session that reads nothing is closed after", "seconds"
+    )
 
-    tick_budget_ms: Annotated[float, Range(gt=0)] = setting(80.0, "longest tick to aim for while anyone decodes", "milliseconds")
-    start_target_tokens: Annotated[int, Range(1)] = setting(64, "prefill chunk before this machine's speed is known", "tokens")
+    tick_budget_ms: Annotated[float, Range(gt=0)] = setting(
+        80.0, "longest tick to aim for while anyone decodes", "milliseconds"
+    )
+    start_target_tokens: Annotated[int, Range(1)] = setting(
+        64, "prefill chunk before this machine's speed is known", "tokens"
+    )
     slo_ttft_ms: Annotated[float, Range(gt=0)] = setting(2000.0, "time to first token to aim for", "milliseconds")
     slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(80.0, "time between tokens to aim for", "milliseconds")
+
+    cache_tokens: Annotated[int, Range(-1)] = setting(
+        -1, "finished prefixes kept in KV cells, where they cost every stream a little; -1: chosen from n_ctx", "tokens"
+    )
+    cache_ram_mb: Annotated[int, Range(-1)] = setting(
+        -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"
+    )
+    cache_dir: str = setting("", "folder for prefixes that survive restarts; empty: none", "path")
+    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "most that --cache-dir may hold", "MiB")
 
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
     log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
@@ -127,7 +157,16 @@ class Setting:
 
     def _parse(self, text: str) -> Any:
         if self.base is bool:
-            words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+            words = {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "on": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "off": False,
+            }
             if text.lower() not in words:
                 raise ValueError(text)
             return words[text.lower()]
@@ -149,7 +188,9 @@ def settings() -> dict[str, Setting]:
     """Every setting, in the order of `RuntimeConfig`."""
     hints = hints_of(RuntimeConfig)
     return {
-        field.name: Setting(field.name, hints[field.name], _default(field), field.metadata["help"], field.metadata["unit"])
+        field.name: Setting(
+            field.name, hints[field.name], _default(field), field.metadata["help"], field.metadata["unit"]
+        )
         for field in attrs.fields(RuntimeConfig)
     }
 
@@ -160,7 +201,7 @@ def _default(field: Any) -> Any:
 
 @attrs.frozen
 class Loaded:
-    """A configuration and, for each setting, where its value came from (`--flag`, `UMA_…`, a file's name, `default`)."""
+    """A configuration, and where each value came from: `--flag`, `UMA_…`, a file's name, `default`."""
 
     config: RuntimeConfig
     origins: dict[str, str]
@@ -228,7 +269,10 @@ def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
             raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
     # Permissions are written in a file as people know them, "600"; TOML's own octal (0o600) is a plain number.
     return {
-        name: (known[name].parse(value, f"{path}: {name}") if name == "socket_mode" and isinstance(value, str) else value, f"{path}: {name}")
+        name: (
+            known[name].parse(value, f"{path}: {name}") if name == "socket_mode" and isinstance(value, str) else value,
+            f"{path}: {name}",
+        )
         for name, value in table.items()
     }
 

@@ -23,9 +23,12 @@ import trio
 import uma
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.disk import DiskTier
 from uma.engine.kv import KvPool
 from uma.engine.policy import Row, Scheduler, Targets
+from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
 from uma.engine.sequence import Sequence
+from uma.engine.snapshots import Snapshot, SnapshotStore
 from uma.engine.stream import CREDITS, RequestStream
 from uma.engine.worker import DecodeWorker, Delivery, now_ms
 from uma.errors import BadRequest, Overloaded, PromptTooLarge, ShuttingDown, UmaError
@@ -48,6 +51,8 @@ from uma.types import (
 
 SHORT_PROMPT_CHARS = 2_000
 """Prompts up to this length are tokenized on the Trio thread: faster than the way to another one."""
+LAST_WRITES_SEC = 10.0
+"""At the end, snapshots still being written to disk get this long."""
 PROBE_TIMEOUT_SEC = 10.0
 """A health probe that has no token by then reports `stalled`."""
 
@@ -67,11 +72,12 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
         stack.callback(model.close)
         context = await trio.to_thread.run_sync(_make_context, model, config)
         stack.callback(context.close)
-        engine = Engine(config, model, context)
+        disk = await _open_disk(config, context)
+        engine = Engine(config, model, context, disk)
         # What ends the block goes on as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_run_worker, engine, nursery.cancel_scope)
+            nursery.start_soon(engine.run, nursery.cancel_scope)
             try:
                 yield engine
             except trio.Cancelled:
@@ -100,59 +106,84 @@ def _make_context(model: Model, config: RuntimeConfig) -> Context:
     return Context(model, sizing.context_params(model, config))
 
 
-async def _run_worker(engine: Engine, scope: trio.CancelScope) -> None:
-    with trio.CancelScope(shield=True):
-        # A limiter of its own: the decode thread lives as long as the engine and must not take a place from others.
-        limiter = trio.CapacityLimiter(1)
-        engine.worker_ended = await outcome.acapture(
-            partial(trio.to_thread.run_sync, engine.worker.run, limiter=limiter)
-        )
-    # Without its thread an engine is nothing: a fault there ends the block, and is raised from it.
-    if isinstance(engine.worker_ended, outcome.Error):
-        scope.cancel()
+async def _open_disk(config: RuntimeConfig, context: Context) -> DiskTier | None:
+    if not config.cache_dir:
+        return None
+    identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
+    disk = DiskTier(Path(config.cache_dir), identity, config.cache_disk_mb * 2**20)
+    await disk.open()
+    return disk
 
 
 class Engine:
     """A `types.Source` in this process. Make one with `open_engine`."""
 
-    def __init__(self, config: RuntimeConfig, model: Model, context: Context) -> None:
+    def __init__(self, config: RuntimeConfig, model: Model, context: Context, disk: DiskTier | None) -> None:
         self.config = config
         self._model = model
         self._context = context
         self._metrics = EngineMetrics(kv_cells_total=context.n_ctx)
-        self._pool = KvPool(context, shares=sizing.shares_prefixes(context))
+        self._metrics.cache.total_capacity = context.n_ctx
+        self._disk = disk
+        self._to_disk, self._snapshots = trio.open_memory_channel[Snapshot](math.inf)
         self._trio_token = trio.lowlevel.current_trio_token()
+        shares = sizing.shares_prefixes(context)
+        store = SnapshotStore(
+            sizing.cache_ram_bytes(config), exact_ends=not shares, on_added=self._write_soon if disk else None
+        )
+        self._pool = KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
         self._next_key = 1
-        self._open: dict[int, RequestStream] = {}
+        self._open: dict[int, Sequence] = {}
         self._is_draining = False
         self._drained = trio.Event()
         self.worker_ended: outcome.Outcome[None] = outcome.Value(None)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Most tokens, prompt and output together, of one request."""
-        targets = Targets(config.tick_budget_ms, config.slo_ttft_ms, context.n_batch, config.start_target_tokens)
+        self._scheduler = Scheduler(Targets(config.tick_budget_ms, context.n_batch, config.start_target_tokens))
+        self._max_running = min(config.max_sequences, context.n_seq_max)
         self.worker = DecodeWorker(
             context,
             self._pool,
-            Scheduler(targets),
+            self._scheduler,
             self._metrics,
             self._deliver_soon,
-            min(config.max_sequences, context.n_seq_max),
+            self._max_running,
+            disk is not None,
             _trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
         self.info = self._describe()
+
+    async def run(self, scope: trio.CancelScope) -> None:
+        """For `open_engine`: the decode thread, and the writing of snapshots. Ends some time after `worker.stop`."""
+        with trio.CancelScope(shield=True) as shield:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_snapshots)
+                # A limiter of its own: this thread lives as long as the engine and must take no place from others.
+                run = partial(trio.to_thread.run_sync, self.worker.run, limiter=trio.CapacityLimiter(1))
+                self.worker_ended = await outcome.acapture(run)
+                # Whatever the thread handed over is in the channel before this runs.
+                self._trio_token.run_sync_soon(self._to_disk.close)
+                shield.deadline = trio.current_time() + LAST_WRITES_SEC
+        # Without its thread an engine is nothing: a fault there ends the block, and is raised from it.
+        if isinstance(self.worker_ended, outcome.Error):
+            scope.cancel()
 
     # types.Source
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[RequestStream]:
-        """See `types.Source.generate`. Raises `BadRequest`, `PromptTooLarge`, `Overloaded` or `ShuttingDown` on entry."""
+        """See `types.Source.generate`. `BadRequest`, `PromptTooLarge`, `Overloaded`, `ShuttingDown` come on entry."""
         try:
             tokens = await self._tokens_of(request)
             self._check_fits(len(tokens))
             self._check_open()
-        except UmaError:
+            self._check_load(request, len(tokens))
+            if self._disk is not None and (snapshot := await self._disk.fetch(tokens)) is not None:
+                self.worker.preload(snapshot)
+        except UmaError as error:
             self._metrics.requests_total += 1
             self._metrics.requests_rejected += 1
+            self._metrics.requests_overloaded += isinstance(error, Overloaded)
             raise
         self._metrics.requests_total += 1
         stream = self._submit(request, tokens)
@@ -261,12 +292,41 @@ class Engine:
     def _check_open(self) -> None:
         if self._is_draining:
             raise ShuttingDown("the server is stopping and takes no new requests")
-        waiting = len(self._open) - self._metrics.active_sequences
-        if waiting >= self.config.max_queue:
+
+    def _check_load(self, request: Request, prompt_tokens: int) -> None:
+        """Refuse what would wait too long, while the asker can still go elsewhere."""
+        if len(self._open) < self._max_running and request.slo.target_ttft_ms is None:
+            return
+        load = self._load_before(request.priority)
+        wait = wait_ms(load, prompt_tokens, self._scheduler.cost)
+        # What waits in a lower lane is in nobody's way; a background request has no hurry, but the queue has an end.
+        waiting, most = len(self._open) - load.running, self.config.max_queue
+        if (request.priority >= 0 and load.ahead_waiting >= most) or waiting >= 2 * most:
             raise Overloaded(
-                f"the queue is full: {waiting:,} requests wait (max_queue is {self.config.max_queue:,})",
-                retry_after_ms=max(100, math.ceil(self._metrics.decode_ms_ewma * 10)),
+                f"the queue is full: {waiting:,} requests wait (max_queue is {most:,})",
+                retry_after_ms=retry_after_ms(load.service_ms / load.max_running, 0),
             )
+        target = request.slo.target_ttft_ms
+        if target is not None and request.priority >= 0 and wait > BEYOND_REPAIR * target:
+            raise Overloaded(
+                f"the first token would take about {wait:,.0f} ms; target_ttft_ms asks for {target:,.0f}",
+                retry_after_ms=retry_after_ms(wait, target),
+            )
+
+    def _load_before(self, lane: int) -> Load:
+        # A glimpse at what the decode thread is working on; an estimate needs no more.
+        ahead = [each for each in self._open.values() if each.row.lane >= lane]
+        running = self._metrics.active_sequences
+        return Load(
+            ahead_tokens=sum(each.row.remaining for each in ahead),
+            ahead_waiting=sum(each.started_ms == 0 for each in ahead),
+            running=running,
+            decoding=sum(each.generated > 0 for each in self._open.values()),
+            max_running=self._max_running,
+            service_ms=self._metrics.service_ms_ewma,
+            used_cells=self._metrics.kv_cells_used,
+            tick_budget_ms=self.config.tick_budget_ms,
+        )
 
     def _submit(self, request: Request, tokens: array[int], *, is_probe: bool = False) -> RequestStream:
         sampling = request.sampling
@@ -282,20 +342,19 @@ class Engine:
             target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
         )
         stream = RequestStream(key, self.worker, self._forget)
-        self._open[key] = stream
-        self.worker.submit(
-            Sequence(
-                request=request,
-                stream=stream,
-                tokens=tokens,
-                prompt_tokens=len(tokens),
-                max_tokens=min(sampling.max_tokens or self.config.max_tokens, self.config.max_tokens, room),
-                seed=sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED),
-                row=row,
-                credits=CREDITS,
-                is_probe=is_probe,
-            )
+        sequence = Sequence(
+            request=request,
+            stream=stream,
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            max_tokens=min(sampling.max_tokens or self.config.max_tokens, self.config.max_tokens, room),
+            seed=sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED),
+            row=row,
+            credits=CREDITS,
+            is_probe=is_probe,
         )
+        self._open[key] = sequence
+        self.worker.submit(sequence)
         return stream
 
     # Out
@@ -303,6 +362,15 @@ class Engine:
     def _deliver_soon(self, deliveries: list[Delivery]) -> None:
         """On the decode thread: hand one tick's events over."""
         self._trio_token.run_sync_soon(_deliver, deliveries)
+
+    def _write_soon(self, snapshot: Snapshot) -> None:
+        """On the decode thread: have a snapshot written to disk."""
+        self._trio_token.run_sync_soon(self._to_disk.send_nowait, snapshot)
+
+    async def _write_snapshots(self) -> None:
+        async for snapshot in self._snapshots:
+            assert self._disk is not None
+            await self._disk.write(snapshot)
 
     def _forget(self, key: int) -> None:
         if self._open.pop(key, None) is not None:
@@ -319,7 +387,7 @@ class Engine:
                 cancel=True,
                 tokenize=True,
                 token_ids_input=True,
-                prefix_sharing=sizing.prefix_sharing(context),
+                prefix_sharing=sizing.prefix_sharing(context, config),
                 kv_unified=context.params.kv_unified,
                 max_stop_sequences=16,
                 sampling_params=sizing.sampling_params(),

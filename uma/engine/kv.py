@@ -1,6 +1,7 @@
 """The pool of sequence ids and KV cells: who holds what, what is free, and what goes first when room runs short.
 
-Owned by the decode thread. The radix tree counts cells exactly, so `llama_decode` is not asked for what cannot fit.
+Two tiers: cells, organised by the radix tree, and snapshots in host memory for what had to leave them. The tree counts
+cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the decode thread.
 """
 
 from __future__ import annotations
@@ -8,18 +9,20 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
 from uma.engine.prefix import Node, PrefixTree
-
-if TYPE_CHECKING:
-    from uma.llama.context import Context
+from uma.engine.snapshots import Snapshot, SnapshotStore
+from uma.llama.context import Context
 
 PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
 """A common prefix shorter than this is computed again: it costs less than keeping track."""
+WORTH_RESTORING_TOKENS = 48
+"""A snapshot is restored if it saves at least this many tokens more than the cells do."""
+MOST_STALL_BYTES = 64 * 2**20
+"""While someone decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
 
 
 @attrs.define
@@ -31,16 +34,24 @@ class Holding:
 
 
 class KvPool:
-    """Hands out sequence ids and cells, and keeps finished sequences as cache for as long as there is room."""
+    """Hands out sequence ids and cells, and keeps finished sequences as cache for as long as there is room.
 
-    def __init__(self, context: Context, *, shares: bool) -> None:
+    `cache_cells` bounds the cells that hold nothing but cache: attention walks over every cell in use, also those that
+    are masked, so cache in cells costs every decoding stream a little, and a snapshot costs nobody anything.
+    """
+
+    def __init__(self, context: Context, store: SnapshotStore, *, shares: bool, cache_cells: int) -> None:
         self._context = context
         self._is_unified = context.params.kv_unified
+        self._cache_cells = cache_cells
+        self._free_ids = list(range(context.n_seq_max))
         self.shares = shares
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
-        self._free_ids = list(range(context.n_seq_max))
+        self.store = store
         self.total_cells = context.n_ctx
         self.tree = PrefixTree(self)
+        self.someone_decodes = False
+        """Kept by the worker: large copies wait while it is set."""
 
     @property
     def used_cells(self) -> int:
@@ -72,30 +83,37 @@ class KvPool:
         return bool(self._free_ids or self.tree.cached)
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
-        """The longest computed prefix of `tokens` worth sharing. The last token is always computed: it gives the logits."""
+        """The longest computed prefix of `tokens` worth sharing; never all, since the last token gives the logits."""
         if not self.shares:
             return self.tree.root, 0
         node, length = self.tree.match(tokens)
         length = min(length, len(tokens) - 1)
+        while node.parent is not None and node.start >= length:
+            node = node.parent
         return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
 
     def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
-        """An id for a sequence that will compute `tokens`, and how many of them it need not compute."""
+        """An id for a sequence that will compute `tokens`, and how many of them it need not compute.
+
+        They come from the cells of whoever has most of them, or from a snapshot where that saves clearly more.
+        """
+        node, length = self.match(tokens)
+        kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
+        if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
+            self.tree.stats.hits += 1
+            return holding, kept[1]
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
         if seq_id is None:
+            # The one id to be had is the one that holds the prefix: better to begin anew than not at all.
             node, length = self.tree.root, 0
             seq_id = self._take_id(keep=None)
-            assert seq_id is not None, "asked for a sequence id when none can be had"
-        while length <= node.start and node.parent is not None:
-            node = node.parent
-        return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
-
-    def acquire_empty(self, now_ms: float) -> Holding:
-        """An id that holds nothing yet."""
-        seq_id = self._take_id(keep=None)
         assert seq_id is not None, "asked for a sequence id when none can be had"
-        return Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
+        if length:
+            self.tree.stats.hits += 1
+        else:
+            self.tree.stats.misses += 1
+        return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
 
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
@@ -106,8 +124,10 @@ class KvPool:
         holding.tip = self.tree.append(holding.tip, holding.seq_id, token)
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
-        """The sequence ends; with `keep` what it computed stays as cache."""
+        """The sequence ends; with `keep` what it computed stays as cache, the oldest of which leaves its cells."""
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep and self.shares)
+        if self._is_unified:
+            self._evict(self.tree.evictable_tokens - self._cache_cells)
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that nobody but the holder uses."""
@@ -118,39 +138,84 @@ class KvPool:
             count += len(node.tokens)
         return count
 
+    def save(self, holding: Holding, now_ms: float) -> None:
+        """Keep a snapshot of what a running sequence has computed, if it is worth it."""
+        tokens = holding.tip.whole()
+        if self.store.accepts(tokens):
+            self.store.add(Snapshot(tokens, self._context.state_get(holding.seq_id), 1, now_ms))
+
+    def save_cached(self) -> bool:
+        """For idle times: take a snapshot of one cached sequence that has none; False if there is nothing to do."""
+        for seq_id, node in self.tree.cached.items():
+            if self.store.accepts(tokens := node.whole()):
+                self.store.add(Snapshot(tokens, self._context.state_get(seq_id), node.reuses, node.used_at))
+                return self.store.covers(tokens)
+        return False
+
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
-        if not self._is_unified:
-            return
-        while (missing := cells - (self.total_cells - self.used_cells)) > 0:
-            seq_id = self.tree.oldest_leaf()
-            if seq_id is None:
-                return
-            self.tree.shorten(seq_id, missing)
+        if self._is_unified:
+            self._evict(cells - (self.total_cells - self.used_cells))
 
     def drop_cache(self) -> bool:
-        """Drop all cache; returns whether there was any."""
+        """Drop all cache from the cells; returns whether there was any."""
         had = bool(self.tree.cached)
         while (seq_id := self.tree.oldest()) is not None:
             self.tree.drop(seq_id)
         return had
 
+    def _evict(self, cells: int) -> None:
+        while cells > 0 and (seq_id := self.tree.oldest_leaf()) is not None:
+            self._save_before_drop(seq_id)
+            before = self.used_cells
+            self.tree.shorten(seq_id, cells)
+            cells -= before - self.used_cells
+
+    def _save_before_drop(self, seq_id: int) -> None:
+        node = self.tree.cached[seq_id]
+        if node.end * self._bytes_per_token > MOST_STALL_BYTES and self.someone_decodes:
+            return
+        if self.store.accepts(tokens := node.whole()):
+            self.store.add(Snapshot(tokens, self._context.state_get(seq_id), node.reuses, node.used_at))
+
+    @property
+    def _bytes_per_token(self) -> int:
+        params = self._context.params
+        return self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v)
+
+    def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
+        """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""
+        whole = len(snapshot.tokens)
+        if self._is_unified and whole > self.free_cells:
+            return None
+        self.make_room(whole)
+        seq_id = self._take_id(keep=None)
+        if seq_id is None:
+            return None
+        holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
+        if not self._context.state_set(seq_id, snapshot.data):
+            self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
+            return None
+        if length < whole:
+            self._context.seq_rm(seq_id, length, -1)
+        self.extend(holding, snapshot.tokens[:length])
+        self.store.used(snapshot, now_ms)
+        return holding
+
     def _take_id(self, keep: Node | None) -> int | None:
         """A free id, if need be that of the cache unused longest; never one that alone holds `keep`."""
         if not self._free_ids:
-            needed = set(self._holders(keep))
-            spare = [seq_id for seq_id in self.tree.cached if seq_id not in needed]
+            needed = self._holder(keep)
+            spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]
             if not spare:
                 return None
-            self.tree.drop(min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at))
+            oldest = min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at)
+            self._save_before_drop(oldest)
+            self.tree.drop(oldest)
         return heapq.heappop(self._free_ids)
 
-    def _holders(self, node: Node | None) -> list[int]:
-        if node is None or node is self.tree.root:
-            return []
-        while not node.ids:
-            node = node.children[0]
-        return list(node.ids)
+    def _holder(self, node: Node | None) -> int | None:
+        return None if node is None or node is self.tree.root else self.tree.any_id(node)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """`prefix.Cells`: unified KV shares cells for nothing; split KV copies a whole stream, then cuts its end."""
@@ -162,6 +227,8 @@ class KvPool:
 
     def trim(self, seq_id: int, length: int) -> None:
         """`prefix.Cells`: cut a sequence; one that is cut to nothing gives its id back."""
-        self._context.seq_rm(seq_id, length, -1)
-        if length == 0:
+        if length:
+            self._context.seq_rm(seq_id, length, -1)
+        else:
+            self._context.seq_rm(seq_id)
             heapq.heappush(self._free_ids, seq_id)

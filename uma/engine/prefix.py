@@ -1,11 +1,11 @@
 """Which KV cells hold which tokens: a radix tree over token ids, in which running and finished sequences meet.
 
 Every node is a run of cells that were computed once; a sequence is the path from the root to the node it ends in. A
-request takes the longest path that anyone has computed, whether that sequence is finished, decoding or still being
-prefilled, and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are
-cache, dropped from the ends inwards, the longest unused first.
+request takes the longest path that anyone has computed, be that sequence finished, decoding or still being prefilled,
+and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are cache,
+dropped from the ends inwards, the longest unused first.
 
-The tree knows nothing of llama.cpp: what must happen to the cells is told to a `Cells`, so the tree is tested by itself.
+The tree knows nothing of llama.cpp: what must happen to the cells is told to a `Cells`, so it is tested by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Cells(Protocol):
 class Node:
     """A run of cells. `ids` are the sequence ids whose path ends here; `locks` counts running ones at or below."""
 
-    __slots__ = ("children", "ids", "locks", "parent", "start", "tokens", "used_at")
+    __slots__ = ("children", "ids", "locks", "parent", "reuses", "start", "tokens", "used_at")
 
     def __init__(self, parent: Node | None, start: int, tokens: array[int]) -> None:
         self.parent = parent
@@ -40,6 +40,7 @@ class Node:
         self.children: list[Node] = []
         self.ids: set[int] = set()
         self.locks = 0
+        self.reuses = 0
         self.used_at = 0.0
 
     @property
@@ -71,11 +72,6 @@ class CacheStats:
     misses: int = 0
     evictions: int = 0
     """Runs of cells given up, in whole or in part."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits of all requests, 0 to 1."""
-        return self.hits / max(1, self.hits + self.misses)
 
 
 def common_length(left: array[int], right: array[int], at: int = 0) -> int:
@@ -133,7 +129,8 @@ class PrefixTree:
         elif length < node.end:
             node = self._split(node, length)
         if length:
-            self._cells.copy(self._any_id(node), seq_id, length)
+            self._cells.copy(self.any_id(node), seq_id, length)
+            node.reuses += 1
         node.ids.add(seq_id)
         for each in node.path():
             each.used_at = now_ms
@@ -173,7 +170,7 @@ class PrefixTree:
             self._forget(tip, seq_id)
             return False
         self.cached[seq_id] = tip
-        self._drop_covered_siblings(tip)
+        self._drop_covered(tip)
         return True
 
     def oldest(self) -> int | None:
@@ -230,18 +227,18 @@ class PrefixTree:
             self.protected_tokens += len(node.tokens) if node.locks > 0 else -len(node.tokens)
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut a run in two at `length` tokens from the root; returns the upper part, which gets the children's shared past."""
+        """Cut a run in two at `length` tokens from the root; returns the upper part."""
         assert node.parent is not None
         at = length - node.start
         upper = Node(node.parent, node.start, node.tokens[:at])
-        upper.locks, upper.used_at = node.locks, node.used_at
+        upper.locks, upper.used_at, upper.reuses = node.locks, node.used_at, node.reuses
         upper.children = [node]
         node.parent.children[node.parent.children.index(node)] = upper
         node.parent, node.start, node.tokens = upper, length, node.tokens[at:]
         self.node_count += 1
         return upper
 
-    def _any_id(self, node: Node) -> int:
+    def any_id(self, node: Node) -> int:
         """A sequence id that holds all cells from the root to the end of `node`."""
         while not node.ids:
             node = node.children[0]
@@ -257,14 +254,18 @@ class PrefixTree:
             for each in tip.parent.children
         )
 
-    def _drop_covered_siblings(self, tip: Node) -> None:
-        """Cached ends that `tip` now holds too are given up: the same tokens need their cells once."""
+    def _drop_covered(self, tip: Node) -> None:
+        """Cached ends that `tip` now holds too are given up: its beginnings, and the same tokens computed twice."""
         assert tip.parent is not None
-        for each in list(tip.parent.children):
-            covered = each is not tip and not each.children and each.locks == 0
-            if covered and common_length(each.tokens, tip.tokens) == len(each.tokens):
-                for seq_id in list(each.ids):
-                    self._forget(each, seq_id)
+        covered = [node for node in tip.path() if node is not tip and node is not self.root]
+        for each in tip.parent.children:
+            is_end = each is not tip and not each.children and each.locks == 0
+            if is_end and common_length(each.tokens, tip.tokens) == len(each.tokens):
+                covered.append(each)
+        for node in covered:
+            for seq_id in node.ids & self.cached.keys():
+                tip.reuses = max(tip.reuses, node.reuses)
+                self._forget(node, seq_id)
 
     def _forget(self, tip: Node, seq_id: int) -> None:
         self._cells.trim(seq_id, 0)

@@ -40,15 +40,11 @@ class Sequence:
     text: TextStream = attrs.field(init=False)
     holding: Holding | None = None
     sampler: Sampler | None = None
-    snapshot: bytes | None = None
-    """KV of the computed tokens, kept on the host while the sequence is preempted."""
-    snapshot_tokens: int = 0
     computed: int = 0
     """Tokens whose KV is held."""
     cached_tokens: int = 0
     generated: int = 0
     """Tokens the reader was or will be given."""
-    is_cancelled: bool = False
     started_ms: float = 0.0
     first_token_ms: float = 0.0
     last_token_ms: float = 0.0

@@ -11,7 +11,7 @@ import attrs
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
 from uma.llama.context import Context, ContextParams
-from uma.llama.model import Model
+from uma.llama.model import Model, llama_version
 from uma.types import SamplingParams
 
 MOST_SEQUENCE_IDS = 256
@@ -22,6 +22,9 @@ LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 """but from 8,192 tokens (or one full context) to 32,768,"""
 MEMORY_SHARE = 4
 """and at most a quarter of the memory that is free."""
+LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
+"""Cells that may hold nothing but cache: a sixteenth of all, and no fewer than this."""
+RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
 
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
@@ -33,7 +36,7 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         n_ctx=n_ctx,
         n_batch=min(config.n_batch, n_ctx),
         n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
-        # Sequence ids cost nothing in one buffer of cells; a recurrent state or a buffer of its own costs each its size.
+        # Ids cost nothing in one buffer of cells; a recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else config.max_sequences + 1,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
@@ -59,6 +62,34 @@ def _pool_tokens(model: Model, config: RuntimeConfig) -> int:
     return int(min(wanted, affordable)) // 256 * 256
 
 
+def cache_cells(context: Context, config: RuntimeConfig) -> int:
+    """Cells that may hold nothing but cache."""
+    if config.cache_tokens >= 0:
+        return config.cache_tokens
+    return max(LEAST_CACHE_TOKENS, context.n_ctx // CACHE_SHARE)
+
+
+def cache_ram_bytes(config: RuntimeConfig) -> int:
+    """Host memory for snapshots."""
+    if config.cache_ram_mb >= 0:
+        return config.cache_ram_mb * 2**20
+    return min(_free_memory_bytes() // RAM_SHARE, MOST_RAM_BYTES)
+
+
+def snapshot_identity(context: Context) -> dict[str, str | int]:
+    """All that a snapshot depends on: with anything else it must not be used."""
+    params = context.params
+    return {
+        "model": context.model.model_hash,
+        "llama_cpp": llama_version(),
+        "kv_unified": params.kv_unified,
+        "cache_type_k": params.cache_type_k,
+        "cache_type_v": params.cache_type_v,
+        "flash_attn": params.flash_attn,
+        "swa_full": params.swa_full,
+    }
+
+
 def _free_memory_bytes() -> int:
     """Memory that can be had without swapping; half of all where the system does not tell."""
     page = os.sysconf("SC_PAGE_SIZE")
@@ -76,18 +107,20 @@ def max_request_tokens(context: Context) -> int:
 
 
 def shares_prefixes(context: Context) -> bool:
-    """Whether cells of a common prefix can be used by several sequences with exact results."""
-    return prefix_sharing(context) == "cells"
-
-
-def prefix_sharing(context: Context) -> str:
-    """For `capabilities`: `cells`, or `none` and why."""
+    """Whether a computed prefix can be cut to any length, and so be shared, with exact results."""
     memory = context.model.memory
-    if memory in ("recurrent", "hybrid"):
-        return f"none: a {memory} model's state cannot be cut to a prefix"
-    if memory == "sliding-window" and not context.params.swa_full:
-        return "none: the sliding window has dropped the prefix's cells (--no-swa-full)"
-    return "cells"
+    return memory == "attention" or (memory == "sliding-window" and context.params.swa_full)
+
+
+def prefix_sharing(context: Context, config: RuntimeConfig) -> str:
+    """For `capabilities`: how a common prefix is shared, and why not better."""
+    if shares_prefixes(context):
+        return "cells" if context.params.kv_unified else "copies: each sequence has KV of its own (--kv-unified off)"
+    if context.model.memory == "sliding-window":
+        reason = "the sliding window drops a prefix's cells (--no-swa-full)"
+    else:
+        reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
+    return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"
 
 
 def sampling_params() -> tuple[str, ...]:

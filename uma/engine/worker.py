@@ -22,12 +22,16 @@ from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy import Row as PolicyRow
 from uma.engine.policy.order import preemption_order
 from uma.engine.sequence import Sequence
+from uma.engine.snapshots import Snapshot
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, NO_ROOM, Context
 from uma.llama.sampler import Sampler
 from uma.metrics import EngineMetrics
 from uma.types import Event, Finished, FinishReason, Token
+
+IDLE_SEC = 0.25
+"""Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
 
 Delivery = tuple[Any, Event | UmaError]
 """A request's stream, and what it is to be given."""
@@ -47,7 +51,7 @@ class Row:
 
 
 class DecodeWorker:
-    """The loop of the decode thread. `run` is the thread; `submit`, `cancel`, `credit`, `stop` may be called from any."""
+    """The loop of the decode thread: `run`. The public methods before it may be called from any thread."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class DecodeWorker:
         metrics: EngineMetrics,
         deliver: Callable[[list[Delivery]], None],
         max_active: int,
+        saves_at_end: bool,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self._context = context
@@ -65,6 +70,7 @@ class DecodeWorker:
         self._scheduler = scheduler
         self._metrics = metrics
         self._deliver = deliver
+        self._saves_at_end = saves_at_end
         self._trace = trace
         self._batch = Batch(context.n_batch)
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -87,6 +93,10 @@ class DecodeWorker:
         """The reader has made room for so many more events."""
         self._post(self._on_credit, key, events)
 
+    def preload(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot that was read from disk."""
+        self._post(self._pool.store.add, snapshot)
+
     def stop(self) -> None:
         """End everything with `ShuttingDown`, then the thread."""
         self._post(self._on_stop)
@@ -101,14 +111,23 @@ class DecodeWorker:
             try:
                 while not self._is_stopping:
                     self._take_commands()
-                    if not self._tick():
+                    if not self._is_stopping and not self._tick():
                         self._flush()
-                        self._wakeup.wait()
+                        self._rest()
             finally:
                 for sequence in list(self._sequences.values()):
                     self._end(sequence, ShuttingDown("the engine is stopping"))
-                self._pool.drop_cache()
+                if self._saves_at_end:
+                    while self._pool.save_cached():
+                        pass
                 self._flush()
+
+    def _rest(self) -> None:
+        """Wait for a command; when none comes for a while, use the time to take snapshots."""
+        while not self._wakeup.wait(IDLE_SEC):
+            if self._active or not self._pool.save_cached():
+                self._wakeup.wait()
+                return
 
     # Commands, on the thread
 
@@ -164,6 +183,7 @@ class DecodeWorker:
         prefilling: list[PolicyRow] = []
         for sequence in self._active.values():
             (prefilling if sequence.row.remaining else decoding).append(sequence.row)
+        self._pool.someone_decodes = bool(decoding)
         free = self._pool.free_cells
         if free < len(decoding) + len(prefilling):
             # Only now may someone have to give way, and only then does it matter how much each would give.
@@ -173,7 +193,7 @@ class DecodeWorker:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         first = sequence.started_ms == 0.0
-        self._pool_in(sequence, now)
+        sequence.holding, sequence.computed = self._pool.acquire(sequence.tokens, now)
         sequence.update_row()
         self._active[sequence.row.key] = sequence
         if first:
@@ -187,12 +207,13 @@ class DecodeWorker:
         if self._trace:
             self._trace(f"start key={sequence.row.key} tokens={len(sequence.tokens)} cached={sequence.computed}")
 
-    def _pool_in(self, sequence: Sequence, now: float) -> None:
-        sequence.holding, sequence.computed = self._pool.acquire(sequence.tokens, now)
-
     def _preempt(self, sequence: Sequence, now: float) -> None:
-        """Take a sequence's cells; it waits, and what it had is computed again later. Its reader sees a pause."""
+        """Take a sequence's cells; it waits, and gets them back from a snapshot, or computed again, when there is room.
+
+        Its reader sees a pause, and then exactly the tokens it would have seen.
+        """
         assert sequence.holding is not None
+        self._pool.save(sequence.holding, now)
         self._metrics.preemptions_total += 1
         self._pool.release(sequence.holding, now, keep=False)
         sequence.holding, sequence.computed = None, 0
@@ -254,6 +275,8 @@ class DecodeWorker:
             sequence.row.remaining = sequence.missing
             sequence.iterations += 1
             tokens += count
+            if sequence.missing == 0 and not self._pool.shares:
+                self._pool.save(sequence.holding, now_ms())
         size = len(decode) + len(prefill)
         for sequence in decode:
             sequence.iterations += 1
@@ -389,6 +412,8 @@ class DecodeWorker:
         self._active.pop(key, None)
         self._waiting.discard(sequence)
         if sequence.holding is not None:
+            if isinstance(event, Finished) and not self._pool.shares:
+                self._pool.save(sequence.holding, now_ms())
             self._pool.release(sequence.holding, now_ms(), keep=not isinstance(event, UmaError))
             sequence.holding = None
         if sequence.sampler is not None:
@@ -397,6 +422,8 @@ class DecodeWorker:
         if sequence.is_probe:
             self._metrics.health_probes_total += 1
         else:
+            if sequence.started_ms:
+                self._metrics.served(now_ms() - sequence.started_ms)
             self._metrics.finished(event.reason if isinstance(event, Finished) else "error")
         self._deliveries.append((sequence.stream, event))
         if self._trace:
@@ -413,3 +440,9 @@ class DecodeWorker:
         metrics.queued_requests = len(self._sequences) - len(self._active)
         metrics.kv_cells_used = pool.used_cells
         metrics.sequence_ids_used = pool.used_ids
+        tree, store, cache = pool.tree, pool.store, metrics.cache
+        cache.hits, cache.misses, cache.evictions = tree.stats.hits, tree.stats.misses, tree.stats.evictions
+        cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
+        cache.evictable_size, cache.node_count = tree.total_tokens - tree.protected_tokens, tree.node_count
+        cache.ram_bytes, cache.ram_snapshots = store.size_bytes, len(store)
+        cache.ram_hits, cache.ram_evictions = store.hits, store.evictions

@@ -4,6 +4,6 @@ Each number has one writer; whoever reads takes a snapshot. Nothing here blocks,
 """
 
 from uma.metrics.histogram import Histogram
-from uma.metrics.metrics import EngineMetrics
+from uma.metrics.metrics import CacheMetrics, EngineMetrics
 
-__all__ = ["EngineMetrics", "Histogram"]
+__all__ = ["CacheMetrics", "EngineMetrics", "Histogram"]

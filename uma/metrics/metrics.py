@@ -13,6 +13,31 @@ EWMA_WEIGHT = 0.1
 
 
 @attrs.define
+class CacheMetrics:
+    """The prefix cache: what is in KV cells, and the second tier in host memory. Sizes are tokens."""
+
+    hits: int = 0
+    """Requests that found a part of their prompt."""
+    misses: int = 0
+    evictable_size: int = 0
+    protected_size: int = 0
+    """In cells that a running sequence uses."""
+    total_cached: int = 0
+    total_capacity: int = 0
+    evictions: int = 0
+    node_count: int = 0
+    ram_bytes: int = 0
+    ram_snapshots: int = 0
+    ram_hits: int = 0
+    ram_evictions: int = 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """`cache_…`, with `cache_hit_rate` from 0 to 1."""
+        flat = {f"cache_{name}": value for name, value in attrs.asdict(self).items()}
+        return {"cache_hit_rate": round(self.hits / max(1, self.hits + self.misses), 4), **flat}
+
+
+@attrs.define
 class EngineMetrics:
     """Counters since start, gauges of now, histograms. Times are milliseconds, sizes are tokens or KV cells."""
 
@@ -30,6 +55,8 @@ class EngineMetrics:
     decode_ms_ewma: float = 0.0
     outside_decode_ms_total: float = 0.0
     """Time the decode thread spent on everything but `llama_decode` while it had work."""
+    service_ms_ewma: float = 0.0
+    """Usual time from a request's begin to its end."""
     preemptions_total: int = 0
     kv_retries_total: int = 0
     """Batches for which `llama_decode` found no room and that were made smaller."""
@@ -42,6 +69,8 @@ class EngineMetrics:
     requests_error: int = 0
     requests_rejected: int = 0
     """Refused at the door: bad, too large, or overloaded."""
+    requests_overloaded: int = 0
+    """Those of them that were refused for overload."""
     active_sequences: int = 0
     queued_requests: int = 0
     kv_cells_used: int = 0
@@ -51,6 +80,7 @@ class EngineMetrics:
     inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     batch_size: Histogram = attrs.field(factory=lambda: Histogram(SIZE_BOUNDS))
+    cache: CacheMetrics = attrs.field(factory=CacheMetrics)
 
     def tick(self, batch_tokens: int, decode_ms: float) -> None:
         """Count one `llama_decode` call."""
@@ -61,6 +91,10 @@ class EngineMetrics:
         self.decode_ms_ewma += (decode_ms - self.decode_ms_ewma) * (1.0 if first else EWMA_WEIGHT)
         self.decode_ms.observe(decode_ms)
         self.batch_size.observe(batch_tokens)
+
+    def served(self, service_ms: float) -> None:
+        """Count the time a request took from its begin to its end."""
+        self.service_ms_ewma += (service_ms - self.service_ms_ewma) * (EWMA_WEIGHT if self.service_ms_ewma else 1.0)
 
     def finished(self, reason: str) -> None:
         """Count the end of a request that had been admitted."""
@@ -73,6 +107,8 @@ class EngineMetrics:
             value = getattr(self, field.name)
             if isinstance(value, Histogram):
                 flat |= value.snapshot(field.name)
+            elif isinstance(value, CacheMetrics):
+                flat |= value.snapshot()
             else:
                 flat[field.name] = round(value, 3) if isinstance(value, float) else value
         return flat

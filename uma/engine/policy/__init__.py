@@ -1,11 +1,12 @@
 """What the next batch holds: pure functions and small pure objects over plain data.
 
-No clock, no llama, no I/O: time comes in as an argument, so the same code is driven by the decode worker, by tests and by
-a simulator. `plan` is the whole of it; the parts it is made of stand in files of their own:
+No clock, no llama, no I/O: time comes in as an argument, so the decode worker, tests and a simulator drive the same
+code. `plan` is the whole of it; the parts it is made of stand in files of their own:
 
 - `cost`   how long a batch will take on this machine, learnt from each tick
 - `guard`  when a late stream suspends prefill, with hysteresis
 - `order`  who is prefilled first, who is preempted first
+- `overload` when a request is refused, and when to try again
 - `plan`   one tick: decode rows, then prefill chunks within the budget of time and of KV cells
 """
 

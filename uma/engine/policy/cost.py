@@ -87,7 +87,7 @@ class CostModel:
         return self.decode_ms(rows, cells) + self.prefill_ms(tokens, cells)
 
     def largest_chunk(self, budget_ms: float, cells: int, most: int) -> int:
-        """The most prefill tokens, at most `most`, that are predicted to fit `budget_ms`; 0 if not even the smallest."""
+        """The most prefill tokens, up to `most`, predicted to fit `budget_ms`; 0 if not even the smallest do."""
         best = 0
         for size in SIZES:
             if size > most:

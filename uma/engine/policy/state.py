@@ -35,7 +35,6 @@ class Targets:
     """The configuration's part of the policy."""
 
     tick_budget_ms: float
-    slo_ttft_ms: float
     batch_tokens: int
     """Most tokens of one batch."""
     start_chunk_tokens: int

@@ -1,0 +1,179 @@
+"""The third tier: snapshots as files, so that a restarted server need not compute again what it once knew.
+
+A file is tied to the model, the context's parameters and the llama.cpp it was made with, and checksummed; one that
+differs in anything is ignored with a log line. Files are written and read in threads, never by the decode thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import weakref
+from array import array
+from pathlib import Path
+
+import attrs
+import orjson
+import trio
+
+from uma.engine.prefix import common_length
+from uma.engine.snapshots import Snapshot
+from uma.errors import ConfigError
+
+_log = logging.getLogger("uma.engine.disk")
+
+MAGIC = b"UMAKV001"
+SUFFIX = ".umakv"
+LEAST_GAIN_TOKENS = 64
+"""A file is read if it may save at least this many tokens."""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    path: Path
+    tokens: array[int]
+    size_bytes: int
+    snapshot: weakref.ref[Snapshot] | None = None
+    """The same in memory, for as long as the decode thread keeps it."""
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.snapshot is not None and self.snapshot() is not None
+
+
+class DiskTier:
+    """Snapshots in a folder, up to `capacity_bytes`; the files read or written longest ago go first.
+
+    `identity` is everything a snapshot depends on. Belongs to the Trio thread. Raises `ConfigError` where the folder
+    cannot be used.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, str | int], capacity_bytes: int) -> None:
+        self._folder = folder
+        self._identity = identity
+        self._capacity_bytes = capacity_bytes
+        self._entries: list[_Entry] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(f"cache_dir: {folder} cannot be written: {error.strerror}") from error
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def open(self) -> None:
+        """Read what the folder holds: the headers only."""
+        self._entries = await trio.to_thread.run_sync(self._scan)
+
+    async def fetch(self, tokens: array[int]) -> Snapshot | None:
+        """The snapshot on disk that saves most of `tokens`, if it is not in memory anyway; None if there is none."""
+        best = max(self._entries, key=lambda each: self._gain(each, tokens), default=None)
+        if best is None or best.is_loaded or self._gain(best, tokens) < LEAST_GAIN_TOKENS:
+            return None
+        snapshot = await trio.to_thread.run_sync(self._read, best)
+        if snapshot is None:
+            self._entries = [each for each in self._entries if each is not best]
+        else:
+            best.snapshot = weakref.ref(snapshot)
+        return snapshot
+
+    async def write(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""
+        covered = [each for each in self._entries if common_length(each.tokens, snapshot.tokens) == len(each.tokens)]
+        if any(len(each.tokens) == len(snapshot.tokens) for each in covered):
+            return
+        try:
+            entry = await trio.to_thread.run_sync(self._write, snapshot)
+        except OSError as error:
+            _log.warning("cache_dir: a snapshot could not be written: %s", error)
+            return
+        self._entries.append(entry)
+        for each in covered:
+            self._remove(each)
+        while sum(each.size_bytes for each in self._entries) > self._capacity_bytes and len(self._entries) > 1:
+            self._remove(self._entries[0])
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        entry.path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _gain(entry: _Entry, tokens: array[int]) -> int:
+        return min(common_length(entry.tokens, tokens), len(tokens) - 1)
+
+    def _scan(self) -> list[_Entry]:
+        files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        return [entry for path in files if (entry := self._read_header(path)) is not None]
+
+    def _read_header(self, path: Path) -> _Entry | None:
+        try:
+            with path.open("rb") as file:
+                header = self._parse_header(file.read(16), file.read)
+                tokens: array[int] = array("i")
+                tokens.frombytes(file.read(4 * int(header["n_tokens"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("cache_dir: %s is ignored: it is no snapshot (%s)", path, error)
+            return None
+        differs = [name for name, value in self._identity.items() if header.get(name) != value]
+        if differs:
+            _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
+            return None
+        return _Entry(path, tokens, path.stat().st_size)
+
+    @staticmethod
+    def _parse_header(start: bytes, read: object) -> dict[str, str | int]:
+        if start[:8] != MAGIC or len(start) != 16:
+            raise ValueError("wrong magic bytes")
+        size = int.from_bytes(start[8:], "little")
+        if size > 2**20:
+            raise ValueError("header too long")
+        header = orjson.loads(read(size))  # type: ignore[operator]
+        if not isinstance(header, dict):
+            raise ValueError("header is no object")  # noqa: TRY004  (a wrong file, not a wrong call)
+        return header
+
+    def _read(self, entry: _Entry) -> Snapshot | None:
+        try:
+            with entry.path.open("rb") as file:
+                header = self._parse_header(file.read(16), file.read)
+                file.seek(4 * len(entry.tokens), os.SEEK_CUR)
+                data = file.read()
+            os.utime(entry.path)
+        except (OSError, ValueError) as error:
+            _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
+            return None
+        if _checksum(entry.tokens, data) != header.get("checksum"):
+            _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
+            return None
+        return Snapshot(entry.tokens, data, is_on_disk=True)
+
+    def _write(self, snapshot: Snapshot) -> _Entry:
+        header = {
+            **self._identity,
+            "n_tokens": len(snapshot.tokens),
+            "checksum": _checksum(snapshot.tokens, snapshot.data),
+        }
+        encoded = orjson.dumps(header)
+        path = self._folder / f"{header['checksum']}{SUFFIX}"
+        # Written aside and renamed: a snapshot is there whole or not at all, also when the machine stops.
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".tmp", delete=False) as file:
+            try:
+                for part in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens, snapshot.data):
+                    file.write(part)
+                file.flush()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        snapshot.is_on_disk = True
+        return _Entry(path, snapshot.tokens, path.stat().st_size, weakref.ref(snapshot))
+
+
+def _checksum(tokens: array[int], data: bytes) -> str:
+    digest = hashlib.blake2b(tokens.tobytes(), digest_size=20)
+    digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,52 @@
+"""When to say no: whether a request that comes now can still have its first token in time, and when to try again."""
+
+from __future__ import annotations
+
+import attrs
+
+from uma.engine.policy.cost import CostModel
+
+BEYOND_REPAIR = 1.5
+"""A predicted wait of this many times the target is refused. Predictions err: nearer ones are worth a try."""
+TYPICAL_CHUNK_TOKENS = 256
+LEAST_PREFILL_SHARE = 0.1
+"""Of a tick's time, what prefill gets at least however much decodes (the guard's bound sees to it)."""
+LEAST_RETRY_MS = 50
+
+
+@attrs.frozen
+class Load:
+    """What stands before a new request of some lane."""
+
+    ahead_tokens: int
+    """Prompt tokens still to be computed for requests of its lane or a higher one."""
+    ahead_waiting: int
+    """Of these requests, those that have not begun."""
+    running: int
+    decoding: int
+    max_running: int
+    service_ms: float
+    """Usual time from a request's begin to its end; 0 while unknown."""
+    used_cells: int
+    tick_budget_ms: float
+
+
+def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
+    """Predicted milliseconds until a request with `prompt_tokens` has its first token, if it came now.
+
+    The time to read all prompts before it and its own, at the share of each tick that decoding leaves; or, where all
+    places are taken, until enough requests have ended by Little's law, if that is longer.
+    """
+    tokens = load.ahead_tokens + prompt_tokens
+    per_token_ms = cost.prefill_ms(TYPICAL_CHUNK_TOKENS, load.used_cells) / TYPICAL_CHUNK_TOKENS
+    decode_ms = cost.decode_ms(load.decoding, load.used_cells)
+    share = max(LEAST_PREFILL_SHARE, 1 - decode_ms / load.tick_budget_ms) if load.decoding else 1.0
+    reading_ms = tokens * per_token_ms / share
+    short = load.running + load.ahead_waiting + 1 - load.max_running
+    place_ms = short * load.service_ms / load.max_running if short > 0 else 0.0
+    return max(reading_ms, place_ms + prompt_tokens * per_token_ms / share)
+
+
+def retry_after_ms(wait: float, target_ms: float) -> int:
+    """When trying again may succeed: once what is too much now has been worked off."""
+    return max(LEAST_RETRY_MS, round(wait - target_ms))

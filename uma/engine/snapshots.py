@@ -1,0 +1,116 @@
+"""The second tier: KV of prefixes that had to leave their cells, kept in host memory.
+
+Restoring a thousand tokens takes about a millisecond, computing them about a second. What is kept is what saves most:
+length times how often it was used again. Belongs to the decode thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import attrs
+
+from uma.engine.prefix import common_length
+
+LEAST_TOKENS = 64
+"""A prefix shorter than this is computed again rather than kept."""
+
+
+@attrs.define(eq=False)
+class Snapshot:
+    """The KV of `tokens`, as `Context.state_get` gave it."""
+
+    tokens: array[int]
+    data: bytes
+    reuses: int = 0
+    """How often it was found again, in its cells and here."""
+    used_ms: float = 0.0
+    is_on_disk: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts for: its data and its tokens."""
+        return len(self.data) + 4 * len(self.tokens)
+
+    @property
+    def worth(self) -> float:
+        """Tokens it is likely to save."""
+        return len(self.tokens) * (1.0 + self.reuses)
+
+
+class SnapshotStore:
+    """Snapshots up to `capacity_bytes`; the least worth goes first, among equals the one unused longest."""
+
+    def __init__(
+        self, capacity_bytes: int, *, exact_ends: bool = False, on_added: Callable[[Snapshot], None] | None = None
+    ) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._exact_ends = exact_ends
+        self._on_added = on_added
+        self._snapshots: list[Snapshot] = []
+        self.size_bytes = 0
+        self.hits = 0
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._snapshots)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held, over all snapshots."""
+        return sum(len(each.tokens) for each in self._snapshots)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything can be kept at all."""
+        return self._capacity_bytes > 0
+
+    def find(self, tokens: array[int], longer_than: int) -> tuple[Snapshot, int] | None:
+        """The snapshot that saves most of `tokens`, and how many; None if none saves more than `longer_than`.
+
+        Where a state cannot be cut (`exact_ends`: recurrent models) it must be used whole.
+        """
+        best: tuple[Snapshot, int] | None = None
+        most = longer_than
+        for snapshot in self._snapshots:
+            common = min(common_length(snapshot.tokens, tokens), len(tokens) - 1)
+            if common > most and (not self._exact_ends or common == len(snapshot.tokens)):
+                best, most = (snapshot, common), common
+        return best
+
+    def covers(self, tokens: array[int]) -> bool:
+        """Whether a snapshot holds all of `tokens`."""
+        if self._exact_ends:
+            return any(each.tokens == tokens for each in self._snapshots)
+        return any(common_length(each.tokens, tokens) == len(tokens) for each in self._snapshots)
+
+    def accepts(self, tokens: array[int]) -> bool:
+        """Whether a snapshot of `tokens` would be worth taking."""
+        return self.is_enabled and len(tokens) >= LEAST_TOKENS and not self.covers(tokens)
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; those it covers go, and if need be those least worth."""
+        if snapshot.size_bytes > self._capacity_bytes:
+            return
+        if not self._exact_ends:
+            for each in self._snapshots[:]:
+                if common_length(each.tokens, snapshot.tokens) == len(each.tokens):
+                    self._remove(each)
+        while self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
+            self._remove(min(self._snapshots, key=lambda each: (each.worth, each.used_ms)))
+            self.evictions += 1
+        self._snapshots.append(snapshot)
+        self.size_bytes += snapshot.size_bytes
+        if self._on_added is not None and not snapshot.is_on_disk:
+            self._on_added(snapshot)
+
+    def used(self, snapshot: Snapshot, now_ms: float) -> None:
+        """Note that a snapshot was restored."""
+        snapshot.reuses += 1
+        snapshot.used_ms = now_ms
+        self.hits += 1
+
+    def _remove(self, snapshot: Snapshot) -> None:
+        self._snapshots.remove(snapshot)
+        self.size_bytes -= snapshot.size_bytes
