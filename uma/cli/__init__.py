@@ -58,7 +58,7 @@ def _mend_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (for the process's life)
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 

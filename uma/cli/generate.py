@@ -7,6 +7,7 @@ goes to standard error.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from functools import partial
 
@@ -24,6 +25,7 @@ from uma.server.logs import logging_to
 from uma.types import Capabilities, Finished, Message, Priority, Request, SamplingParams, Token
 
 REQUEST_ID = "generate"
+INTERRUPTED = 128 + signal.SIGINT
 
 
 @attrs.frozen
@@ -123,36 +125,43 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
             tell(line)
         output = Output.standard("utf-8" if options.json else None)
         try:
-            finished = await _stream(opened, task, output, is_json=options.json)
+            finished = await _stream(opened, task, output, interrupts, is_json=options.json)
         finally:
             # Whatever ends the text, the shell's prompt does not belong on its last line.
             if output.is_terminal:
                 output.end_line()
         if not options.json:
             output.end_line()
+    if finished is None:
+        return INTERRUPTED
     for warning in finished.warnings:
         tell(f"warning: {warning}")
     if options.stats:
         for name, value in words.stats(finished):
             print(f"{name + ':':<21}{value}", file=sys.stderr)
-    return 0
+    return INTERRUPTED if finished.reason == "cancelled" else 0
 
 
-async def _stream(opened: Opened, task: Task, output: Output, *, is_json: bool) -> Finished:
-    """Write the answer to `output`; its last event."""
+async def _stream(
+    opened: Opened, task: Task, output: Output, interrupts: Interrupts, *, is_json: bool
+) -> Finished | None:
+    """Write the answer to `output`; its last event, or None where Ctrl-C came and nothing more followed."""
     request = task.request(opened.source.info.capabilities)
+    finished: Finished | None = None
     try:
-        async with opened.source.generate(request) as stream:
-            async for event in stream:
-                await output.write(as_json_line(event) if is_json else event.text if isinstance(event, Token) else "")
-                if isinstance(event, Finished):
-                    return event
+        with interrupts.stopping() as stop:
+            async with opened.source.generate(request) as stream:
+                stop.politely = stream.cancel
+                async for event in stream:
+                    text = event.text if isinstance(event, Token) else ""
+                    await output.write(as_json_line(event) if is_json else text)
+                    finished = event if isinstance(event, Finished) else None
     except UmaError as error:
         if is_json:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await output.write(as_json_line(error))
         raise
-    raise AssertionError("a stream ends with Finished or an error")
+    return finished
 
 
 def as_json_line(event: Token | Finished | UmaError) -> str:

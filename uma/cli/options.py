@@ -121,7 +121,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     `--max-tokens` is both: what is asked for, and the limit of a model that is loaded here.
     """
     group = parser.add_argument_group(
-        "sampling", "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature."
+        "sampling",
+        "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature.",
     )
     hints = hints_of(SamplingParams)
     for field in attrs.fields(SamplingParams):

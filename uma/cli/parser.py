@@ -107,8 +107,8 @@ def _describe_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system in the chat (default: none)")
-    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote (default: a new one)")
+    parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
+    parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
     _add_place(parser)
     add_sampling(parser)
     add_settings(parser, leave_out=SERVER_ONLY | {"max_tokens"})
@@ -119,11 +119,11 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
         "prompt", nargs="*", metavar="PROMPT", help="the prompt; several words are joined; none or -: standard input"
     )
     parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt literally, without the model's chat template (default: off)"
+        "--raw", action="store_true", help="continue the prompt literally, without a chat template (default: off)"
     )
-    parser.add_argument("--system", metavar="TEXT", help="instructions for the model, ahead of the prompt (default: none)")
+    parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of the prompt (default: none)")
     parser.add_argument(
-        "--json", action="store_true", help="the protocol's events, one JSON object a line, instead of text (default: off)"
+        "--json", action="store_true", help="the protocol's events as JSON lines instead of text (default: off)"
     )
     parser.add_argument(
         "--stats",
@@ -154,7 +154,7 @@ def _describe_models(parser: argparse.ArgumentParser) -> None:
 def _describe_config(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
-    form.add_argument("--toml", action="store_true", help="a file that --config takes, instead of a table (default: off)")
+    form.add_argument("--toml", action="store_true", help="a file for --config instead of a table (default: off)")
     add_settings(parser)
 
 
@@ -179,8 +179,8 @@ COMMANDS: tuple[Command, ...] = (
         "chat",
         "a conversation in the terminal",
         _describe_chat,
-        "A conversation with the model through its chat template. /help in the chat tells its commands. Ctrl-C stops the "
-        "answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn.\n\n" + PLACE,
+        "A conversation with the model through its chat template. /help in the chat tells its commands. Ctrl-C stops "
+        "the answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn.\n\n" + PLACE,
     ),
     Command(
         "generate",

@@ -5,10 +5,9 @@ a slow or vanished reader never blocks anything but that output.
 from __future__ import annotations
 
 import os
-import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 import attrs
@@ -71,11 +70,6 @@ class Output:
                 self._can_wait = False
 
 
-def is_readable(fd: int) -> bool:
-    """Whether a read of `fd` would not wait."""
-    return bool(select.select([fd], [], [], 0)[0])
-
-
 @contextmanager
 def silent_typing(stream: TextIO) -> Iterator[None]:
     """Within this block the terminal does not show what is typed; it is there for whoever reads next.
@@ -89,13 +83,13 @@ def silent_typing(stream: TextIO) -> Iterator[None]:
         return
     before = termios.tcgetattr(stream)
     quiet = before[:]
+    # Enter stays what the line editor expects it to be, which reads what was typed meanwhile.
+    quiet[0] = before[0] & ~termios.ICRNL
     quiet[3] = before[3] & ~(termios.ECHO | termios.ECHONL)
     termios.tcsetattr(stream, termios.TCSADRAIN, quiet)
     try:
         yield
     finally:
         # A terminal that has gone away has nothing to be restored.
-        try:
+        with suppress(termios.error):
             termios.tcsetattr(stream, termios.TCSADRAIN, before)
-        except termios.error:
-            pass

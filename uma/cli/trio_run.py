@@ -2,7 +2,7 @@
 
 Ctrl-C cancels whatever the command says it should at that moment, and else the whole command. SIGTERM and a terminal
 that goes away always cancel the whole command, so that everything it holds is given back. Whoever cannot wait for
-that presses Ctrl-C once more.
+that goes on pressing Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,36 +16,64 @@ from typing import NoReturn
 import attrs
 import trio
 
+GRACE_SEC = 1.0
+"""What was asked to stop may still say how it ended within this."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@attrs.define(eq=False)
+class Stop:
+    """How one piece of work is stopped: by asking politely first, and by cancelling it where that takes too long.
+
+    Calling it again cancels at once; whoever still has to call after that may leave the process.
+    """
+
+    politely: Callable[[], None] | None = None
+    """Makes the work end by itself soon; None: there is no such way."""
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    n_calls: int = 0
+
+    def __call__(self) -> None:
+        self.n_calls += 1
+        if self.politely is None or self.n_calls > 1:
+            self.scope.cancel()
+        else:
+            self.politely()
+            self.scope.deadline = trio.current_time() + GRACE_SEC
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether cancelling has not helped: a thread may be inside a computation that nothing interrupts."""
+        return self.n_calls >= 3
 
 
 @attrs.define(eq=False)
 class Interrupts:
     """What Ctrl-C stops right now."""
 
-    _everything: trio.CancelScope
-    _innermost: trio.CancelScope | None = None
+    _everything: Stop
+    _innermost: Stop | None = None
     stopped_by: int | None = None
     """The signal that ended the whole command."""
 
     @contextmanager
-    def stops(self, scope: trio.CancelScope) -> Iterator[None]:
-        """Within this block Ctrl-C cancels `scope` alone."""
-        before, self._innermost = self._innermost, scope
+    def stopping(self, politely: Callable[[], None] | None = None) -> Iterator[Stop]:
+        """A block that Ctrl-C stops instead of the whole command; it goes on after the block."""
+        before, self._innermost = self._innermost, Stop(politely)
         try:
-            yield
+            with self._innermost.scope:
+                yield self._innermost
         finally:
             self._innermost = before
 
     def take(self, number: int) -> None:
-        """Act on a signal. A Ctrl-C that finds its scope cancelled already ends the process at once."""
-        if number == signal.SIGINT and self._innermost is not None and not self._innermost.cancel_called:
-            self._innermost.cancel()
-        elif number == signal.SIGINT and self._everything.cancel_called:
+        """Act on a signal."""
+        stop = self._everything if self._innermost is None or number != signal.SIGINT else self._innermost
+        if stop.is_in_vain:
             _leave_now(number)
-        else:
+        if stop is self._everything:
             self.stopped_by = number
-            self._everything.cancel()
+        stop()
 
 
 def run(work: Callable[[Interrupts], Awaitable[int]]) -> int:
@@ -66,7 +94,7 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     code = 0
     with trio.open_signal_receiver(*heeded) as arrivals:
         async with trio.open_nursery() as nursery:
-            interrupts = Interrupts(nursery.cancel_scope)
+            interrupts = Interrupts(Stop(scope=nursery.cancel_scope))
 
             async def listen() -> None:
                 async for number in arrivals:

@@ -64,8 +64,11 @@ def stats(finished: Finished) -> list[tuple[str, str]]:
         ("speed", f"{metrics.tokens_per_second:.1f} tokens/s"),
         ("prompt", f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"),
         ("output", f"{usage.completion_tokens:,} tokens, ended by {ENDINGS[finished.reason]}"),
-        ("time", f"{duration(metrics.queue_ms)} waiting, {duration(metrics.prefill_ms)} reading the prompt, "
-                 f"{duration(metrics.decode_ms)} writing"),
+        (
+            "time",
+            f"{duration(metrics.queue_ms)} waiting, {duration(metrics.prefill_ms)} reading the prompt, "
+            f"{duration(metrics.decode_ms)} writing",
+        ),
         ("seed", str(finished.seed)),
     ]
 

@@ -1,0 +1,286 @@
+"""`uma chat`: a conversation. Ctrl-C stops an answer and never the chat; a server that goes away costs one answer and
+never the conversation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import attrs
+
+from uma.cli import words
+from uma.cli.chat_view import View, standard_view
+from uma.cli.conversation import Conversation
+from uma.cli.generate import quiet
+from uma.cli.options import load_settings, sampling_of
+from uma.cli.source import Opened, open_source
+from uma.cli.trio_run import Interrupts, run
+from uma.config import Loaded, nearest
+from uma.errors import ConnectionLost, PromptTooLarge, ShuttingDown, UmaError
+from uma.server.logs import logging_to
+from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token
+
+NO_ROOM = "/undo takes back the last turn, /reset begins anew; a larger --n-ctx gives more room"
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    loaded = quiet(load_settings(options))
+    sampling = sampling_of(options)
+    conversation = Conversation.load(Path(options.load)) if options.load is not None else Conversation()
+    if options.system is not None:
+        conversation.system = options.system
+    with logging_to(loaded.config):
+        return run(partial(_chat, options, loaded, sampling, conversation))
+
+
+async def _chat(
+    options: argparse.Namespace, loaded: Loaded, sampling: SamplingParams, conversation: Conversation, on: Interrupts
+) -> int:
+    chat = Chat(standard_view(COMMANDS), conversation, sampling, on)
+    question: str | None = None
+    while True:
+        try:
+            async with open_source(loaded, local=options.local, say=chat.view.tell) as opened:
+                chat.meet(opened)
+                question = await chat.talk(question)
+        except UmaError as error:
+            if chat.info is None:
+                raise
+            chat.fail(error)
+            question = await chat.talk(None)
+        if question is None:
+            return 1 if chat.n_failed and not chat.is_interactive else 0
+
+
+@attrs.define(eq=False)
+class Chat:
+    """A conversation with its person on one side and a model on the other."""
+
+    view: View
+    conversation: Conversation
+    sampling: SamplingParams
+    interrupts: Interrupts
+    opened: Opened | None = None
+    """None once the server is gone."""
+    info: ServerInfo | None = None
+    last: Finished | None = None
+    last_file: Path | None = None
+    n_failed: int = 0
+    n_asked: int = 0
+    is_over: bool = False
+    is_interactive: bool = attrs.field(factory=lambda: os.isatty(0) and os.isatty(1))
+
+    def meet(self, opened: Opened) -> None:
+        """There is someone to talk to: say who."""
+        self.opened, self.info = opened, opened.source.info
+        model = self.info.model
+        place = "served" if opened.is_server else "loaded in this process"
+        self.view.tell(words.model_line(model))
+        self.view.tell(f"{words.context_line(self.info)} · {place}")
+        if not self.info.capabilities.chat:
+            self.view.tell("This model has no chat template of its own; a plain one is used.")
+        if notice := words.demonstration(model, "uma run" if opened.is_server else "uma chat"):
+            self.view.tell(notice)
+        if self.is_interactive:
+            self.view.tell("/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.")
+
+    async def talk(self, question: str | None) -> str | None:
+        """Take turns until the person leaves (None), or asks something while there is nobody to answer (that)."""
+        while not self.is_over:
+            if question is not None and self.opened is None:
+                return question
+            if question is not None:
+                await self.ask(question)
+            question = await self._next_question()
+        return None
+
+    async def _next_question(self) -> str | None:
+        """The next line that is a question; None after a command, an empty line or the end."""
+        line = await self.view.lines.read()
+        if line is None:
+            self.is_over = True
+        elif line.startswith("/"):
+            self.command(line)
+        elif line.strip():
+            return line
+        elif self.is_interactive:
+            self.view.tell("/quit or Ctrl-D leaves.")
+        return None
+
+    async def ask(self, question: str) -> None:
+        """One turn: a question and its answer, which join the conversation together or not at all."""
+        assert self.opened is not None
+        self.n_asked += 1
+        try:
+            request = Request(
+                id=f"turn-{self.n_asked}",
+                messages=self.conversation.asking(question),
+                sampling=self.sampling,
+                priority=Priority.INTERACTIVE.value,
+            )
+        except ValueError as error:
+            self.fail(UmaError(f"this cannot be asked: {error}"))
+            return
+        answer: list[str] = []
+        finished: Finished | None = None
+        failure: UmaError | None = None
+        async with self.view.answering() as shown:
+            with self.interrupts.stopping() as stop:
+                try:
+                    async with self.opened.source.generate(request) as stream:
+                        stop.politely = stream.cancel
+                        async for event in stream:
+                            if isinstance(event, Token):
+                                answer.append(event.text)
+                                await shown.add(event.text)
+                            else:
+                                finished = event
+                except UmaError as error:
+                    failure = error
+        if failure is not None:
+            self.fail(failure)
+            return
+        self.last = finished or self.last
+        self._conclude(question, "".join(answer), finished)
+
+    def _conclude(self, question: str, answer: str, finished: Finished | None) -> None:
+        is_stopped = finished is None or finished.reason == "cancelled"
+        if answer or not is_stopped:
+            self.conversation.add(question, answer)
+        if is_stopped:
+            self.view.tell(
+                "Stopped; the conversation goes on from here." if answer else "Stopped before the first word."
+            )
+        elif not answer.strip():
+            self.view.tell("The model answered with nothing.")
+        if finished is not None:
+            self._tell_how_it_went(finished)
+
+    def _tell_how_it_went(self, finished: Finished) -> None:
+        assert self.info is not None
+        if self.is_interactive and finished.usage.completion_tokens:
+            self.view.tell(words.speed(finished))
+        for warning in finished.warnings:
+            self.view.tell(f"warning: {warning}")
+        if finished.reason == "length":
+            used = finished.usage.prompt_tokens + finished.usage.completion_tokens
+            is_full = used >= self.info.limits.n_ctx
+            self.view.tell(f"The context is full: {NO_ROOM}." if is_full else "Cut at the limit of --max-tokens.")
+
+    def fail(self, error: UmaError) -> None:
+        """Say what went wrong and what can be done. The conversation is as it was."""
+        self.n_failed += 1
+        self.view.complain(error.message)
+        if isinstance(error, PromptTooLarge):
+            self.view.tell(f"The conversation has become too long: {NO_ROOM}.")
+        elif isinstance(error, ConnectionLost | ShuttingDown):
+            self.opened = None
+            self.view.tell("The conversation is kept. The next question looks for a server, or loads the model here.")
+
+    def command(self, line: str) -> None:
+        """Obey a line that begins with a slash."""
+        name, _, argument = line.partition(" ")
+        known = COMMANDS.get(name.strip())
+        if known is None:
+            self.n_failed += 1
+            near = nearest(name, COMMANDS) or "; /help tells those there are"
+            self.view.complain(f"no such command: {name.strip()}{near}")
+            return
+        try:
+            known.act(self, argument.strip())
+        except UmaError as error:
+            self.n_failed += 1
+            self.view.complain(error.message)
+
+
+def _help(chat: Chat, _: str) -> None:
+    chat.view.listing([(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()])
+    chat.view.tell("Esc Enter begins a new line. A question that starts with a slash needs a space before it.")
+
+
+def _reset(chat: Chat, _: str) -> None:
+    chat.conversation.reset()
+    kept = " The instructions stay." if chat.conversation.system is not None else ""
+    chat.view.tell(f"The conversation begins anew.{kept}")
+
+
+def _system(chat: Chat, text: str) -> None:
+    if text == "-":
+        chat.conversation.system = None
+    elif text:
+        chat.conversation.system = text
+    now = chat.conversation.system
+    chat.view.tell("There are no instructions." if now is None else f"Instructions: {now}")
+
+
+def _undo(chat: Chat, _: str) -> None:
+    question = chat.conversation.undo()
+    chat.view.tell("There is nothing to take back." if question is None else f"Taken back: {_short(question)}")
+
+
+def _save(chat: Chat, name: str) -> None:
+    default = chat.last_file or Path(f"uma-chat-{datetime.now():%Y-%m-%d-%H%M%S}.json")
+    path = Path(name).expanduser() if name else default
+    chat.conversation.save(path)
+    chat.last_file = path
+    chat.view.tell(f"Saved to {path}")
+
+
+def _load(chat: Chat, name: str) -> None:
+    if not name:
+        chat.view.complain("which file? /load FILE")
+        return
+    path = Path(name).expanduser()
+    chat.conversation = Conversation.load(path)
+    chat.last_file = path
+    turns = chat.conversation.turns
+    last = f"; the last question was: {_short(turns[-1][0])}" if turns else ""
+    chat.view.tell(f"{len(turns)} turn{'s' * (len(turns) != 1)} from {path}{last}")
+
+
+def _stats(chat: Chat, _: str) -> None:
+    if chat.last is None:
+        chat.view.tell("There is no answer yet.")
+        return
+    rows = words.stats(chat.last)
+    if chat.info is not None:
+        used = chat.last.usage.prompt_tokens + chat.last.usage.completion_tokens
+        rows.append(("context", f"{used:,} of {chat.info.limits.n_ctx:,} tokens used"))
+    chat.view.listing(rows)
+
+
+def _quit(chat: Chat, _: str) -> None:
+    chat.is_over = True
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"
+
+
+@attrs.frozen
+class SlashCommand:
+    """A command of the chat: what follows its name, what `/help` says of it, and what it does."""
+
+    argument: str
+    help: str
+    act: Callable[[Chat, str], None]
+
+
+COMMANDS: dict[str, SlashCommand] = {
+    "/help": SlashCommand("", "the commands of the chat", _help),
+    "/reset": SlashCommand("", "forget the conversation and begin anew", _reset),
+    "/system": SlashCommand("[TEXT]", "instructions for the model: show, set, or remove them with -", _system),
+    "/undo": SlashCommand("", "take back the last question and its answer", _undo),
+    "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
+    "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
+    "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
+    "/quit": SlashCommand("", "leave", _quit),
+}
+"""The chat's commands, by name."""

@@ -1,0 +1,103 @@
+"""What was said in a chat so far: the messages the next answer is asked with, and the file that keeps them.
+
+Nothing half-finished is ever part of it: a question joins together with its answer, so that `/undo` and a failed
+request leave it as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from uma.errors import UmaError
+from uma.types import Message
+
+FORMAT = "uma-chat"
+VERSION = 1
+
+
+class ChatFileError(UmaError):
+    """A saved chat cannot be read or written. Names the file and the reason."""
+
+    code = "E_CHAT_FILE"
+
+
+@attrs.define
+class Conversation:
+    """Instructions, and questions each with its answer."""
+
+    system: str | None = None
+    turns: list[tuple[str, str]] = attrs.field(factory=list)
+
+    def asking(self, question: str) -> tuple[Message, ...]:
+        """The messages with which `question` is asked. Raises `ValueError` for a text that no model takes."""
+        messages = [Message("system", self.system)] if self.system is not None else []
+        for asked, answered in self.turns:
+            messages += [Message("user", asked), Message("assistant", answered)]
+        return (*messages, Message("user", question))
+
+    def add(self, question: str, answer: str) -> None:
+        """A turn is over."""
+        self.turns.append((question, answer))
+
+    def undo(self) -> str | None:
+        """Take back the last turn; its question, or None where there is none."""
+        return self.turns.pop()[0] if self.turns else None
+
+    def reset(self) -> None:
+        """Forget every turn; the instructions stay."""
+        self.turns.clear()
+
+    def save(self, path: Path) -> None:
+        """Write to `path`, whole or not at all. Another file than a saved chat is not overwritten (`ChatFileError`)."""
+        if path.exists():
+            Conversation.load(path)  # a file of ours: it may be written again
+        text = json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n"
+        try:
+            _replace(path, text)
+        except OSError as error:
+            raise ChatFileError(f"{path}: cannot be written: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Conversation:
+        """The conversation that `save` wrote (`ChatFileError` for anything else)."""
+        try:
+            return cls._of_json(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ChatFileError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ChatFileError(f"{path}: is no chat that /save wrote") from error
+
+    def _as_json(self) -> dict[str, Any]:
+        turns = [{"user": asked, "assistant": answered} for asked, answered in self.turns]
+        return {"format": FORMAT, "version": VERSION, "system": self.system, "turns": turns}
+
+    @classmethod
+    def _of_json(cls, table: Any) -> Conversation:
+        if table["format"] != FORMAT or table["version"] != VERSION:
+            raise ValueError("another format or version")
+        system = None if table["system"] is None else _text(table["system"])
+        return cls(system, [(_text(turn["user"]), _text(turn["assistant"])) for turn in table["turns"]])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is expected")
+    return value
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside `path` first, so that a full disk costs nothing that was there before."""
+    handle, name = tempfile.mkstemp(prefix=".uma-", dir=path.absolute().parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123  (a descriptor, not a path)
+            file.write(text)
+        Path(name).replace(path)
+    except OSError:
+        os.unlink(name)  # noqa: PTH108
+        raise

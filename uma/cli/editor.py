@@ -1,0 +1,179 @@
+"""Where a chat's lines come from: a line editor with history on a terminal, and the plain lines of anything else.
+
+Both wait in a thread, so that Trio, and with it the engine or the session with the server, goes on meanwhile. Neither
+thread outlives the wait: cancelling it ends the editor, which gives the terminal back as it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import trio
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+PROMPT = "> "
+
+
+class LineSource(Protocol):
+    """What a chat reads its lines from."""
+
+    async def read(self) -> str | None:
+        """The next line; None at the end. An empty one where there is nothing to do."""
+
+
+@attrs.define(eq=False)
+class Editor:
+    """Line editing with history and completion of the chat's commands.
+
+    Enter sends, Esc Enter or Ctrl-J begins a new line, Ctrl-C drops what is typed, Ctrl-D on an empty line is the end.
+    """
+
+    _session: PromptSession[str]
+    _is_ending: bool = False
+
+    @classmethod
+    def on_terminal(cls, commands: Iterable[str], environ: Mapping[str, str]) -> Editor:
+        """An editor on this process's terminal."""
+        return cls(
+            PromptSession(
+                history=_history(history_path(environ)),
+                key_bindings=_keys(),
+                completer=CommandCompleter(tuple(commands)),
+                multiline=True,
+                prompt_continuation="  ",
+                enable_suspend=True,
+            )
+        )
+
+    async def read(self) -> str | None:
+        """As `LineSource.read`. Cancelling it ends the editor, and waits until the terminal is as it was."""
+        self._is_ending = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_cancelled)
+            line = await trio.to_thread.run_sync(self._ask)
+            nursery.cancel_scope.cancel()
+        return line
+
+    def _ask(self) -> str | None:
+        prompt = PROMPT if os.environ.get("NO_COLOR") else ANSI(f"\x1b[1;36m{PROMPT}\x1b[0m")
+        try:
+            return self._session.prompt(
+                prompt, handle_sigint=False, set_exception_handler=False, pre_run=self._exit_if_ending
+            )
+        except KeyboardInterrupt:
+            return ""
+        except EOFError:
+            return None
+
+    async def _end_when_cancelled(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            # An editor that is only about to start looks at this; a running one is told through its own loop.
+            self._is_ending = True
+            app = self._session.app
+            if app.is_running and app.loop is not None:
+                # A line that is sent this very moment closes the loop: the editor has ended by itself.
+                with suppress(RuntimeError):
+                    app.loop.call_soon_threadsafe(self._exit_if_ending)
+
+    def _exit_if_ending(self) -> None:
+        app = self._session.app
+        if self._is_ending and app.future is not None and not app.future.done():
+            app.exit(exception=EOFError)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+@attrs.frozen
+class CommandCompleter(Completer):
+    """Completes the word that begins with a slash."""
+
+    commands: tuple[str, ...]
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """The commands that go on from what is typed."""
+        typed = document.text
+        if typed.startswith("/"):
+            yield from (Completion(each, -len(typed)) for each in self.commands if each.startswith(typed))
+
+
+def history_path(environ: Mapping[str, str]) -> Path | None:
+    """`$XDG_STATE_HOME/uma/chat-history`, by default in `~/.local/state`; None for a user without a home."""
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]) / "uma" / "chat-history"
+    try:
+        return Path.home() / ".local" / "state" / "uma" / "chat-history"
+    except RuntimeError:
+        return None
+
+
+def _history(path: Path | None) -> History:
+    """A history in `path`, readable by its owner alone; where that cannot be, one for this chat only."""
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return LastingHistory(str(path))
+
+
+class LastingHistory(FileHistory):
+    """A history file; a line that cannot be written there (a full disk) is still remembered by this chat."""
+
+    def store_string(self, string: str) -> None:
+        """Append `string` to the file."""
+        with suppress(OSError):
+            super().store_string(string)
+
+
+@attrs.define(eq=False)
+class PlainLines:
+    """The lines of a pipe, a file or a terminal that can do nothing but print."""
+
+    _fd: int
+    _prompt: str = ""
+    """Written before each line, where a person types them."""
+    _rest: bytes = b""
+    _is_over: bool = False
+
+    async def read(self) -> str | None:
+        """As `LineSource.read`. Bytes that are not UTF-8 come as surrogates, which no request takes."""
+        if self._prompt:
+            print(self._prompt, end="", flush=True)
+        while b"\n" not in self._rest and not self._is_over:
+            with suppress(PermissionError):  # a regular file cannot be waited on: it is always readable
+                await trio.lowlevel.wait_readable(self._fd)
+            await trio.lowlevel.checkpoint()
+            data = os.read(self._fd, 65536)
+            self._rest += data
+            self._is_over = not data
+        if not self._rest:
+            return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "surrogateescape").removesuffix("\r")

@@ -1,0 +1,122 @@
+"""Live Markdown: an answer is drawn while it is being written, and is left behind as ordinary text of the terminal.
+
+Only the block that is still being written (a paragraph, a list, a piece of code) is ever drawn again; what is finished
+is printed once and scrolls away like any other output. After each drawing the cursor returns to the open block's first
+line, so that when the terminal is resized it is still where the next drawing has to begin, whatever the terminal made
+of the old lines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import IO
+
+import attrs
+from rich.console import Console
+from rich.markdown import Markdown
+
+from uma.cli.terminal import harmless
+
+WIDEST = 100
+"""Columns: longer lines are hard to read, however wide the terminal."""
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+ERASE_TO_LINE_END, ERASE_BELOW = "\x1b[K", "\x1b[J"
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+_MAY_CONTINUE = re.compile(r"\s|$|[-*+](\s|$)|\d{1,9}([.)]|$)")
+"""The first line after a blank one that may still belong to the list or quotation before it."""
+_TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[\d;]*m)+$")
+
+
+def settled(text: str) -> int:
+    """How much of `text`, from its beginning, is whole blocks that nothing written later can change."""
+    end = position = 0
+    fence = ""
+    after_blank = False
+    for line in text.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if fence:
+            if mark and mark[1].startswith(fence) and not mark[2].strip() and line.endswith("\n"):
+                fence, end = "", position + len(line)
+        elif mark:
+            fence = mark[1]
+            end = position if after_blank else end
+        elif after_blank and not _MAY_CONTINUE.match(line.rstrip("\n")):
+            end = position
+        after_blank = not line.strip() and not fence
+        position += len(line)
+    return end
+
+
+def rendered(text: str, width: int, console: Console) -> list[str]:
+    """Markdown as lines for a terminal of `width` columns, without blank lines around them."""
+    with console.capture() as capture:
+        console.print(Markdown(harmless(text), code_theme="ansi_dark", hyperlinks=False), width=min(width, WIDEST))
+    lines = [_trimmed(line) for line in capture.get().split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    while lines and not lines[0]:
+        lines.pop(0)
+    return lines
+
+
+def _trimmed(line: str) -> str:
+    """Without the blanks that fill a line up: they would wrap when the terminal gets narrower."""
+    trimmed = _TRAILING_BLANKS.sub("", line)
+    return trimmed + "\x1b[0m" if "\x1b" in trimmed else trimmed
+
+
+@attrs.define(eq=False)
+class LiveMarkdown:
+    """One answer on a terminal. Call `draw` as often as there is something new, and `finish` however it ends."""
+
+    _console: Console
+    _file: IO[str]
+    _text: str = ""
+    _n_printed: int = 0
+    """Characters of `_text` that are printed for good."""
+    _is_first_block: bool = True
+
+    def add(self, text: str) -> None:
+        """More of the answer; shown by the next `draw`."""
+        self._text += text
+
+    @property
+    def text(self) -> str:
+        """All of the answer so far."""
+        return self._text
+
+    def draw(self) -> None:
+        """Show the answer as far as it has come, and dots where there is nothing yet."""
+        end = self._n_printed + settled(self._text[self._n_printed :])
+        out = HIDE_CURSOR + self._for_good(end)
+        width, height = self._size()
+        open_lines = rendered(self._text[self._n_printed :], width, self._console) or ["…"]
+        # The gap before this block is drawn with it; a block taller than the screen shows its end.
+        lines = ([] if self._is_first_block else [""]) + open_lines
+        lines = lines[-max(1, height - 1) :]
+        out += "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in lines[:-1]) + lines[-1] + ERASE_TO_LINE_END
+        out += ERASE_BELOW + (f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else "") + "\r"
+        self._write(out)
+
+    def finish(self) -> None:
+        """Print what is open for good, and leave the cursor on the line below it."""
+        self._write(self._for_good(len(self._text)) + ERASE_BELOW + SHOW_CURSOR)
+
+    def _for_good(self, end: int) -> str:
+        lines = rendered(self._text[self._n_printed : end], self._size()[0], self._console)
+        self._n_printed = end
+        if not lines:
+            return ""
+        gap = [] if self._is_first_block else [""]
+        self._is_first_block = False
+        return "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in gap + lines)
+
+    def _size(self) -> tuple[int, int]:
+        """Columns to fill and lines. The last column stays free: a full line leaves the cursor in doubt."""
+        width, height = self._console.size
+        return max(1, width - 1), height
+
+    def _write(self, out: str) -> None:
+        self._file.write(out)
+        self._file.flush()
