@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import ServerProcess, running_server, short_directory
+from models import write_model
 
 
 @pytest.fixture
@@ -22,3 +23,9 @@ def server() -> Iterator[ServerProcess]:
     """One real `uma run` with the built-in model, for all tests that leave it as they found it."""
     with short_directory() as directory, running_server(directory / "uma.sock") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights that computes in no time and has a context of 32,768 tokens."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context_length=32_768)

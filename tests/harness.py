@@ -244,10 +244,15 @@ class Raw:
         assert event["event"] == "hello", event
         return event
 
+    def next(self) -> dict[str, Any]:
+        """The next event, which must be there."""
+        event = self.receive()
+        assert event is not None, "the server closed"
+        return event
+
     def expect(self, kind: str) -> dict[str, Any]:
         """The next event, which must be of this kind."""
-        event = self.receive()
-        assert event is not None, f"the server closed; expected {kind}"
+        event = self.next()
         assert event["event"] == kind, event
         return event
 

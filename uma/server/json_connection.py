@@ -7,6 +7,8 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from uma.errors import UmaError
 from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
 from uma.protocol.session import Incoming, Refused, ServerSession
@@ -57,6 +59,8 @@ class JsonConnection(Connection):
         while (message := self._session.next_message()) is not None:
             had_frame = True
             self._act(message)
+            # Trio starts new tasks in no particular order; this way requests reach the engine as they were sent.
+            await trio.lowlevel.checkpoint()
             if self.link.is_full:
                 await self.link.room()
         return had_frame

@@ -1,0 +1,242 @@
+"""A server's life as a process: the socket's file, signals, ends of every kind, and the places its log can go to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import stat
+import subprocess
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import PATIENCE_SEC, Raw, ServerProcess, clean_environ, running_server, start_server, uma_command
+
+
+def ask(id: str, **fields: Any) -> dict[str, Any]:
+    return {"id": id, "prompt": "once upon a time", "max_tokens": 8, "ignore_eos": True, **fields}
+
+
+BULKY = {"pad": "x" * 8_000}
+FOREVER = {"max_tokens": 30_000, "metadata": BULKY}
+"""A request whose reader has to read 240 MB before it can end."""
+
+
+def serves(path: Path) -> bool:
+    """Whether a whole request goes through."""
+    with Raw(path) as raw:
+        raw.send(ask("a"))
+        return bool(raw.rest()[-1]["reason"] == "length")
+
+
+def is_refused(path: Path) -> bool:
+    """Whether nobody listens."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) != 0
+
+
+# The socket's file
+
+
+def test_the_socket_and_a_directory_made_for_it_are_their_owner_s_alone(socket_dir: Path, tiny: Path) -> None:
+    path = socket_dir / "new" / "s"
+    with running_server(path, "--model", str(tiny)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_socket_mode_is_what_was_asked_for(socket_dir: Path, tiny: Path) -> None:
+    with running_server(socket_dir / "s", "--model", str(tiny), "--socket-mode", "666") as server:
+        assert stat.S_IMODE(server.socket.stat().st_mode) == 0o666
+
+
+def test_after_a_kill_the_next_server_takes_the_stale_socket_over(socket_dir: Path, tiny: Path) -> None:
+    path = socket_dir / "s"
+    with running_server(path, "--model", str(tiny)) as server:
+        server.signal(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+    assert path.is_socket()
+    assert is_refused(path)
+    with running_server(path, "--model", str(tiny)):
+        assert serves(path)
+
+
+def refusal(path: Path | str, *flags: str) -> str:
+    """What `uma run` says when it does not start; it must be one short message and no traceback."""
+    server = start_server(Path(path), *flags)
+    assert server.wait() not in (0, -signal.SIGKILL)
+    text = server.log.join()
+    assert "Traceback" not in text
+    assert len(text.strip().splitlines()) == 1, text
+    return text
+
+
+def test_a_live_server_s_socket_is_refused_and_it_goes_on_serving(server: ServerProcess) -> None:
+    assert "a server listens there already" in refusal(server.socket)
+    assert serves(server.socket)
+
+
+def test_a_file_that_is_no_socket_is_refused_and_kept(socket_dir: Path) -> None:
+    path = socket_dir / "notes.txt"
+    path.write_text("precious")
+    assert "is no socket" in refusal(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_directory_as_socket_is_refused(socket_dir: Path) -> None:
+    assert "is a directory" in refusal(socket_dir)
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_the_limit(socket_dir: Path) -> None:
+    path = socket_dir / ("x" * (108 - len(os.fsencode(socket_dir)) - 1))
+    assert len(os.fsencode(path)) == 108
+    assert "108 bytes" in refusal(path)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tiny: Path) -> None:
+    assert "cannot be made" in refusal("/proc/uma/s", "--model", str(tiny))
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_first_signal_lets_what_runs_finish_and_takes_nothing_new(
+    socket_dir: Path, tiny: Path, number: signal.Signals
+) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC))
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw, server.connect() as idle:
+        idle.hello()
+        raw.hello()
+        raw.send(ask("runs", max_tokens=1_500, metadata=BULKY))
+        raw.until_token("runs")
+        server.signal(number)
+        server.log.wait_for("event=server.draining")
+        assert idle.rest()[-1]["code"] == "E_RUNTIME_SHUTDOWN"
+        assert is_refused(server.socket)
+        raw.send(ask("late"))
+        late, runs = None, None
+        for event in raw.rest():
+            late = event if event.get("id") == "late" else late
+            runs = event if event["event"] == "eos" else runs
+        assert late is not None
+        assert late["code"] == "E_RUNTIME_SHUTDOWN"
+        assert runs is not None
+        assert (runs["id"], runs["usage"]["completion_tokens"]) == ("runs", 1_500)
+        assert server.wait() == 0
+        assert not server.socket.exists()
+
+
+def test_what_outlasts_the_drain_timeout_is_told_so(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", "0.1", "--max-tokens", "30000")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("a", **FOREVER), ask("b", **FOREVER))
+        raw.until_token("a")
+        server.signal(signal.SIGTERM)
+        ends = {event.get("id"): event["code"] for event in raw.rest() if event["event"] == "error"}
+        assert ends["a"] == ends["b"] == "E_RUNTIME_SHUTDOWN"
+        assert server.wait() == 0
+
+
+def test_a_second_signal_ends_at_once(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", "3600", "--max-tokens", "30000")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("a", **FOREVER))
+        raw.until_token("a")
+        server.signal(signal.SIGTERM)
+        server.log.wait_for("event=server.draining")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert not server.socket.exists()
+
+
+def test_a_stopped_server_leaves_nothing_behind(socket_dir: Path, tiny: Path) -> None:
+    with running_server(socket_dir / "s", "--model", str(tiny)) as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert list(socket_dir.iterdir()) == []
+
+
+def test_sighup_is_no_disaster(server: ServerProcess) -> None:
+    mark = server.log.mark()
+    server.signal(signal.SIGHUP)
+    server.log.wait_for("name=SIGHUP", since=mark)
+    assert serves(server.socket)
+
+
+def test_sigusr1_writes_the_metrics_to_the_log(server: ServerProcess) -> None:
+    assert serves(server.socket)
+    mark = server.log.mark()
+    server.signal(signal.SIGUSR1)
+    line = server.log.wait_for("event=metrics", since=mark)
+    snapshot = json.loads(line.partition("snapshot=")[2])
+    assert snapshot["tokens_generated_total"] >= 8
+    assert snapshot["ttft_ms_buckets"]["inf"] == snapshot["ttft_ms_count"]
+
+
+# The log
+
+
+def test_a_request_is_one_line_with_its_session_and_id(server: ServerProcess) -> None:
+    mark = server.log.mark()
+    with server.connect() as raw:
+        raw.send(ask('a "strange"\nid'))
+        raw.rest()
+    line = server.log.wait_for("event=request.finished", since=mark)
+    assert 'request="a \\"strange\\"\\nid"' in line
+    assert "reason=length" in line
+    assert "session=s" in line
+
+
+def test_a_full_disk_for_the_log_is_no_disaster(socket_dir: Path, tiny: Path) -> None:
+    server = start_server(socket_dir / "s", "--model", str(tiny), "--log-file", "/dev/full")
+    try:
+        server.log.wait_for("^socket ")  # what a person sees; the log itself went nowhere
+        assert serves(server.socket)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+def test_a_log_file_that_cannot_be_opened_is_one_sentence(socket_dir: Path) -> None:
+    assert "log_file" in refusal(socket_dir / "s", "--log-file", str(socket_dir))
+
+
+def test_a_terminal_that_goes_away_is_no_disaster(socket_dir: Path, tiny: Path) -> None:
+    ours, theirs = pty.openpty()
+    path = socket_dir / "s"
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        uma_command("run", "--socket", str(path), "--model", str(tiny)),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=take_terminal,  # noqa: PLW1509  (one thread forks here, and the call is one ioctl)
+        env=clean_environ(),
+    )
+    try:
+        os.close(theirs)
+        seen = b""
+        while b"event=server.ready" not in seen:
+            seen += os.read(ours, 4096)
+        os.close(ours)  # the kernel hangs up on the session, and every write to the terminal fails from here on
+        assert serves(path)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SEC) == 0
+        assert not path.exists()
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,181 @@
+"""Limits, each on a real server process that has it set low: what is refused, and that nobody else is touched."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import HELLO, Raw, ServerProcess, running_server, until
+
+
+def ask(id: str, **fields: Any) -> dict[str, Any]:
+    """A request that generates `max_tokens` tokens of nonsense."""
+    return {"id": id, "prompt": f"once upon a time, {id}", "max_tokens": 8, "ignore_eos": True, **fields}
+
+
+BULKY = {"pad": "x" * 8_000}
+"""Metadata that makes each token's event 8 KB, so that a socket's buffers are full after a few dozen tokens."""
+
+
+def codes(events: list[dict[str, Any]]) -> list[str]:
+    return [event["code"] for event in events if event["event"] == "error"]
+
+
+def test_more_sessions_than_allowed_are_told_so_and_a_place_is_free_again_once_one_leaves(
+    socket_dir: Path, tiny: Path
+) -> None:
+    with running_server(socket_dir / "s", "--model", str(tiny), "--max-sessions", "2") as server:
+        first, second = server.connect(), server.connect()
+        first.hello()
+        second.hello()
+        with server.connect() as third:
+            third.send(HELLO)
+            assert codes(third.rest()) == ["E_LIMIT_SESSIONS"]
+        first.sock.close()
+
+        def metrics_or_refusal() -> dict[str, Any]:
+            with server.connect() as raw:
+                raw.send({"type": "metrics"})
+                return raw.receive() or {}
+
+        assert until(metrics_or_refusal, lambda event: event["event"] == "metrics")["active_sessions"] == 2
+        second.send(ask("a"))
+        assert second.last_of("a")["reason"] == "length"
+        second.sock.close()
+
+
+def test_a_prompt_over_the_byte_limit_is_refused_and_other_requests_go_on(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-prompt-bytes", "100")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("good", max_tokens=50), ask("bad", prompt="é" * 51))
+        assert raw.last_of("bad")["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
+        assert raw.last_of("good")["reason"] == "length"
+        with server.connect() as plain:
+            plain.send(ask("bad", prompt="x" * 101))
+            assert codes(plain.rest()) == ["E_LIMIT_PROMPT_TOO_LARGE"]
+
+
+def test_a_full_queue_is_told_with_a_time_to_try_again_and_the_session_stays(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-queue", "1", "--max-sequences", "1", "--max-tokens", "30000")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("runs", max_tokens=30_000))
+        raw.until_token("runs")
+        raw.send(ask("waits"), *(ask(f"r{number}") for number in range(4)))
+        refused = [raw.last_of(f"r{number}") for number in range(4)]
+        assert {event["code"] for event in refused} == {"E_LIMIT_OVERLOADED"}
+        assert all(event["retry_after_ms"] > 0 for event in refused)
+        raw.send({"event": "cancel", "id": "runs"})
+        assert raw.last_of("waits")["reason"] == "length"
+
+
+def test_max_tokens_over_the_limit_is_cut_and_told(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-tokens", "5")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.send(ask("a", max_tokens=50))
+        last = raw.rest()[-1]
+    assert last["usage"]["completion_tokens"] == 5
+    assert any("max_tokens" in warning for warning in last["warnings"])
+
+
+@pytest.fixture(scope="module")
+def impatient(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server that waits for nobody."""
+    from harness import short_directory
+
+    flags = ("--model", str(tiny), "--idle-timeout-sec", "0.3", "--max-tokens", "30000")
+    with short_directory() as directory, running_server(directory / "s", *flags) as server:
+        yield server
+
+
+@pytest.mark.parametrize("first", [None, HELLO])
+def test_a_session_that_says_nothing_is_closed(impatient: ServerProcess, first: dict[str, Any] | None) -> None:
+    with impatient.connect() as raw:
+        if first:
+            raw.hello()
+        assert codes(raw.rest()) == ["E_TIMEOUT_IDLE"]
+
+
+def test_half_a_frame_is_closed_on_even_while_something_runs(impatient: ServerProcess) -> None:
+    with impatient.connect() as raw:
+        raw.hello()
+        raw.send(ask("a", max_tokens=30_000))
+        raw.until_token("a")
+        raw.send_bytes(struct.pack("<I", 100) + b"{")
+        events = raw.rest()
+    assert codes(events)[-1] == "E_TIMEOUT_IDLE"
+    assert impatient.settled()["active_sequences"] == 0
+
+
+def test_a_running_request_is_not_idle_and_the_clock_starts_when_it_ends(impatient: ServerProcess) -> None:
+    with impatient.connect() as raw:
+        raw.hello()
+        raw.send(ask("a", max_tokens=4_000))
+        assert raw.last_of("a")["reason"] == "length"
+        assert codes(raw.rest()) == ["E_TIMEOUT_IDLE"]
+
+
+def test_a_slow_reader_pauses_only_itself_and_loses_nothing(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-tx-bytes", "65536")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as slow, server.connect() as quick:
+        slow.hello()
+        slow.send(ask("slow", max_tokens=2_000, metadata=BULKY))
+        quick.hello()
+        rounds = iter(range(1_000))
+
+        def slow_so_far() -> int:
+            """Tokens made for the slow reader, after a whole request of the quick one."""
+            id = f"q{next(rounds)}"
+            quick.send(ask(id, max_tokens=50))
+            assert quick.last_of(id)["usage"]["completion_tokens"] == 50
+            return int(server.metrics()["tokens_generated_total"]) - 50 * (int(id[1:]) + 1)
+
+        seen = [-2, -1]
+        while seen[-1] != seen[-2]:
+            seen.append(slow_so_far())
+        assert 0 < seen[-1] < 2_000
+        texts = 0
+        while (event := slow.next())["event"] == "token":
+            texts += 1
+        assert texts == 2_000
+        assert event["usage"]["completion_tokens"] == 2_000
+
+
+def test_a_reader_that_never_reads_is_hung_up_on_and_its_requests_are_cancelled(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-tx-bytes", "1024", "--tx-timeout-sec", "0.2")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("a", max_tokens=4_000, metadata=BULKY))
+        server.log.wait_for("event=session.stalled")
+        settled = server.settled()
+    assert settled["requests_cancelled"] == 1
+    assert settled["tokens_generated_total"] < 4_000
+
+
+def test_health_and_metrics_answer_while_a_long_prompt_is_read(socket_dir: Path, tiny: Path) -> None:
+    with running_server(socket_dir / "s", "--model", str(tiny)) as server, server.connect() as raw:
+        raw.hello()
+        raw.send({"id": "long", "token_ids": [7] * 16_000, "max_tokens": 1, "ignore_eos": True})
+        raw.send({"type": "health", "id": "h"}, {"type": "metrics", "id": "m"})
+        first, second = raw.next(), raw.next()
+        assert {first["event"], second["event"]} == {"health", "metrics"}
+        health = first if first["event"] == "health" else second
+        assert (health["status"], health["tokens_generated"]) == ("ok", 1)
+        assert raw.last_of("long")["reason"] == "length"
+
+
+def test_a_flood_of_bad_requests_from_one_who_never_reads_does_not_grow_without_bound(
+    socket_dir: Path, tiny: Path
+) -> None:
+    flags = ("--model", str(tiny), "--max-tx-bytes", "4096", "--tx-timeout-sec", "0.3")
+    with running_server(socket_dir / "s", *flags) as server, Raw(server.socket) as raw:
+        raw.hello()
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            while True:
+                raw.send(*({"id": "a", "prompt": 5} for _ in range(100)))
+        server.log.wait_for("event=session.stalled")
+        assert server.settled()["active_sessions"] == 1
