@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-
 from models import Kind, write_model
+
 from uma.errors import ConfigError, ModelError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, NO_ROOM, Context, ContextParams
@@ -51,7 +51,8 @@ def prefill(context: Context, tokens: list[int], seq_id: int = 0, first_pos: int
     batch = Batch(len(tokens))
     batch.add(tokens, first_pos, seq_id, last_logits=True)
     assert context.decode(batch) == DONE
-    return context.logits(1)[0].copy()
+    logits: Logits = context.logits(1)[0]
+    return logits.copy()
 
 
 def alone(model: Model, tokens: list[int]) -> Logits:

@@ -21,7 +21,7 @@ logger = logging.getLogger("uma.llama")
 
 KEPT_LINES = 400
 
-DEBUG, INFO, WARN, ERROR, CONTINUED = 4, 1, 2, 3, 5
+DEBUG, INFO, WARN, ERROR, CONTINUED = range(1, 6)
 """`ggml_log_level`. CONTINUED goes on with the line before."""
 
 

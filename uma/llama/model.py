@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,7 @@ class Model:
     def __init__(self, handle: int, parts: list[Header], *, is_builtin: bool, vocab_only: bool = False) -> None:
         self._handle: int | None = handle
         self._parts = parts
+        self._lock = threading.Lock()
         self._users = 0
         self._close_wanted = False
         self.path = parts[0].path
@@ -145,24 +147,30 @@ class Model:
         )
 
     def close(self) -> None:
-        """Free the weights, as soon as no context uses them any more. Harmless when repeated."""
-        self._close_wanted = True
+        """Free the weights, as soon as no context and no thread uses them any more. Harmless when repeated."""
+        with self._lock:
+            self._close_wanted = True
         self._free_if_unused()
 
     def retain(self) -> None:
-        """For contexts: keep the weights until `release`."""
-        if self._close_wanted:
-            raise ValueError(f"{self.path}: the model is closed")
-        self._users += 1
+        """For what uses the model: keep it in memory until `release`. Raises `ValueError` after `close`."""
+        with self._lock:
+            if self._close_wanted:
+                raise ValueError(f"{self.path}: the model is closed")
+            self._users += 1
 
     def release(self) -> None:
-        """For contexts: the counterpart of `retain`."""
-        self._users -= 1
+        """The counterpart of `retain`."""
+        with self._lock:
+            self._users -= 1
         self._free_if_unused()
 
     def _free_if_unused(self) -> None:
-        if self._close_wanted and self._users == 0 and self._handle is not None:
+        with self._lock:
+            if not self._close_wanted or self._users > 0:
+                return
             handle, self._handle = self._handle, None
+        if handle is not None:
             lib.llama_model_free(handle)
 
     def __enter__(self) -> Model:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -53,11 +55,21 @@ class Vocab:
         )
         self._pieces: list[bytes | None] = [None] * self.n_tokens
 
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        """The handle, which stays valid inside the block even if another thread closes the model meanwhile."""
+        self._model.retain()
+        try:
+            yield self._handle
+        finally:
+            self._model.release()
+
     @cached_property
     def eog_ids(self) -> npt.NDArray[np.int32]:
         """Every token after which generation ends (end of text, end of turn …), ascending."""
-        handle, is_eog = self._handle, lib.llama_vocab_is_eog
-        return np.array([token for token in range(self.n_tokens) if is_eog(handle, token)], np.int32)
+        is_eog = lib.llama_vocab_is_eog
+        with self._open() as handle:
+            return np.array([token for token in range(self.n_tokens) if is_eog(handle, token)], np.int32)
 
     @cached_property
     def _eog_set(self) -> frozenset[int]:
@@ -81,7 +93,8 @@ class Vocab:
         """A token's own spelling in the vocabulary, special tokens included; empty for -1."""
         if not 0 <= token < self.n_tokens:
             return ""
-        spelling: bytes = lib.llama_vocab_get_text(self._handle, token)
+        with self._open() as handle:
+            spelling: bytes = lib.llama_vocab_get_text(handle, token)
         return spelling.decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
@@ -112,7 +125,8 @@ class Vocab:
 
     def _tokenize_into(self, data: bytes, tokens: npt.NDArray[np.int32], add_special: bool, parse_special: bool) -> int:
         pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        return int(lib.llama_tokenize(self._handle, data, len(data), pointer, len(tokens), add_special, parse_special))
+        with self._open() as handle:
+            return int(lib.llama_tokenize(handle, data, len(data), pointer, len(tokens), add_special, parse_special))
 
     def piece(self, token: int) -> bytes:
         """A token's bytes, perhaps half a character. Control and unknown tokens give none."""
@@ -125,7 +139,8 @@ class Vocab:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            length = int(lib.llama_token_to_piece(self._handle, token, buffer, size, 0, False))
+            with self._open() as handle:
+                length = int(lib.llama_token_to_piece(handle, token, buffer, size, 0, False))
             if length >= 0:
                 return buffer.raw[:length]
             size = -length

@@ -1,0 +1,273 @@
+"""Claims about loading: what a model says of itself, what unusable files are refused with, what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from models import TOKENIZER_NONE, Kind, write_model, write_split_model
+
+from uma.errors import ModelError
+from uma.llama.batch import Batch
+from uma.llama.context import DONE, Context, ContextParams
+from uma.llama.model import Model
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "tiny.gguf")
+
+
+def refusal(path: Path) -> str:
+    """What loading this file is refused with; every refusal begins with the file's name."""
+    with pytest.raises(ModelError) as caught:
+        Model.load(path)
+    assert caught.value.message.startswith(f"{path}: ") or "of a split model" in caught.value.message
+    return caught.value.message.removeprefix(f"{path}: ")
+
+
+def damaged(path: Path, change: Callable[[bytearray], None]) -> Path:
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_models_card_comes_from_its_file(tiny: Path) -> None:
+    with Model.load(tiny, is_builtin=True) as model:
+        info = model.info
+    assert (info.name, info.architecture, info.license) == ("Tiny test model", "llama", "MIT")
+    assert info.description == "Random weights, for tests."
+    assert (info.quantization, info.context_length, info.vocab_size) == ("F32", 512, 266)
+    assert info.size_bytes == tiny.stat().st_size
+    assert 90_000 < info.parameters < info.size_bytes / 4
+    assert info.has_chat_template and info.is_builtin
+    assert info.path == str(tiny)
+
+
+def test_a_file_that_says_little_still_has_a_name(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "quiet.gguf", chat_template=None, metadata={"general.name": "", "general.license": ""}
+    )
+    with Model.load(path) as model:
+        assert (model.info.name, model.info.license) == ("quiet", None)
+        assert not model.info.has_chat_template
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding-window", "recurrent", "hybrid"])
+def test_the_kind_of_memory_is_known_from_the_model(tmp_path: Path, kind: Kind) -> None:
+    with Model.load(write_model(tmp_path / "tiny.gguf", kind=kind)) as model:
+        assert model.memory == kind
+
+
+@pytest.mark.parametrize(("file_type", "name"), [(1, "F16"), (7, "Q8_0"), (15, "Q4_K_M"), (30, "IQ4_XS"), (999, "F32")])
+def test_the_quantization_has_the_name_people_use(tmp_path: Path, file_type: int, name: str) -> None:
+    with Model.load(write_model(tmp_path / "tiny.gguf", metadata={"general.file_type": file_type})) as model:
+        assert model.info.quantization == name
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "no.gguf") == "no such file"
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "empty.gguf"
+    path.touch()
+    assert refusal(path) == "is empty (0 bytes)"
+
+
+def test_of_a_directory_the_file_to_name_is_told(tmp_path: Path, tiny: Path) -> None:
+    assert refusal(tmp_path) == f"is a directory; name a file in it, such as {tiny}"
+    (tmp_path / "sub").mkdir()
+    assert refusal(tmp_path / "sub") == "is a directory; there is no .gguf file in it"
+
+
+def test_a_device_or_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert refusal(tmp_path / "pipe.gguf") == "is not a regular file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_named(tiny: Path) -> None:
+    tiny.chmod(stat.S_IWUSR)
+    assert refusal(tiny) == "cannot be read: permission denied"
+
+
+def test_a_path_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / ("x" * 300)).startswith("cannot be opened: File name too long")
+    assert refusal(tmp_path / "a\0b").startswith("cannot be opened: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"hello, world, this is no model", "is not a GGUF file"),
+        (b"PK\x03\x04" + bytes(60), "is not a GGUF file; it looks like a PyTorch checkpoint"),
+        (b"\x80\x00\x00\x00\x00\x00\x00\x00{" + bytes(60), "is not a GGUF file; it looks like a safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is not a GGUF file; it looks like a Git LFS pointer"),
+        (b"\n<!DOCTYPE html><html>", "is not a GGUF file; it looks like a web page"),
+        (b"tjgg" + bytes(60), "is not a GGUF file; it looks like a GGML file of before 2023"),
+        (b"GG", "is cut short: it has 2 bytes"),
+        (b"GGUF\x03\0\0\0", "is cut short: it has 8 bytes"),
+        (b"GGUF\x03\0\0\0" + bytes(10), "is cut short: it has 18 bytes"),
+        (b"GGUF\x01\0\0\0" + bytes(60), "has GGUF version 1; this llama.cpp reads versions 2 and 3"),
+        (b"GGUF\x63\0\0\0" + bytes(60), "has GGUF version 99; this llama.cpp reads versions 2 and 3"),
+        (b"GGUF\0\0\0\x03" + bytes(60), "is a big-endian GGUF file"),
+    ],
+)
+def test_what_is_no_gguf_file_is_said_to_be_what_it_looks_like(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    assert refusal(path).startswith(reason)
+
+
+def test_a_file_cut_short_anywhere_is_refused_as_such(tiny: Path, tmp_path: Path) -> None:
+    data = tiny.read_bytes()
+    for length in (24, 100, 3_000, 10_000, len(data) // 2, len(data) - 1):
+        path = tmp_path / f"cut-{length}.gguf"
+        path.write_bytes(data[:length])
+        assert "cut short" in refusal(path)
+    assert f"it has {len(data) - 1:,} of at least {len(data):,} bytes" in refusal(
+        tmp_path / f"cut-{len(data) - 1}.gguf"
+    )
+
+
+def test_a_damaged_header_is_refused_with_llamas_reason(tiny: Path) -> None:
+    def type_of_first_value(data: bytearray) -> None:
+        key = data.index(b"general.architecture") + len(b"general.architecture")
+        data[key : key + 4] = (77).to_bytes(4, "little")
+
+    reason = refusal(damaged(tiny, type_of_first_value))
+    assert reason.startswith("its header is cut short or damaged. llama.cpp says: ")
+    assert "invalid GGUF type 77" in reason
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    reason = refusal(write_model(tmp_path / "new.gguf", architecture="tomorrow"))
+    assert reason.startswith("its architecture, tomorrow, is unknown to this llama.cpp")
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    reason = refusal(write_model(tmp_path / "mute.gguf", tokenizer=TOKENIZER_NONE, metadata={"llama.vocab_size": 266}))
+    assert reason == "has no tokenizer, so text cannot be turned into tokens"
+
+
+def test_a_tokenizer_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    reason = refusal(write_model(tmp_path / "odd.gguf", tokenizer="martian"))
+    assert reason.startswith("has no tokenizer that llama.cpp knows")
+    assert "martian" in reason
+
+
+def test_a_model_that_embeds_and_does_not_generate_is_refused(tmp_path: Path) -> None:
+    reason = refusal(write_model(tmp_path / "embed.gguf", metadata={"llama.attention.causal": False}))
+    assert reason == "llama is an embedding model; it does not generate text"
+
+
+def test_missing_weights_are_refused_with_llamas_reason(tmp_path: Path) -> None:
+    reason = refusal(write_model(tmp_path / "short.gguf", metadata={"llama.block_count": 3}))
+    assert reason.startswith("cannot be loaded. llama.cpp says: ")
+    assert "blk.2" in reason
+
+
+def test_a_split_model_loads_by_its_first_part(tmp_path: Path, tiny: Path) -> None:
+    parts = write_split_model(tmp_path / "big", count=3)
+    with Model.load(parts[0]) as model, Model.load(tiny) as whole:
+        assert model.info.size_bytes == sum(part.stat().st_size for part in parts)
+        assert model.info.parameters == whole.info.parameters
+        logits = []
+        for each in (model, whole):
+            with Context(each, ContextParams(n_ctx=256)) as context, Batch(3) as batch:
+                batch.add([1, 2, 3], 0, 0, last_logits=True)
+                assert context.decode(batch) == DONE
+                logits.append(context.logits(1).tolist())
+        assert logits[0] == logits[1]
+
+
+def test_of_a_split_model_the_part_to_give_is_told(tmp_path: Path) -> None:
+    parts = write_split_model(tmp_path / "big", count=3)
+    assert refusal(parts[1]) == f"is part 2 of 3 of a split model; load it by its first part, {parts[0]}"
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    parts = write_split_model(tmp_path / "big", count=3)
+    parts[2].unlink()
+    assert refusal(parts[0]) == f"its part 3 of 3 is missing: there is no {parts[2]}"
+
+
+def test_a_damaged_or_wrong_part_is_named(tmp_path: Path) -> None:
+    parts = write_split_model(tmp_path / "big", count=3)
+    whole = parts[2].read_bytes()
+    parts[2].write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match=f"^{parts[2]}: is cut short"):
+        Model.load(parts[0])
+    shutil.copy(parts[1], parts[2])
+    with pytest.raises(ModelError, match=f"^{parts[2]}: is not part 3 of 3 of {parts[0]}"):
+        Model.load(parts[0])
+
+
+def test_a_hash_tells_models_apart_and_copies_not(tmp_path: Path, tiny: Path) -> None:
+    def hash_of(path: Path) -> str:
+        with Model.load(path, vocab_only=True) as model:
+            return model.model_hash
+
+    shutil.copy(tiny, tmp_path / "copy.gguf")
+    others = [
+        write_model(tmp_path / "seed.gguf", seed=1),
+        write_model(tmp_path / "named.gguf", metadata={"general.name": "Another"}),
+        write_model(tmp_path / "window.gguf", kind="sliding-window"),
+    ]
+    assert hash_of(tmp_path / "copy.gguf") == hash_of(tiny)
+    assert len({hash_of(path) for path in (tiny, *others)}) == 4
+
+
+@pytest.mark.parametrize("use_mmap", [True, False])
+@pytest.mark.parametrize("use_mlock", [True, False])
+def test_a_model_loads_in_every_mode(tiny: Path, use_mmap: bool, use_mlock: bool) -> None:
+    with Model.load(tiny, use_mmap=use_mmap, use_mlock=use_mlock) as model:
+        assert model.vocab.n_tokens == 266
+
+
+def test_a_closed_model_is_told_from_an_open_one(tiny: Path) -> None:
+    model = Model.load(tiny)
+    model.close()
+    model.close()
+    with pytest.raises(ValueError, match=r"tiny\.gguf: the model is closed"):
+        _ = model.handle
+    with pytest.raises(ValueError, match="model is closed"):
+        model.vocab.tokenize("text", add_special=True, parse_special=False)
+
+
+def test_loading_and_closing_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
+    process = psutil.Process()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny.read_bytes()[:-9])
+
+    def open_and_close() -> None:
+        with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=2048, n_seq_max=4)) as context:
+            with Batch(64) as batch:
+                batch.add(range(64), 0, 0, last_logits=True)
+                assert context.decode(batch) == DONE
+            model.vocab.tokenize("some text", add_special=True, parse_special=True)
+        with pytest.raises(ModelError):
+            Model.load(broken)
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        return process.memory_info().rss, process.num_fds(), threading.active_count()
+
+    for _ in range(10):
+        open_and_close()
+    rss, fds, threads = held()
+    for _ in range(50):
+        open_and_close()
+    rss_after, fds_after, threads_after = held()
+    assert (fds_after, threads_after) == (fds, threads)
+    # A context of this size is some 2 MB and a model 0.4: a leak of either would be 20 MB and more by now.
+    assert rss_after - rss < 6 * 2**20
