@@ -60,7 +60,7 @@ def parse_message(
     if kind == "generate":
         return _generate(flat, warnings, max_tokens)
     if kind == "tokenize":
-        return TokenizeQuery(Request(**_own_fields(flat)), warnings)
+        return TokenizeQuery(_request(**_own_fields(flat)), warnings)
     if kind == "hello":
         return Hello(**_own_fields(flat), warnings=warnings)
     if kind == "health":
@@ -191,7 +191,14 @@ def _generate(flat: Any, warnings: tuple[str, ...], limit: int | None) -> Genera
     if limit is not None and asked is not None and asked > limit:
         sampling["max_tokens"] = limit
         warnings += (f"max_tokens: {asked:,} is over the server's limit, cut to {limit:,}",)
-    return Generate(Request(**fields, sampling=SamplingParams(**sampling)), keep_alive, warnings)
+    return Generate(_request(**fields, sampling=sampling), keep_alive, warnings)
+
+
+def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
+    try:
+        return Request(**fields, sampling=SamplingParams(**(sampling or {})))
+    except ValueError as error:  # a rule that only the constructors know
+        raise BadRequest(str(error)) from None
 
 
 def _message_fields(message: ClientMessage) -> dict[str, Any]:
