@@ -16,13 +16,13 @@ import attrs
 from uma.cli import words
 from uma.cli.chat_view import View, standard_view
 from uma.cli.conversation import Conversation
+from uma.cli.editor import DROPPED
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.source import Opened, open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded, nearest
 from uma.errors import ConnectionLost, PromptTooLarge, ShuttingDown, UmaError
-from uma.server.logs import logging_to
 from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token
 
 NO_ROOM = "/undo takes back the last turn, /reset begins anew; a larger --n-ctx gives more room"
@@ -35,8 +35,7 @@ def main(options: argparse.Namespace) -> int:
     conversation = Conversation.load(Path(options.load)) if options.load is not None else Conversation()
     if options.system is not None:
         conversation.system = options.system
-    with logging_to(loaded.config):
-        return run(partial(_chat, options, loaded, sampling, conversation))
+    return run(partial(_chat, options, loaded, sampling, conversation))
 
 
 async def _chat(
@@ -101,16 +100,16 @@ class Chat:
         return None
 
     async def _next_question(self) -> str | None:
-        """The next line that is a question; None after a command, an empty line or the end."""
+        """The next line that is a question; None after anything else."""
         line = await self.view.lines.read()
         if line is None:
             self.is_over = True
+        elif line == DROPPED:
+            self.view.tell("Ctrl-D or /quit leaves.")
         elif line.startswith("/"):
             self.command(line)
         elif line.strip():
             return line
-        elif self.is_interactive:
-            self.view.tell("/quit or Ctrl-D leaves.")
         return None
 
     async def ask(self, question: str) -> None:

@@ -20,15 +20,18 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
 
 PROMPT = "> "
+DROPPED = "\x03"
+"""In place of a line: Ctrl-C dropped what was typed."""
 
 
 class LineSource(Protocol):
     """What a chat reads its lines from."""
 
     async def read(self) -> str | None:
-        """The next line; None at the end. An empty one where there is nothing to do."""
+        """The next line, or `DROPPED`; None at the end."""
 
 
 @attrs.define(eq=False)
@@ -49,6 +52,8 @@ class Editor:
                 history=_history(history_path(environ)),
                 key_bindings=_keys(),
                 completer=CommandCompleter(tuple(commands)),
+                # Tab completes as in a shell: a menu would keep rows of the screen empty for itself.
+                complete_style=CompleteStyle.READLINE_LIKE,
                 multiline=True,
                 prompt_continuation="  ",
                 enable_suspend=True,
@@ -71,7 +76,7 @@ class Editor:
                 prompt, handle_sigint=False, set_exception_handler=False, pre_run=self._exit_if_ending
             )
         except KeyboardInterrupt:
-            return ""
+            return DROPPED
         except EOFError:
             return None
 

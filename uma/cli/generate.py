@@ -21,7 +21,6 @@ from uma.cli.terminal import Output
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
-from uma.server.logs import logging_to
 from uma.types import Capabilities, Finished, Message, Priority, Request, SamplingParams, Token
 
 REQUEST_ID = "generate"
@@ -69,8 +68,7 @@ def main(options: argparse.Namespace) -> int:
         sampling=sampling_of(options),
         priority=Priority[options.priority.upper()],
     )
-    with logging_to(loaded.config):
-        return run(partial(_generate, options, loaded, task))
+    return run(partial(_generate, options, loaded, task))
 
 
 def quiet(loaded: Loaded) -> Loaded:

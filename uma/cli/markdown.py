@@ -76,6 +76,8 @@ class LiveMarkdown:
     _n_printed: int = 0
     """Characters of `_text` that are printed for good."""
     _is_first_block: bool = True
+    _width: int = 0
+    """Of the last drawing."""
 
     def add(self, text: str) -> None:
         """More of the answer; shown by the next `draw`."""
@@ -89,8 +91,10 @@ class LiveMarkdown:
     def draw(self) -> None:
         """Show the answer as far as it has come, and dots where there is nothing yet."""
         end = self._n_printed + settled(self._text[self._n_printed :])
-        out = HIDE_CURSOR + self._for_good(end)
         width, height = self._size()
+        # Lines that the terminal has wrapped anew count as one for it, until they are erased.
+        out = HIDE_CURSOR + (ERASE_BELOW if width != self._width else "") + self._for_good(end)
+        self._width = width
         open_lines = rendered(self._text[self._n_printed :], width, self._console) or ["…"]
         # The gap before this block is drawn with it; a block taller than the screen shows its end.
         lines = ([] if self._is_first_block else [""]) + open_lines

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import attrs
 
+from uma import __version__
 from uma.cli.options import SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest
 
@@ -219,7 +220,7 @@ def build_parser() -> Parser:
         description="Load a language model once and let every program on the machine share it.",
         epilog=EPILOG,
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument("--version", action="version", version=f"uma {__version__}")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     siblings: dict[str, Parser] = {}
     for command in COMMANDS:
@@ -235,19 +236,3 @@ def build_parser() -> Parser:
         siblings[command.name] = made
     parser.siblings = siblings
     return parser
-
-
-class _Version(argparse.Action):
-    """`--version`, read only when asked for: the metadata of the distribution is slow to find."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="the version of uma, and leave")
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-        try:
-            print(f"uma {version('uma-serve')}")
-        except PackageNotFoundError:
-            print("uma, not installed: run from its source")
-        parser.exit()

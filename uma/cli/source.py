@@ -19,7 +19,6 @@ from uma.cli.options import SERVER_ONLY
 from uma.client import connect
 from uma.config import Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost
-from uma.llama import catalog
 from uma.types import ServerInfo, Source
 
 NOBODY_LISTENS = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -77,6 +76,8 @@ async def _server(stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], No
 def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
     if loaded.origins["model"] == "default":
         return True
+    from uma.llama import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+
     wanted = catalog.resolve(loaded.config.model, os.environ)
     if wanted.is_builtin or info.model.is_builtin:
         return wanted.is_builtin == info.model.is_builtin
@@ -85,9 +86,13 @@ def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
 
 
 async def _engine(stack: AsyncExitStack, config: RuntimeConfig, say: Callable[[str], None]) -> Source:
-    from uma.engine import open_engine  # noqa: PLC0415  (slow to import, and not needed with a server)
+    # All three are slow to import, and a server has them already.
+    from uma.engine import open_engine  # noqa: PLC0415
+    from uma.llama import catalog  # noqa: PLC0415
+    from uma.server.logs import logging_to  # noqa: PLC0415
 
     wanted = catalog.resolve(config.model, os.environ)
     if wanted.path.is_file() and (n_bytes := wanted.path.stat().st_size) > SLOW_TO_LOAD_BYTES:
         say(f"loading {wanted.path.name} ({words.size(n_bytes)})")
+    stack.enter_context(logging_to(config))
     return await stack.enter_async_context(open_engine(config))

@@ -63,7 +63,7 @@ def stats(finished: Finished) -> list[tuple[str, str]]:
         ("time to first token", duration(metrics.ttft_ms)),
         ("speed", f"{metrics.tokens_per_second:.1f} tokens/s"),
         ("prompt", f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"),
-        ("output", f"{usage.completion_tokens:,} tokens, ended by {ENDINGS[finished.reason]}"),
+        ("output", f"{usage.completion_tokens:,} tokens, {ENDINGS[finished.reason]}"),
         (
             "time",
             f"{duration(metrics.queue_ms)} waiting, {duration(metrics.prefill_ms)} reading the prompt, "
@@ -74,8 +74,8 @@ def stats(finished: Finished) -> list[tuple[str, str]]:
 
 
 ENDINGS = {
-    "stop": "the model or a stop text",
-    "length": "the limit of tokens",
-    "cancelled": "being cancelled",
-    "error": "an error",
+    "stop": "ended by the model or a stop text",
+    "length": "cut at the limit",
+    "cancelled": "stopped",
+    "error": "ended by an error",
 }
