@@ -108,19 +108,18 @@ class PrefixTree:
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
         """The node that holds the longest computed prefix of `tokens`, and that prefix's length."""
-        node, length = self.root, 0
-        while length < len(tokens):
-            best, most = None, 0
-            for child in node.children:
-                common = common_length(child.tokens, tokens, length)
-                if common > most:
-                    best, most = child, common
-            if best is None:
-                break
-            node, length = best, length + most
-            if most < len(best.tokens):
-                break
-        return node, length
+        best, most = self.root, 0
+        # Two sequences may have computed the same tokens side by side, in runs of different lengths, so the run that
+        # has most in common is not always on the way to the longest path.
+        ahead = [self.root]
+        while ahead:
+            for child in ahead.pop().children:
+                common = common_length(child.tokens, tokens, child.start)
+                if child.start + common > most:
+                    best, most = child, child.start + common
+                if common == len(child.tokens):
+                    ahead.append(child)
+        return best, most
 
     def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
         """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in."""
