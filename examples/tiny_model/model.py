@@ -1,8 +1,8 @@
 """The network: a Llama in plain PyTorch, small enough to be read in one go.
 
-It follows llama.cpp's `llama` architecture to the letter (RMSNorm, grouped-query attention, SwiGLU, tied embeddings), because
-the weights are exported without being rearranged. The one place where that matters is RoPE: llama.cpp rotates *neighbouring*
-pairs (0,1), (2,3), ... for this architecture, not the two halves of a head, so this code does too.
+It follows llama.cpp's `llama` architecture to the letter (RMSNorm, grouped-query attention, SwiGLU, tied embeddings),
+because the weights are exported without being rearranged. The one place where that matters is RoPE: llama.cpp rotates
+*neighbouring* pairs (0,1), (2,3), ... for this architecture, not the two halves of a head, so this code does too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
 
@@ -20,10 +20,10 @@ class Shape:
 
     vocab: int = 2048
     dim: int = 256
-    layers: int = 6
+    layers: int = 4
     heads: int = 8
     kv_heads: int = 4
-    ffn: int = 672
+    ffn: int = 704
     context: int = 2048
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
@@ -33,7 +33,7 @@ class Shape:
         return self.dim // self.heads
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
@@ -56,7 +56,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.dim, shape.ffn, bias=False)
@@ -88,7 +88,7 @@ class FeedForward(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(shape.dim, shape.norm_eps)
@@ -101,7 +101,7 @@ class Block(nn.Module):
         return x + self.ffn(self.ffn_norm(x))
 
 
-class TinyLlama(nn.Module):
+class TinyLlama(nn.Module):  # type: ignore[misc]  # torch is not typed here
     """Token ids [batch, tokens] in, logits [batch, tokens, vocab] out."""
 
     def __init__(self, shape: Shape) -> None:

@@ -1,0 +1,1 @@
+"""The recipe for UMA's built-in demonstration model: `python -m examples.tiny_model`."""
