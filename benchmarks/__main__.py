@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and report. Exit code 0, also where a claim falls short: the table says so. 2: the results are not ours."""
     args = build_parser().parse_args(argv)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 180)
     model = bench_model()
     try:
         store = Store.open(args.out / ("quick.json" if args.quick else "results.json"), describe(model, args.threads))

@@ -66,6 +66,10 @@ def _throughput(summary: Summary, path: Path) -> None:
     plt.close(figure)
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _bars(summary: Summary, panels: list[tuple[str, str, str]], title: str, path: Path) -> None:
     """A row of horizontal bar charts; each panel is a case, a measure and its label."""
     from matplotlib import pyplot as plt  # noqa: PLC0415
@@ -79,7 +83,7 @@ def _bars(summary: Summary, panels: list[tuple[str, str, str]], title: str, path
         ]
         values = [summary.get(case, target, measure) for target in targets]
         bars = axes.barh(targets, values, color=[color(target) for target in targets])
-        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        axes.bar_label(bars, fmt=_short, padding=3, fontsize=8)
         axes.margins(x=0.18)
         axes.set_xlabel(label)
         if axes is not row[0][0]:

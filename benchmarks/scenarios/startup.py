@@ -27,7 +27,9 @@ def _run() -> dict[str, float]:
         command = [sys.executable, "-m", "uma", "generate", "Tell me a story about a fox", "--socket", socket]
         env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
         began = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+        ) as process:
             assert process.stdout is not None
             first = os.read(process.stdout.fileno(), 1)
             first_s = time.perf_counter() - began
