@@ -11,12 +11,10 @@ from collections.abc import Mapping
 
 from uma.engine.kv import KvPool
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.order import due_ms
+from uma.engine.policy.order import admission_key, due_ms, may_begin
 from uma.engine.prefix import common_length
 from uma.engine.sequence import Sequence
 
-RESERVE_PER_SEQUENCE = 16
-"""Cells left free for each running sequence before another begins, so that it does not have to give way at once."""
 WORTH_WAITING_TOKENS = 32
 """A prefix that someone else is computing is waited for from this length on."""
 
@@ -66,17 +64,16 @@ class WaitingRoom:
         return None
 
     def _push(self, sequence: Sequence) -> None:
-        row = sequence.row
-        heapq.heappush(self._heap, (-row.lane, row.due_ms, row.key))
+        heapq.heappush(self._heap, admission_key(sequence.row))
 
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
-        if not active:
-            return True
-        # A probe asks whether generation works, not whether there is a place: it takes one beyond the limit.
-        if len(active) >= self._max_active + sequence.is_probe or not self._pool.has_id():
+        if not self._pool.has_id():
             return False
-        promised = sum(each.missing + RESERVE_PER_SEQUENCE for each in active.values())
-        return self._pool.cells_needed(sequence.tokens) <= self._pool.free_cells - promised
+        # A probe asks whether generation works, not whether there is a place: it takes one beyond the limit.
+        places = self._max_active + sequence.is_probe
+        needed = self._pool.cells_needed(sequence.tokens)
+        unread = sum(each.missing for each in active.values())
+        return may_begin(needed, self._pool.free_cells, unread, len(active), places)
 
     def _find_leader(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[int, int] | None:
         """Who is computing more of this prompt than is there yet. Nobody waits for someone of a lower lane."""

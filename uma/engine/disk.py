@@ -62,9 +62,6 @@ class DiskTier:
         except OSError as error:
             raise ConfigError(f"cache_dir: {folder} cannot be written: {error.strerror}") from error
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
         self._entries = await trio.to_thread.run_sync(self._scan)

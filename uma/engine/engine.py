@@ -129,7 +129,7 @@ class Engine:
         self._trio_token = trio.lowlevel.current_trio_token()
         shares = sizing.shares_prefixes(context)
         store = SnapshotStore(
-            sizing.cache_ram_bytes(config), exact_ends=not shares, on_added=self._write_soon if disk else None
+            sizing.cache_ram_bytes(config), exact_ends=not shares, on_added=None if disk is None else self._write_soon
         )
         self._pool = KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
         self._next_key = 1
