@@ -119,7 +119,7 @@ class ServerProcess:
 
     def settled(self) -> dict[str, Any]:
         """The metrics once nothing runs and this question's is the only session."""
-        return until(self.metrics, lambda metrics: is_settled(metrics))
+        return until(self.metrics, is_settled)
 
     def stop(self) -> int:
         """End it if it still runs; the exit code."""
@@ -135,9 +135,7 @@ class ServerProcess:
 
 def is_settled(metrics: Mapping[str, Any]) -> bool:
     """Nothing runs, and one session, the asker's, is open."""
-    return (
-        metrics["active_sequences"] == 0 and metrics["queued_requests"] == 0 and metrics["active_sessions"] == 1
-    )
+    return (metrics["active_sequences"], metrics["queued_requests"], metrics["active_sessions"]) == (0, 0, 1)
 
 
 def until(ask: Callable[[], T], is_right: Callable[[T], bool]) -> T:

@@ -339,7 +339,7 @@ def test_metrics_agree_with_what_clients_counted(server: ServerProcess) -> None:
     with server.connect() as raw:
         raw.hello()
         raw.send(*(ask(f"r{number}", max_tokens=10 + number) for number in range(4)))
-        events = []
+        events: list[dict[str, Any]] = []
         while sum(event["event"] == "eos" for event in events) < 4:
             event = raw.receive()
             assert event is not None

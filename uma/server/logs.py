@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]<>#~-]+", re.ASCII)
 
 
 def logfmt(fields: Mapping[str, Any]) -> str:
-    """`key=value` pairs; a value with spaces, quotes or control characters is written as a JSON string."""
+    """`key=value` pairs on one line; a value with spaces, quotes or control characters is written as a JSON string."""
     return " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
 
 
@@ -35,7 +35,14 @@ def _value(value: Any) -> str:
     text = str(value)
     if _PLAIN.fullmatch(text):
         return text
-    return orjson.dumps(text.encode("utf-8", "replace").decode()).decode()
+    return _visible(orjson.dumps(text.encode("utf-8", "replace").decode()).decode())
+
+
+def _visible(text: str) -> str:
+    """`text` with what would end its line, or speak to a terminal, written as JSON's escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
 def log(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
@@ -52,8 +59,7 @@ class LineFormatter(logging.Formatter):
         text = record.getMessage()
         if record.exc_info:
             text += " " + logfmt({"traceback": self.formatException(record.exc_info)})
-        text = text.replace("\r", "\\r").replace("\n", "\\n")
-        return f"{when}Z {record.levelname.lower()} {record.name} {text}"
+        return f"{when}Z {record.levelname.lower()} {record.name} {_visible(text)}"
 
 
 class LineHandler(logging.Handler):

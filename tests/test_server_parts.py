@@ -1,0 +1,159 @@
+"""The server's small parts by themselves: the idle clock, log lines, the socket's file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from math import inf
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma.config import RuntimeConfig
+from uma.errors import ConfigError
+from uma.server import socketfile
+from uma.server.clock import IdleClock
+from uma.server.logs import LineHandler, log, logfmt, logging_to
+
+# The idle clock
+
+
+async def test_an_idle_session_is_on_the_clock_and_a_busy_one_is_not(mock_clock: trio.testing.MockClock) -> None:
+    clock = IdleClock(10)
+    clock.wind(is_idle=True, is_mid_frame=False, had_frame=False)
+    assert clock.scope.deadline == trio.current_time() + 10
+    clock.wind(is_idle=False, is_mid_frame=False, had_frame=True)
+    assert clock.scope.deadline == inf
+    mock_clock.jump(100)
+    clock.wind(is_idle=True, is_mid_frame=False, had_frame=False)
+    assert clock.scope.deadline == trio.current_time() + 10
+
+
+async def test_half_a_frame_is_on_the_clock_from_its_first_byte_however_slowly_it_trickles(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    clock, began = IdleClock(10), trio.current_time()
+    for _ in range(5):
+        clock.wind(is_idle=False, is_mid_frame=True, had_frame=False)
+        mock_clock.jump(1)
+    assert clock.scope.deadline == began + 10
+    # The frame is whole, and another one has begun in the same bytes.
+    clock.wind(is_idle=False, is_mid_frame=True, had_frame=True)
+    assert clock.scope.deadline == trio.current_time() + 10
+
+
+async def test_bytes_of_a_frame_do_not_keep_an_idle_session_alive(mock_clock: trio.testing.MockClock) -> None:
+    clock = IdleClock(10)
+    clock.wind(is_idle=True, is_mid_frame=False, had_frame=False)
+    mock_clock.jump(3)
+    began = trio.current_time()
+    clock.wind(is_idle=True, is_mid_frame=True, had_frame=False)
+    mock_clock.jump(3)
+    clock.wind(is_idle=True, is_mid_frame=True, had_frame=False)
+    assert clock.scope.deadline == began + 10
+
+
+# Log lines
+
+
+@given(st.dictionaries(st.sampled_from(["id", "message"]), st.text()))
+def test_a_log_line_is_one_line_whatever_a_client_puts_in_it(fields: dict[str, str]) -> None:
+    line = logfmt({"event": "x", **fields})
+    assert len(line.splitlines()) == 1
+    assert line.startswith("event=x")
+
+
+def test_plain_values_stand_as_they_are_and_others_are_quoted() -> None:
+    assert logfmt({"a": 1, "b": 2.25, "c": "x y", "d": None, "e": "/tmp/s"}) == 'a=1 b=2.2 c="x y" e=/tmp/s'
+
+
+def test_lines_that_could_not_be_written_are_counted_in_the_next_one_that_can(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    handler = LineHandler(full)
+    for _ in range(3):
+        handler.handle(logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None))
+    assert handler.lines_lost == 3
+    path = tmp_path / "log"
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), full)
+    handler.handle(logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None))
+    os.close(full)
+    assert path.read_text().endswith("uma hello lines_lost=3\n")
+    assert handler.lines_lost == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_shown"), [({}, False), ({"UMA_DEBUG": "1"}, True), ({"UMA_DEBUG": "0"}, False)]
+)
+def test_debug_lines_are_shown_with_uma_debug(tmp_path: Path, environ: dict[str, str], is_shown: bool) -> None:
+    path = tmp_path / "log"
+    with logging_to(RuntimeConfig(log_file=str(path)), environ):
+        log(logging.getLogger("uma.engine"), logging.DEBUG, "tick", rows=3)
+        log(logging.getLogger("uma.engine"), logging.INFO, "shown", rows=3)
+    assert ("event=tick rows=3" in path.read_text()) is is_shown
+    assert "info uma.engine event=shown rows=3" in path.read_text()
+
+
+# The socket's file
+
+
+def test_only_our_own_file_is_removed(socket_dir: Path) -> None:
+    path = socket_dir / "s"
+    ours = socketfile.listen(path, 0o600)
+    path.unlink()
+    theirs = socketfile.listen(path, 0o600)
+    ours.remove()
+    assert path.is_socket()
+    theirs.remove()
+    assert not path.exists()
+    theirs.remove()  # gone already, which is what was wanted
+    ours.close()
+    theirs.close()
+
+
+def test_nobody_can_connect_before_the_mode_is_set(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = socket_dir / "s"
+    results = []
+
+    def chmod(self: Path, mode: int) -> None:
+        with socket.socket(socket.AF_UNIX) as early:
+            results.append(early.connect_ex(str(self)))
+        os.chmod(self, mode)  # noqa: PTH101
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    socketfile.listen(path, 0o600).close()
+    assert results != [0]
+    assert len(results) == 1
+
+
+def test_a_server_with_a_full_backlog_is_alive(socket_dir: Path) -> None:
+    path = str(socket_dir / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        waiting = []
+        while True:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.setblocking(False)
+            waiting.append(sock)
+            if sock.connect_ex(path):
+                break
+        with pytest.raises(ConfigError, match="a server listens there already"):
+            socketfile.listen(Path(path), 0o600)
+        for sock in waiting:
+            sock.close()
+
+
+def test_the_default_directory_is_not_used_where_others_can_write_to_it(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(socket_dir))
+    (socket_dir / "uma").mkdir()
+    (socket_dir / "uma").chmod(0o777)
+    with pytest.raises(ConfigError, match="someone else"):
+        socketfile.listen(socket_dir / "uma" / "uma.sock", 0o600)
+    assert list((socket_dir / "uma").iterdir()) == []
