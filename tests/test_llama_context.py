@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from models import Kind, write_model
 
+from models import Kind, write_model
 from uma.errors import ConfigError, ModelError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, NO_ROOM, Context, ContextParams
@@ -364,13 +364,12 @@ def test_one_engine_computes_while_others_open_and_close(tmp_path: Path, llama: 
 def test_a_batch_takes_what_fits_and_refuses_the_rest_whole() -> None:
     with Batch(4) as batch:
         batch.add([1, 2, 3], 0, 0, last_logits=True)
-        for add in (
-            lambda: batch.add([1, 2], 3, 0, last_logits=True),
-            lambda: batch.add_decode([1, 2], [3, 0], [0, 1]),
-            lambda: batch.add([], 3, 0, last_logits=True),
-        ):
-            with pytest.raises(ValueError, match="1 of 4 places are free"):
-                add()
+        with pytest.raises(ValueError, match="2 do not fit; 1 of 4 places are free"):
+            batch.add([1, 2], 3, 0, last_logits=True)
+        with pytest.raises(ValueError, match="2 do not fit; 1 of 4 places are free"):
+            batch.add_decode([1, 2], [3, 0], [0, 1])
+        with pytest.raises(ValueError, match="0 do not fit"):
+            batch.add([], 3, 0, last_logits=True)
         assert (batch.n_tokens, batch.n_outputs) == (3, 1)
         assert batch.add_one(4, 3, 0) == 3
         assert batch.output.tolist() == [0, 0, 1, 1]

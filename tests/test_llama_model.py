@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from models import TOKENIZER_NONE, Kind, write_model, write_split_model
 
+from models import TOKENIZER_NONE, Kind, write_model, write_split_model
 from uma.errors import ModelError
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams

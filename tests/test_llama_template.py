@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from models import CHATML, write_model
 
+from models import CHATML, write_model
 from uma.errors import TemplateError
 from uma.llama.model import Model
 from uma.llama.template import ChatTemplate

@@ -87,8 +87,9 @@ def _model_files(folder: Path | None) -> list[Path]:
 
 
 def _name_of(path: Path, folder: Path | None) -> str:
+    """Its path below the folder, without the ending and without the number of the part."""
     relative = path.relative_to(folder) if folder else path
-    return relative.with_suffix("").as_posix()
+    return relative.with_name(header.model_stem(path)).as_posix()
 
 
 def _describe(name: str, path: Path) -> ModelFile:

@@ -131,8 +131,12 @@ def _file_type_name(number: int) -> str:
 
 def part_path(path: Path, part: int, count: int) -> Path:
     """The file of part `part` (from 1) of a split model, named beside `path` as llama.cpp names parts."""
-    prefix = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
-    return path.with_name(f"{prefix}-{part:05d}-of-{count:05d}.gguf")
+    return path.with_name(f"{model_stem(path)}-{part:05d}-of-{count:05d}.gguf")
+
+
+def model_stem(path: Path) -> str:
+    """A file's name without its ending and, of a part of a split model, without the part's number."""
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
 def part_number(path: Path) -> int | None:

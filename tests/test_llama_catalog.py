@@ -1,0 +1,92 @@
+"""Claims about which models can be found, by which names, and what is told of them without loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models import write_model, write_split_model
+from uma.errors import ModelError
+from uma.llama.catalog import available, builtin_path, resolve
+from uma.llama.model import Model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of models: two good ones (one of them split, one below), one cut short, one that is no model."""
+    folder = tmp_path / "models"
+    (folder / "more").mkdir(parents=True)
+    write_model(folder / "tiny.gguf", metadata={"general.file_type": 7})
+    write_split_model(folder / "more" / "big", count=3)
+    (folder / "cut.gguf").write_bytes((folder / "tiny.gguf").read_bytes()[:-100])
+    (folder / "fake.gguf").write_text("not a model")
+    (folder / "notes.txt").write_text("nothing to see")
+    return folder
+
+
+def test_the_built_in_model_is_a_file_of_the_package_and_loads() -> None:
+    resolved = resolve("builtin", {})
+    assert resolved.is_builtin
+    assert resolved.path == builtin_path()
+    with Model.load(resolved.path, is_builtin=True) as model:
+        assert model.info.is_builtin and model.info.has_chat_template
+        assert model.info.license and model.info.description
+        assert model.info.size_bytes <= 6_000_000
+
+
+def test_a_path_stands_for_itself(folder: Path) -> None:
+    path = folder / "tiny.gguf"
+    assert resolve(str(path), {}).path == path
+    assert not resolve(str(path), {}).is_builtin
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny.gguf"])
+def test_a_name_is_looked_up_in_the_folder_of_models(folder: Path, name: str) -> None:
+    assert resolve(name, {"UMA_MODELS": str(folder)}).path == folder / "tiny.gguf"
+
+
+def test_a_split_model_has_one_name(folder: Path) -> None:
+    names = [model.name for model in available({"UMA_MODELS": str(folder)})]
+    assert names == ["builtin", "cut", "fake", "more/big", "tiny"]
+    path = resolve("more/big", {"UMA_MODELS": str(folder)}).path
+    assert path == folder / "more" / "big-00001-of-00003.gguf"
+    with Model.load(path):
+        pass
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(folder: Path) -> None:
+    with pytest.raises(
+        ModelError, match=rf"^tinny: no such file, and no model of this name in {folder}; did you mean tiny\?"
+    ):
+        resolve("tinny", {"UMA_MODELS": str(folder)})
+    with pytest.raises(ModelError, match=r"^tiny: no such file, and UMA_MODELS names no folder"):
+        resolve("tiny", {})
+    with pytest.raises(ModelError, match=r"^tiny: no such file, and no model of this name in /nowhere"):
+        resolve("tiny", {"UMA_MODELS": "/nowhere"})
+
+
+def test_each_model_is_described_from_its_header(folder: Path) -> None:
+    models = {model.name: model for model in available({"UMA_MODELS": str(folder)})}
+    tiny = models["tiny"]
+    assert (tiny.quantization, tiny.context_length, tiny.architecture) == ("Q8_0", 512, "llama")
+    assert (tiny.size_bytes, tiny.problem) == ((folder / "tiny.gguf").stat().st_size, None)
+    big = models["more/big"]
+    assert big.size_bytes == sum(part.stat().st_size for part in (folder / "more").iterdir())
+    with Model.load(tiny.path) as loaded:
+        assert tiny.parameters == big.parameters == loaded.info.parameters
+
+
+def test_a_file_that_cannot_be_loaded_is_listed_with_its_problem(folder: Path) -> None:
+    (folder / "more" / "big-00003-of-00003.gguf").unlink()
+    models = {model.name: model for model in available({"UMA_MODELS": str(folder)})}
+    assert "is cut short" in str(models["cut"].problem)
+    assert "is not a GGUF file" in str(models["fake"].problem)
+    assert "its part 3 of 3 is missing" in str(models["more/big"].problem)
+    assert models["tiny"].problem is None
+
+
+def test_without_a_folder_there_is_the_built_in_model() -> None:
+    (model,) = available({})
+    assert (model.name, model.problem) == ("builtin", None)
+    assert available({"UMA_MODELS": "/nowhere"}) == [model]

@@ -1,0 +1,77 @@
+"""Claims about llama.cpp's log: kept, quiet, and shown where asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from models import write_model
+from uma.llama.log import CONTINUED, DEBUG, ERROR, INFO, KEPT_LINES, LOG, LlamaLog
+from uma.llama.model import Model
+
+LOAD = "import sys; from pathlib import Path; from uma.llama.model import Model; Model.load(Path(sys.argv[1])).close()"
+
+
+def test_lines_are_put_together_from_their_pieces() -> None:
+    log = LlamaLog()
+    log.write(INFO, "loading")
+    log.write(CONTINUED, ".")
+    log.write(CONTINUED, ".\n")
+    log.write(ERROR, "two\nlines\n\n")
+    assert log.last(9) == ["loading..", "two", "lines"]
+    assert [line.is_problem for line in log.since(0)] == [False, True, True]
+
+
+def test_only_the_last_lines_are_kept() -> None:
+    log = LlamaLog()
+    for number in range(KEPT_LINES + 50):
+        log.write(DEBUG, f"{number}\n")
+    assert log.last(2) == [f"{KEPT_LINES + 48}", f"{KEPT_LINES + 49}"]
+    assert len(log.last(10**6)) == KEPT_LINES
+
+
+def test_an_error_quotes_its_own_threads_lines() -> None:
+    log = LlamaLog()
+    mark = log.mark
+    other = threading.Thread(target=lambda: log.write(ERROR, "another thread's trouble\n"))
+    other.start()
+    other.join()
+    log.write(ERROR, "mine\n")
+    assert [line.text for line in log.since(mark)] == ["mine"]
+
+
+def test_loading_is_logged_for_whoever_listens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_model(tmp_path / "tiny.gguf")
+    mark = LOG.mark
+    with caplog.at_level(logging.DEBUG, logger="uma.llama"), Model.load(path):
+        pass
+    assert any(str(path) in line.text for line in LOG.since(mark))
+    assert any(str(path) in record.getMessage() for record in caplog.records)
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_llama_is_heard_only_where_asked_for(tmp_path: Path, debug: bool) -> None:
+    path = write_model(tmp_path / "tiny.gguf")
+    environ = {name: value for name, value in os.environ.items() if name != "UMA_DEBUG"}
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(path)],
+        env=environ | ({"UMA_DEBUG": "1"} if debug else {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert result.stdout == ""
+    assert (str(path) in result.stderr) == debug
+    assert debug or result.stderr == ""
+
+
+def test_the_librarys_tuning_is_not_inherited_by_children() -> None:
+    assert "GOMP_SPINCOUNT" not in os.environ or os.environ["GOMP_SPINCOUNT"] != "1000"

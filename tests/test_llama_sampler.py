@@ -1,0 +1,141 @@
+"""Claims about sampling, on logits made by hand where a claim needs certain ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from models import write_model
+from uma.llama.batch import Batch
+from uma.llama.context import DONE, Context, ContextParams
+from uma.llama.model import Model
+from uma.llama.sampler import Sampler
+from uma.types import MAX_SEED, SamplingParams
+
+Row = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
+    """A context that has computed one batch: two sequences, the logits of batch indices 2 and 4."""
+    path = write_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+    with Model.load(path) as model, Context(model, ContextParams(n_ctx=256, n_seq_max=2)) as made, Batch(8) as batch:
+        batch.add([1, 2, 3], 0, 0, last_logits=True)
+        batch.add([4, 5], 0, 1, last_logits=True)
+        assert made.decode(batch) == DONE
+        yield made
+
+
+@pytest.fixture
+def row(context: Context) -> Iterator[Row]:
+    """The first row of logits, to be written to, and put back afterwards."""
+    logits: Row = context.logits(2)[0]
+    before = logits.copy()
+    yield logits
+    logits[:] = before
+
+
+def draws(context: Context, params: SamplingParams, count: int, seed: int = 1, tail: tuple[int, ...] = ()) -> list[int]:
+    with Sampler(context.model.vocab, params, seed, tail) as sampler:
+        return [sampler.sample(context, 2) for _ in range(count)]
+
+
+def probabilities(row: Row, temperature: float = 1.0) -> npt.NDArray[np.float64]:
+    scaled = np.exp((row.astype(np.float64) - row.max()) / temperature)
+    scaled /= scaled.sum()
+    return np.asarray(scaled, np.float64)
+
+
+def test_greedy_takes_the_likeliest(context: Context, row: Row) -> None:
+    assert draws(context, SamplingParams(temperature=0), 3) == [int(row.argmax())] * 3
+    with Sampler(context.model.vocab, SamplingParams(), 1, ()) as sampler:
+        assert sampler.sample(context, 4) == int(context.logits(2)[1].argmax())
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(context: Context) -> None:
+    params = SamplingParams(temperature=1.5, top_k=100, top_p=0.99, min_p=0.001, presence_penalty=0.1)
+    for seed in (0, 1, 12_345, MAX_SEED - 1, MAX_SEED):
+        assert draws(context, params, 50, seed) == draws(context, params, 50, seed)
+    assert len({tuple(draws(context, params, 50, seed)) for seed in range(5)}) == 5
+
+
+def test_draws_follow_the_models_probabilities(context: Context, row: Row) -> None:
+    for temperature in (0.5, 1.0, 2.0):
+        counts = Counter(draws(context, SamplingParams(temperature=temperature), 4000))
+        expected = probabilities(row, temperature)
+        for token in expected.argsort()[-3:]:
+            # Four standard deviations of a binomial count.
+            margin = 4 * (expected[token] * (1 - expected[token]) * 4000) ** 0.5
+            assert abs(counts[int(token)] - 4000 * expected[token]) < margin
+
+
+def test_top_k_keeps_the_k_likeliest(context: Context, row: Row) -> None:
+    likeliest = set(row.argsort()[-5:].tolist())
+    assert set(draws(context, SamplingParams(temperature=2, top_k=5), 500)) == likeliest
+    assert len(set(draws(context, SamplingParams(temperature=2, top_k=-1), 500))) > 5
+
+
+def test_top_p_keeps_the_fewest_that_make_up_p(context: Context, row: Row) -> None:
+    row[:] = -50
+    row[[10, 20, 30, 40]] = np.log([0.5, 0.3, 0.15, 0.05])
+    assert set(draws(context, SamplingParams(temperature=1, top_p=0.75), 300)) == {10, 20}
+    assert set(draws(context, SamplingParams(temperature=1, top_p=0.9), 300)) == {10, 20, 30}
+    assert set(draws(context, SamplingParams(temperature=2, top_p=0.0), 300)) == {10}
+
+
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(context: Context, row: Row) -> None:
+    row[:] = -50
+    row[[10, 20, 30, 40]] = np.log([0.5, 0.3, 0.15, 0.05])
+    assert set(draws(context, SamplingParams(temperature=1, min_p=0.5), 300)) == {10, 20}
+    assert set(draws(context, SamplingParams(temperature=2, min_p=1.0), 300)) == {10}
+
+
+def test_the_cuts_come_before_the_temperature(context: Context, row: Row) -> None:
+    row[:] = -50
+    row[[10, 20, 30]] = np.log([0.9, 0.06, 0.04])
+    assert set(draws(context, SamplingParams(temperature=2, top_p=0.85), 300)) == {10}
+
+
+def test_penalties_look_at_the_prompts_end_and_at_what_was_said(context: Context, row: Row) -> None:
+    row[:] = -5
+    row[[10, 20, 30]] = [3.0, 2.9, 2.8]
+    assert draws(context, SamplingParams(presence_penalty=1), 4) == [10, 20, 30, 10]
+    assert draws(context, SamplingParams(presence_penalty=1), 1, tail=(10, 20)) == [30]
+    assert draws(context, SamplingParams(frequency_penalty=0.06), 4) == [10, 10, 20, 10]
+    assert draws(context, SamplingParams(repetition_penalty=1.5), 3) == [10, 20, 30]
+    assert draws(context, SamplingParams(presence_penalty=-1), 3, tail=(30,)) == [30, 30, 30]
+
+
+def test_penalties_look_back_64_tokens_and_no_further(context: Context, row: Row) -> None:
+    row[:] = -5
+    row[[10, 20]] = [3.0, 2.9]
+    params = SamplingParams(temperature=0, presence_penalty=1)
+    assert draws(context, params, 1, tail=(10, *[99] * 63)) == [20]
+    assert draws(context, params, 1, tail=(10, *[99] * 64)) == [10]
+    assert draws(context, params, 1, tail=(*[10] * 500, *[99] * 64)) == [10]
+
+
+def test_a_token_that_was_ruled_out_is_never_drawn(context: Context, row: Row) -> None:
+    row[int(row.argmax())] = -np.inf
+    banned = int(np.flatnonzero(np.isneginf(row))[0])
+    for params in (SamplingParams(repetition_penalty=1.2), SamplingParams(temperature=2), SamplingParams(min_p=0.1)):
+        assert banned not in draws(context, params, 200)
+
+
+def test_an_index_without_logits_is_an_error_and_not_the_end_of_the_process(context: Context) -> None:
+    with Sampler(context.model.vocab, SamplingParams(temperature=1), 1, ()) as sampler:
+        for index in (0, 3, 5, 10_000):
+            with pytest.raises(ValueError, match=f"no logits were asked for at {index}"):
+                sampler.sample(context, index)
+
+
+def test_closing_twice_is_harmless(context: Context) -> None:
+    sampler = Sampler(context.model.vocab, SamplingParams(temperature=1), 1, ())
+    sampler.close()
+    sampler.close()
+    with pytest.raises(ValueError, match="sampler is closed"):
+        sampler.sample(context, 2)
