@@ -43,7 +43,7 @@ class Server:
         """Sessions accepted since the start, refused ones not included."""
         self.sessions_refused_total = 0
         self._connections: set[Connection] = set()
-        self._refusals = 0
+        self._refused: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
         self._accepting = trio.CancelScope()
         self._numbers = count(1)
@@ -99,44 +99,39 @@ class Server:
                 continue
             nursery.start_soon(self._host, sock)
 
-    async def _host(self, sock: socket.socket) -> None:
+    async def _host(self, sock: socket.socket, refusal: UmaError | None = None) -> None:
         limit = self.config.max_sessions
-        if len(self._connections) < limit:
-            await self._run(self._connection(sock))
-            return
-        if self._refusals >= limit:
+        if refusal is None and len(self._connections) >= limit:
+            refusal = TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)")
+        hosted = self._refused if refusal else self._connections
+        if len(hosted) >= limit:
             sock.close()  # a flood: even saying no costs a file descriptor
             return
-        await self._refuse(sock, TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)"))
+        connection = self._connection(sock)
+        self._note_opened(connection, refusal)
+        hosted.add(connection)
+        try:
+            await connection.run(refusal)
+        except Exception:
+            # A bug that one session has met ends that session. The others know nothing of it.
+            logger.exception("event=session.crashed session=%s", connection.name)
+        finally:
+            hosted.discard(connection)
+            self._gone.unpark_all()
+            log(logger, logging.DEBUG, "session.closed", session=connection.name)
 
     def _connection(self, sock: socket.socket) -> Connection:
         sock.setblocking(False)
         kind = JsonConnection if self.config.protocol == "json" else NewlineConnection
         return kind(f"s{next(self._numbers)}", sock, self)
 
-    async def _run(self, connection: Connection) -> None:
-        self._connections.add(connection)
-        self.sessions_total += 1
-        log(logger, logging.DEBUG, "session.opened", session=connection.name)
-        try:
-            await connection.run()
-        except Exception:
-            # A bug that one session has met ends that session. The others know nothing of it.
-            logger.exception("event=session.crashed session=%s", connection.name)
-        finally:
-            self._connections.discard(connection)
-            self._gone.unpark_all()
-            log(logger, logging.DEBUG, "session.closed", session=connection.name)
-
-    async def _refuse(self, sock: socket.socket, error: UmaError) -> None:
-        self._refusals += 1
-        self.sessions_refused_total += 1
-        connection = self._connection(sock)
-        log(logger, logging.WARNING, "session.refused", session=connection.name, code=error.code)
-        try:
-            await connection.run(refusal=error)
-        finally:
-            self._refusals -= 1
+    def _note_opened(self, connection: Connection, refusal: UmaError | None) -> None:
+        if refusal is None:
+            self.sessions_total += 1
+            log(logger, logging.DEBUG, "session.opened", session=connection.name)
+        else:
+            self.sessions_refused_total += 1
+            log(logger, logging.WARNING, "session.refused", session=connection.name, code=refusal.code)
 
     def _refuse_waiting(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
@@ -144,11 +139,10 @@ class Server:
                 sock, _ = listener.accept()
             except OSError:
                 return
-            nursery.start_soon(
-                self._refuse, sock, ShuttingDown("the server is stopping; start it again with `uma run`")
-            )
+            nursery.start_soon(self._host, sock, ShuttingDown("the server is stopping; start it again with `uma run`"))
 
     async def _drain(self) -> None:
+        await trio.lowlevel.checkpoint()  # those who were let in a moment ago get to begin
         log(logger, logging.INFO, "server.draining", sessions=len(self._connections))
         self.engine.begin_drain()
         for connection in self._connections:
@@ -161,5 +155,5 @@ class Server:
             await self._all_gone()
 
     async def _all_gone(self) -> None:
-        while self._connections or self._refusals:
+        while self._connections or self._refused:
             await self._gone.park()

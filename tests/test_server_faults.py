@@ -1,0 +1,106 @@
+"""Faults put into a real engine and a real server in this process: who is hurt, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from harness import Raw
+from uma.client import Client, connect
+from uma.config import RuntimeConfig
+from uma.engine import open_engine
+from uma.errors import ConnectionLost, DecodeFailed
+from uma.llama.batch import Batch
+from uma.llama.context import Context
+from uma.protocol.messages import HealthQuery
+from uma.server import Server
+from uma.server.json_connection import JsonConnection, Query
+from uma.types import Finished, Request, SamplingParams
+
+POISON = 255
+"""A token; a batch in which a prompt begins with it fails."""
+
+
+@asynccontextmanager
+async def serving(path: Path, model: Path) -> AsyncIterator[Server]:
+    """A server in this process, ended with the block."""
+    config = RuntimeConfig(model=str(model), socket=str(path), threads=1, threads_batch=1)
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        server = Server(engine, config)
+        await nursery.start(server.serve)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
+async def last_of(client: Client, request: Request) -> Finished:
+    """The last event of a request."""
+    async with client.generate(request) as stream:
+        last = [event async for event in stream][-1]
+    assert isinstance(last, Finished)
+    return last
+
+
+def ask(id: str, first: int) -> Request:
+    return Request(id, token_ids=(first, 7, 8), sampling=SamplingParams(max_tokens=50, ignore_eos=True))
+
+
+async def test_a_failed_decode_ends_the_request_that_caused_it_and_no_other(
+    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = Context.decode
+
+    def decode_or_fail(self: Context, batch: Batch) -> int:
+        rows = slice(batch.n_tokens)
+        is_poisoned = ((batch.token[rows] == POISON) & (batch.pos[rows] == 0)).any()
+        return -1 if is_poisoned else decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", decode_or_fail)
+    ends: dict[str, Finished] = {}
+
+    async def run(client: Client, request: Request) -> None:
+        ends[request.id] = await last_of(client, request)
+
+    async with serving(socket_dir / "s", tiny), connect(socket_dir / "s") as client:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(run, client, ask(f"good{number}", number))
+            with pytest.raises(DecodeFailed):
+                await last_of(client, ask("bad", POISON))
+        assert {id: end.reason for id, end in ends.items()} == dict.fromkeys(("good0", "good1", "good2"), "length")
+        assert (await client.metrics())["requests_error"] == 1
+        assert (await last_of(client, ask("after", 1))).reason == "length"
+
+
+async def test_a_bug_that_one_session_meets_ends_that_session_alone(
+    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask_engine = JsonConnection._ask
+
+    async def ask_or_crash(self: JsonConnection, query: Query) -> object:
+        if type(query) is HealthQuery:
+            raise ArithmeticError("a bug")
+        return await ask_engine(self, query)
+
+    monkeypatch.setattr(JsonConnection, "_ask", ask_or_crash)
+    async with (
+        serving(socket_dir / "s", tiny),
+        connect(socket_dir / "s") as unlucky,
+        connect(socket_dir / "s") as other,
+    ):
+        with pytest.raises(ConnectionLost):
+            await unlucky.health()
+        assert (await last_of(other, ask("a", 1))).reason == "length"
+        assert (await other.metrics())["active_sessions"] == 1
+    assert "event=session.crashed" in caplog.text
+
+
+async def test_who_waits_in_line_when_the_end_begins_is_told(socket_dir: Path, tiny: Path) -> None:
+    async with serving(socket_dir / "s", tiny) as server:
+        with Raw(socket_dir / "s") as raw:
+            server.begin_drain()
+            events = await trio.to_thread.run_sync(raw.rest)
+    assert [event["code"] for event in events] == ["E_RUNTIME_SHUTDOWN"]
