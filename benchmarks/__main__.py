@@ -12,10 +12,11 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from benchmarks import plots, report
 from benchmarks.machine import describe
 from benchmarks.models import bench_model
-from benchmarks.scenario import Bench, Row, Scenario, Summary
+from benchmarks.report import machine_table
+from benchmarks.results_page import Results, publish
+from benchmarks.scenario import Bench, Row, Scenario
 from benchmarks.scenarios import ALL
 from benchmarks.store import ForeignResults, Store
 from benchmarks.targets import llama_cpp_python, llama_server
@@ -36,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="less of everything, to see that it runs")
     parser.add_argument("--fresh", action="store_true", help="forget earlier rounds of the scenarios to run")
     parser.add_argument("--report", action="store_true", help="run nothing, show what is there")
+    parser.add_argument("--publish", action="store_true", help="run nothing, write the tables into README.md")
     parser.add_argument("--no-peers", action="store_true", help="UMA and raw only")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads of every target")
     default_out = Path(__file__).parent / "results"
@@ -61,15 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         has_llama_server=llama_server.is_built() and not args.no_peers,
         has_llama_cpp_python=llama_cpp_python.is_built() and not args.no_peers,
     )
-    console.print(report.machine_table(store.machine))
-    if not args.report:
+    console.print(machine_table(store.machine))
+    if not (args.report or args.publish):
         if not (llama_server.is_built() or args.no_peers):
             console.print("The peers are not built: `python -m benchmarks.build_peers` makes them.", style="yellow")
         if args.fresh:
             for scenario in wanted:
                 store.forget(scenario.name)
         trio.run(_run, console, store, bench, wanted, args.rounds or bench.pick(3, 1))
-    _show(console, store, args.out, is_quick=args.quick)
+    results = Results.of(store)
+    results.show(console)
+    results.write(args.out, "quick" if args.quick else "results")
+    if args.publish:
+        publish(Path(__file__).parent / "README.md", results.page(store.machine))
     return 0
 
 
@@ -106,27 +112,6 @@ def _lines(fault: BaseException) -> list[str]:
     if isinstance(fault, BaseExceptionGroup):
         return [line for each in fault.exceptions for line in _lines(each)]
     return [f"{type(fault).__name__}: {fault}"]
-
-
-def _show(console: Console, store: Store, folder: Path, *, is_quick: bool) -> None:
-    summaries: dict[str, Summary] = {}
-    checks = []
-    pages = []
-    for scenario in ALL:
-        rounds = store.rounds(scenario.name)
-        if not rounds:
-            continue
-        summary = summaries[scenario.name] = Summary.of(rounds)
-        report.show(console, scenario, summary, len(rounds))
-        pages.append(report.as_markdown(scenario, summary, len(rounds)))
-        checks += scenario.checks(summary)
-    if not summaries:
-        return
-    console.print(report.checks_table(checks))
-    name = "quick.md" if is_quick else "results.md"
-    (folder / name).write_text("\n".join([report.checks_markdown(checks), *pages]))
-    for path in plots.draw(summaries, folder / "quick" if is_quick else folder):
-        console.print(f"wrote {path}", style="dim")
 
 
 if __name__ == "__main__":

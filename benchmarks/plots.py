@@ -30,7 +30,7 @@ def draw(summaries: Mapping[str, Summary], folder: Path) -> list[Path]:
     mpl.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
-    for name, plot in {"throughput": _throughput, "storm": _storm, "prefix": _prefix, "tradeoff": _tradeoff}.items():
+    for name, plot in PLOTS.items():
         if name in summaries and summaries[name].medians:
             path = folder / f"{name}.png"
             plot(summaries[name], path)
@@ -132,3 +132,7 @@ def _tradeoff(summary: Summary, path: Path) -> None:
     axes.legend()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+PLOTS = {"throughput": _throughput, "storm": _storm, "prefix": _prefix, "tradeoff": _tradeoff}
+"""The scenarios that have a figure."""

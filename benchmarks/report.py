@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.scenario import Check, Scenario, Summary
@@ -84,7 +83,8 @@ def as_markdown(scenario: Scenario, summary: Summary, rounds: int) -> str:
     lines = [
         f"### {scenario.name}",
         "",
-        f"{scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}.",
+        f"{scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}:",
+        f"`python -m benchmarks -s {scenario.name}`",
         "",
         "| " + " | ".join(["case", "target", *map(head, columns)]) + " |",
         "| --- | --- |" + " ---: |" * len(columns),
@@ -106,6 +106,7 @@ def checks_markdown(checks: list[Check]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(console: Console, scenario: Scenario, summary: Summary, rounds: int) -> None:
-    """Print a scenario's table."""
-    console.print(scenario_table(scenario, summary, rounds))
+def machine_markdown(machine: dict[str, str]) -> str:
+    """The machine for a document."""
+    lines = ["| | |", "| --- | --- |", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in machine.items())]
+    return "\n".join(lines) + "\n"
