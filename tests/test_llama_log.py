@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -75,3 +76,18 @@ def test_llama_is_heard_only_where_asked_for(tmp_path: Path, debug: bool) -> Non
 
 def test_the_librarys_tuning_is_not_inherited_by_children() -> None:
     assert "GOMP_SPINCOUNT" not in os.environ or os.environ["GOMP_SPINCOUNT"] != "1000"
+
+
+def test_where_llama_ends_the_process_its_reason_is_told(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "doubled.gguf")
+    length = (2).to_bytes(8, "little")
+    once, twice = b"in" + length + b"an", b"in" + length + b"in"
+    path.write_bytes(path.read_bytes().replace(once, twice))
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == -signal.SIGABRT
+    first, *others = result.stderr.splitlines()
+    assert first.startswith("uma: error: llama.cpp gave up and ended the process: ")
+    assert "id_to_token.size() == token_to_id.size()" in first
+    assert len(others) < 20

@@ -97,16 +97,25 @@ def _on_line(level: int, text: bytes | None, _user_data: int | None) -> None:
     LOG.write(level, (text or b"").decode("utf-8", "replace"))
 
 
+def _on_abort(message: bytes | None) -> None:
+    # ggml's own way is a backtrace of C frames by a debugger, if there is one. The process ends either way.
+    said = (message or b"").decode("utf-8", "replace")
+    lines = [f"uma: error: llama.cpp gave up and ended the process: {said}", "its last lines were:", *LOG.last(8)]
+    os.write(2, ("\n  ".join(lines) + "\n").encode())
+
+
 _callback = lib.llama_log_callback(_on_line)
-"""Kept here because llama.cpp holds only its address."""
+_abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_on_abort)
+"""Both are kept here because llama.cpp holds only their addresses."""
 
 
 def install() -> None:
     """Point llama.cpp's and ggml's logger here. Harmless when repeated."""
-    if os.environ.get("UMA_DEBUG") == "1" and not logger.hasHandlers():
+    if os.environ.get("UMA_DEBUG", "") not in ("", "0") and not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.DEBUG)
     lib.llama_log_set(_callback, ctypes.c_void_p(0))
+    lib._lib.ggml_set_abort_callback(_abort_callback)
     atexit.unregister(_silence)
     atexit.register(_silence)
 
