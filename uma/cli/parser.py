@@ -74,7 +74,8 @@ class Parser(argparse.ArgumentParser):
         if unknown is not None:
             self.error(f"unknown option {self._advice(unknown.partition('=')[0])}")
         if extra:
-            self.error(f"unexpected argument {extra[0]!r}")
+            near = f"; did you mean --model {extra[0]}?" if extra[0].endswith(".gguf") else ""
+            self.error(f"unexpected argument {extra[0]!r}{near}")
         return found, extra
 
     def options(self) -> tuple[str, ...]:

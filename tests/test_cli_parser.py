@@ -1,0 +1,167 @@
+"""The command line's grammar: complete, derived, quick, and helpful about typos."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from harness import clean_environ, uma_command
+from uma.cli.options import PEOPLE, SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
+from uma.cli.parser import COMMANDS, Parser, build_parser
+from uma.config import Setting, settings
+from uma.errors import ConfigError
+from uma.types import SamplingParams
+
+HEAVY = {"numpy", "llama_cpp", "rich", "trio", "prompt_toolkit", "cattrs", "orjson", "asyncio", "jinja2"}
+
+
+def command(name: str) -> Parser:
+    return build_parser().siblings[name]
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command line that cannot be used is answered with; the exit code is 2 and nothing goes to stdout."""
+    with pytest.raises(SystemExit) as left:
+        build_parser().parse_args(arguments)
+    assert left.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("each", settings().values(), ids=lambda each: each.name)
+def test_every_setting_is_an_option_of_run_and_config_with_its_unit_and_default(each: Setting) -> None:
+    for name in ("run", "config"):
+        parser = command(name)
+        assert each.flag in parser.options()
+        text = " ".join(parser.format_help().split())
+        assert " ".join(each.help.split()) in text
+        assert f"{each.unit}; default: " in text or not each.unit
+
+
+@pytest.mark.parametrize("name", ["chat", "generate"])
+def test_chat_and_generate_take_every_setting_that_does_not_concern_a_server_alone(name: str) -> None:
+    options = set(command(name).options())
+    for each in settings().values():
+        assert (each.flag in options) == (each.name not in SERVER_ONLY), each.name
+
+
+@pytest.mark.parametrize("name", ["chat", "generate"])
+def test_every_sampling_parameter_is_an_option(name: str) -> None:
+    fields = {field.name for field in attrs.fields(SamplingParams)}
+    assert set(SAMPLING_HELP) == fields
+    assert {"--" + field.replace("_", "-") for field in fields} <= set(command(name).options())
+
+
+def test_every_option_of_every_command_says_its_default() -> None:
+    for each in COMMANDS:
+        for action in command(each.name)._actions:
+            if action.option_strings and action.dest != "help":
+                assert action.help is not None
+                assert "default: " in action.help, action.option_strings
+
+
+def test_help_tells_commands_exit_codes_and_variables() -> None:
+    text = build_parser().format_help()
+    for word in [*(each.name for each in COMMANDS), "130", "141", "143", "UMA_MODELS", "UMA_CONFIG", "UMA_DEBUG"]:
+        assert word in text
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "200"])
+def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = command("chat").format_help()
+    assert max(map(len, text.splitlines())) <= max(int(columns), 40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["generate", "--max-token", "5"], "unknown option --max-token; did you mean --max-tokens?"),
+        (["generate", "--max-token=5"], "unknown option --max-token; did you mean --max-tokens?"),
+        (["generate", "--temprature", "1", "hello"], "unknown option --temprature; did you mean --temperature?"),
+        (["run", "--no-use-map"], "unknown option --no-use-map; did you mean --no-use-mmap?"),
+        (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
+        (["zzz"], "no such command: zzz; there are run, chat, generate, models, config, schema"),
+        (["--modles"], "unknown option --modles"),
+        (
+            ["generate", "--max-sessions", "4"],
+            "unknown option --max-sessions for uma generate; it is an option of uma run and uma config",
+        ),
+        (
+            ["run", "--kv-unified", "atuo"],
+            "--kv-unified: expected one of 'auto', 'on', 'off', not 'atuo'; did you mean auto?",
+        ),
+        (["generate", "--priority", "norml"], "--priority: no such choice: norml; did you mean normal?"),
+        (["run", "model.gguf"], "unexpected argument 'model.gguf'; did you mean --model model.gguf?"),
+        (["models", "all"], "unexpected argument 'all'"),
+        (["run", "--n-ctx"], "--n-ctx: expected a value"),
+        (["run", "--n-ctx", "many"], "--n-ctx: expected an integer, not 'many'"),
+        (["run", "--n-batch", "0"], "--n-batch: 0 must be "),
+        (["run", "--socket-mode", "999"], "--socket-mode: expected octal permissions such as 600, not '999'"),
+        (["generate", "--temperature", "2.5"], "--temperature: 2.5 must be from 0 to 2"),
+        (["generate", "--temperature", "nan"], "--temperature: expected a finite number, not nan"),
+        (["generate", "--top-k", "1.5"], "--top-k: expected an integer, not '1.5'"),
+        (["generate", "--stop", ""], "--stop: must not be empty"),
+        (["config", "--json", "--toml"], "--toml: not allowed with argument --json"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(
+    arguments: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint(capsys, *arguments).startswith(f"uma: error: {answer}")
+
+
+def test_options_are_never_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown option --temp" in complaint(capsys, "generate", "--temp", "1")
+
+
+def test_values_reach_the_configuration_and_the_sampling() -> None:
+    settings_given = ["--n-ctx", "512", "--no-use-mmap"]
+    sampling_given = ["--max-tokens", "9", "--top-k", "-1", "--temperature", "0", "--frequency-penalty", "-0.5"]
+    stops_given = ["--stop", "A", "--stop", "B", "--ignore-eos"]
+    options = build_parser().parse_args(["generate", "Once", "upon", *settings_given, *sampling_given, *stops_given])
+    config, sampling = load_settings(options).config, sampling_of(options)
+    assert options.prompt == ["Once", "upon"]
+    assert (config.n_ctx, config.use_mmap, config.max_tokens) == (512, False, 9)
+    assert sampling == SamplingParams(
+        max_tokens=9, temperature=0, top_p=0.95, top_k=-1, frequency_penalty=-0.5, stop=("A", "B"), ignore_eos=True
+    )
+
+
+def test_people_get_varied_text_by_default() -> None:
+    assert sampling_of(build_parser().parse_args(["chat"])) == SamplingParams(**PEOPLE)
+    assert not sampling_of(build_parser().parse_args(["generate"])).is_greedy
+
+
+def test_too_many_stop_texts_are_refused_by_name() -> None:
+    options = build_parser().parse_args(["chat", *(["--stop", "x"] * 17)])
+    with pytest.raises(ConfigError, match=r"^--stop: "):
+        sampling_of(options)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The top-level packages that a run of `uma` imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *uma_command(*arguments)[1:]],
+        capture_output=True, text=True, timeout=60, env=clean_environ(), check=False,
+    )  # fmt: skip
+    return {name.partition(".")[0] for name in re.findall(r"^import time:.*\|\s+(\S+)$", done.stderr, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("generate", "--help"), ("--version",), ("genrate",), ("config",)])
+def test_what_needs_no_model_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    found = imported_by(*arguments)
+    assert "uma" in found
+    assert not found & HEAVY
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from uma.cli import main
+
+    assert main([]) == 2
+    assert "generate" in capsys.readouterr().err
