@@ -49,5 +49,5 @@ def first_token_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def preemption_order(rows: Iterable[Row]) -> list[Row]:
-    """Who gives back its KV cells first: the youngest of the lowest lane."""
-    return sorted(rows, key=lambda row: (row.lane, -row.key))
+    """Who gives back its KV cells first: whoever waits for its reader anyway, then the youngest of the lowest lane."""
+    return sorted(rows, key=lambda row: (not row.is_paused, row.lane, -row.key))

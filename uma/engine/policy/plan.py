@@ -61,12 +61,14 @@ class Scheduler:
         The oldest of the highest lane is never preempted: it ends, and with its end there is room again.
         """
         decoding = [row for row in state.decoding if not row.is_paused]
+        # Prefill waits for cells, but not for those of streams that wait for their readers.
+        is_stuck = not decoding and any(not row.is_paused for row in state.prefilling)
         free = state.free_cells
         preempted: list[Row] = []
-        if free < len(decoding):
+        if free < max(len(decoding), is_stuck):
             candidates = preemption_order([*state.decoding, *state.prefilling])[:-1]
             for row in candidates:
-                if free >= len(decoding):
+                if free >= max(len(decoding), is_stuck):
                     break
                 if row.cells == 0:
                     continue
@@ -77,7 +79,8 @@ class Scheduler:
 
     def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> tuple[list[Row], int]:
         """All but the background rows that would make an interactive stream late."""
-        rows = rows[: self.targets.batch_tokens]
+        if len(rows) > self.targets.batch_tokens:
+            rows = sorted(rows, key=lambda row: row.last_token_ms)[: self.targets.batch_tokens]
         urgent = [row for row in rows if row.lane > 0]
         if not urgent or len(urgent) == len(rows):
             return rows, 0

@@ -1,0 +1,146 @@
+"""A small simulated machine for tests of the policy: a true cost function, requests, and the loop of ticks.
+
+The policy under test is the real one; only the machine is made up. Time is simulated milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from uma.engine.policy import Plan, Row, Scheduler, State, Targets
+from uma.engine.policy.order import due_ms
+
+GAP_MS = 0.2
+"""Between two ticks."""
+
+
+def make_row(key: int, **fields: object) -> Row:
+    """A decoding row of the normal lane, unless `fields` say otherwise."""
+    plain: dict[str, object] = {
+        "key": key,
+        "lane": 0,
+        "arrived_ms": 0.0,
+        "prompt_tokens": 16,
+        "remaining": 0,
+        "target_ttft_ms": None,
+        "target_tbt_ms": 80.0,
+    }
+    return Row(**(plain | fields))  # type: ignore[arg-type]
+
+
+@attrs.frozen
+class Machine:
+    """What a tick really takes."""
+
+    base_ms: float = 2.0
+    row_ms: float = 0.6
+    token_ms: float = 0.9
+    cell_ms: float = 2e-5
+    """For each token of the batch and each cell in use."""
+    slowdown: float = 1.0
+
+    def takes(self, rows: int, tokens: int, cells: int) -> float:
+        """Milliseconds of a batch."""
+        work = rows * self.row_ms + tokens * self.token_ms + (rows + tokens) * cells * self.cell_ms
+        return (self.base_ms + work) * self.slowdown
+
+
+@attrs.define
+class Asked:
+    """One simulated request, and what came of it."""
+
+    row: Row
+    output_tokens: int
+    given_ms: list[float] = attrs.field(factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its tokens were given."""
+        return len(self.given_ms) >= self.output_tokens
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Times between tokens."""
+        return [after - before for before, after in zip(self.given_ms, self.given_ms[1:], strict=False)]
+
+
+@attrs.frozen
+class Tick:
+    """A tick that ran."""
+
+    plan: Plan
+    rows: int
+    prefill_tokens: int
+    began_ms: float
+    took_ms: float
+
+
+class World:
+    """The scheduler and a machine, with as many KV cells as anyone wants."""
+
+    def __init__(self, machine: Machine, *, tick_budget_ms: float = 80.0, batch_tokens: int = 2048) -> None:
+        self.machine = machine
+        self.scheduler = Scheduler(Targets(tick_budget_ms, batch_tokens, 64))
+        self.now_ms = 1.0
+        self.cells = 0
+        self.running: dict[int, Asked] = {}
+        self.ticks: list[Tick] = []
+        self._next_key = 1
+
+    def ask(self, prompt: int, output: int, *, lane: int = 0, tbt: float = 80.0, ttft: float | None = None) -> Asked:
+        """A request that arrives now."""
+        row = make_row(
+            self._next_key,
+            lane=lane,
+            arrived_ms=self.now_ms,
+            prompt_tokens=prompt,
+            remaining=prompt,
+            target_tbt_ms=tbt,
+            target_ttft_ms=ttft,
+        )
+        row.due_ms = due_ms(row, self.scheduler.cost)
+        self._next_key += 1
+        asked = self.running[row.key] = Asked(row, output)
+        return asked
+
+    def tick(self) -> Tick:
+        """Plan, compute, hand out. The plan must not be empty while anyone could run."""
+        decoding = [each.row for each in self.running.values() if not each.row.remaining]
+        prefilling = [each.row for each in self.running.values() if each.row.remaining]
+        plan = self.scheduler.plan(State(decoding, prefilling, 10**9, self.cells), self.now_ms)
+        assert plan.tokens > 0, "nothing was planned although there is work"
+        prefill_tokens = plan.tokens - len(plan.decode)
+        self.cells += plan.tokens
+        took = self.machine.takes(len(plan.decode), prefill_tokens, self.cells)
+        tick = Tick(plan, len(plan.decode), prefill_tokens, self.now_ms, took)
+        self.now_ms += took
+        self.scheduler.observe(tick.rows, prefill_tokens, self.cells, took)
+        for key, count in plan.prefill:
+            row = self.running[key].row
+            row.remaining -= count
+            if row.remaining == 0:
+                self._give(key)
+        for key in plan.decode:
+            self._give(key)
+        self.now_ms += GAP_MS
+        self.ticks.append(tick)
+        return tick
+
+    def _give(self, key: int) -> None:
+        asked = self.running[key]
+        asked.given_ms.append(self.now_ms)
+        asked.row.last_token_ms = self.now_ms
+        if asked.is_done:
+            self.cells -= asked.row.prompt_tokens + asked.output_tokens - 1
+            del self.running[key]
+
+    def run(self, until: Iterable[Asked] | None = None, *, most_ticks: int = 5_000) -> None:
+        """Tick until these (or all) requests are done."""
+        wanted = list(self.running.values()) if until is None else list(until)
+        for _ in range(most_ticks):
+            if all(each.is_done for each in wanted):
+                return
+            self.tick()
+        raise AssertionError(f"not done after {most_ticks} ticks")

@@ -1,0 +1,167 @@
+"""One tick's plan, for any state of the world: who must be in it, what it may not exceed, who gives way first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_world import make_row
+
+from uma.engine.policy import Plan, Row, Scheduler, State, Targets
+
+NOW = 10_000.0
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Row]:
+    """Some rows of all lanes, prefilling and decoding, a few of them paused, each with cells of its own."""
+    found = []
+    for key in range(1, draw(st.integers(1, 8)) + 1):
+        remaining = draw(st.one_of(st.just(0), st.integers(1, 3_000)))
+        found.append(
+            make_row(
+                key,
+                lane=draw(st.sampled_from((-1, 0, 1))),
+                arrived_ms=float(key),
+                prompt_tokens=max(remaining, 1),
+                remaining=remaining,
+                target_tbt_ms=draw(st.sampled_from((20.0, 80.0, 1e6))),
+                due_ms=draw(st.floats(0, 20_000)),
+                last_token_ms=draw(st.floats(NOW - 5_000, NOW)),
+                cells=draw(st.integers(1, 500)) if not remaining else draw(st.integers(0, 500)),
+                is_paused=draw(st.sampled_from((False, False, False, True))),
+            )
+        )
+    return found
+
+
+@st.composite
+def schedulers(draw: st.DrawFn) -> Scheduler:
+    """A scheduler with any settings that has seen anything from nothing to a slow machine."""
+    targets = Targets(draw(st.sampled_from((10.0, 80.0, 1e6))), draw(st.sampled_from((16, 64, 2048))), 64)
+    scheduler = Scheduler(targets)
+    for count, tokens, ms in draw(
+        st.lists(st.tuples(st.integers(0, 16), st.integers(0, 2048), st.floats(0.01, 5_000)), max_size=6)
+    ):
+        if count + tokens:
+            scheduler.observe(count, tokens, 100, ms)
+    return scheduler
+
+
+def state_of(every: list[Row], free_cells: int) -> State:
+    decoding = [row for row in every if not row.remaining]
+    return State(decoding, [row for row in every if row.remaining], free_cells, 1_000)
+
+
+def by_key(every: list[Row]) -> dict[int, Row]:
+    return {row.key: row for row in every}
+
+
+@given(schedulers(), rows(), st.integers(12, 5_000))
+def test_every_interactive_and_normal_stream_decodes_in_every_tick(
+    scheduler: Scheduler, every: list[Row], free: int
+) -> None:
+    plan = scheduler.plan(state_of(every, free), NOW)
+    must = {row.key for row in every if row.lane >= 0 and not row.remaining and not row.is_paused}
+    assert must <= set(plan.decode)
+
+
+@given(schedulers(), rows(), st.integers(0, 5_000))
+def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
+    scheduler: Scheduler, every: list[Row], free: int
+) -> None:
+    plan = scheduler.plan(state_of(every, free), NOW)
+    known = by_key(every)
+    assert plan.tokens <= scheduler.targets.batch_tokens
+    assert plan.tokens <= free + sum(known[key].cells for key in plan.preempt)
+    in_plan = [*plan.decode, *(key for key, _ in plan.prefill), *plan.preempt]
+    assert len(in_plan) == len(set(in_plan)), "a row is in the plan twice"
+    assert all(not known[key].remaining and not known[key].is_paused for key in plan.decode)
+    assert all(0 < count <= known[key].remaining for key, count in plan.prefill)
+    assert not any(known[key].is_paused for key, _ in plan.prefill)
+
+
+@given(schedulers(), rows(), st.one_of(st.just(0), st.integers(0, 600)))
+def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: list[Row], free: int) -> None:
+    # Nothing suspends prefill for longer than a few ticks, and memory that someone holds can always be taken back.
+    can_run = [row for row in every if not row.is_paused]
+    can_get_room = free > 0 or sum(row.cells for row in every) > max(row.cells for row in every)
+    plans = [scheduler.plan(state_of(every, free), NOW) for _ in range(5)]
+    if can_run and can_get_room:
+        assert any(plan.tokens or plan.preempt for plan in plans)
+
+
+@given(schedulers(), rows(), st.integers(0, 5_000))
+def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list[Row], free: int) -> None:
+    known = by_key(every)
+    plan = scheduler.plan(state_of(every, free), NOW)
+    order = [(-known[key].lane, known[key].due_ms) for key, _ in plan.prefill]
+    assert order == sorted(order)
+    if not plan.prefill:
+        return
+    left_out = [
+        row for row in every
+        if row.remaining and not row.is_paused and row.key not in plan.preempt and row.key not in dict(plan.prefill)
+    ]  # fmt: skip
+    assert all((-row.lane, row.due_ms) >= order[-1] for row in left_out), "somebody was overtaken"
+    served_in_part = [key for key, count in plan.prefill if count < known[key].remaining]
+    assert served_in_part in ([], [plan.prefill[-1][0]])
+
+
+@given(schedulers(), rows())
+def test_without_room_the_youngest_of_the_lowest_lane_give_way_and_never_the_oldest_of_the_highest(
+    scheduler: Scheduler, every: list[Row]
+) -> None:
+    plan = scheduler.plan(state_of(every, 0), NOW)
+    known = by_key(every)
+
+    def place(row: Row) -> tuple[bool, int, int]:
+        return (not row.is_paused, row.lane, -row.key)
+
+    victims = [place(known[key]) for key in plan.preempt]
+    assert victims == sorted(victims)
+    assert max(every, key=place).key not in plan.preempt
+    if victims:
+        spared = [row for row in every if row.key not in plan.preempt and row.cells > 0]
+        assert all(place(row) > victims[-1] for row in spared), "an older one gave way before a younger one"
+
+
+def test_streams_that_wait_for_their_readers_give_way_before_a_prompt_that_is_being_read() -> None:
+    slow = make_row(1, lane=1, cells=300, is_paused=True)
+    prompt = make_row(2, remaining=200, prompt_tokens=400, cells=200)
+    plan = Scheduler(Targets(80.0, 2048, 64)).plan(state_of([slow, prompt], 0), NOW)
+    assert plan.preempt == (1,)
+    assert plan.prefill == ((2, 200),)
+
+
+@given(schedulers(), rows(), st.integers(12, 5_000))
+def test_nobody_gives_way_while_there_is_room(scheduler: Scheduler, every: list[Row], free: int) -> None:
+    assert scheduler.plan(state_of(every, free), NOW).preempt == ()
+
+
+def test_no_more_gives_way_than_is_needed() -> None:
+    every = [make_row(key, cells=10) for key in range(1, 9)]
+    plan = Scheduler(Targets(80.0, 2048, 64)).plan(state_of(every, 0), NOW)
+    assert plan.preempt == (8,)
+    assert len(plan.decode) == 7
+
+
+def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
+    scheduler = Scheduler(Targets(80.0, 512, 64))
+    scheduler.observe(0, 512, 512, 5_000.0)
+    plan = scheduler.plan(state_of([make_row(1, remaining=4_000, prompt_tokens=4_000)], 10_000), NOW)
+    assert plan.prefill == ((1, 512),)
+
+
+def test_a_machine_that_is_not_known_yet_begins_with_a_small_chunk() -> None:
+    every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_000, prompt_tokens=4_000)]
+    plan = Scheduler(Targets(80.0, 2048, 48)).plan(state_of(every, 10_000), NOW)
+    assert plan == Plan(decode=(1,), prefill=((2, 48),), preempt=(), held=0)
+
+
+def test_more_streams_than_a_batch_holds_take_turns() -> None:
+    scheduler = Scheduler(Targets(80.0, 4, 64))
+    every = [make_row(key, last_token_ms=0.0) for key in range(1, 11)]
+    for tick in range(1, 31):
+        for key in scheduler.plan(state_of(every, 1_000), float(tick)).decode:
+            by_key(every)[key].last_token_ms = float(tick)
+        assert all(tick - row.last_token_ms <= 3 for row in every), "somebody was passed over"
