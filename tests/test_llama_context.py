@@ -223,6 +223,18 @@ def test_a_whole_sequence_can_be_copied_without_a_unified_buffer(llama: Model) -
         assert same(prefill(context, [3], 2, first_pos=20), alone(llama, [*tokens, 3]))
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_a_state_is_copied_whole_and_goes_its_own_way(models: dict[Kind, Model], kind: Kind) -> None:
+    model, tokens = models[kind], tokens_for(0, 20)
+    with Context(model, ContextParams(n_ctx=256, n_seq_max=3)) as context:
+        prefill(context, tokens)
+        with pytest.raises(ValueError, match="only a whole sequence"):
+            context.seq_cp(0, 1, 0, 10)
+        context.seq_cp(0, 2)
+        assert same(prefill(context, [3], 2, first_pos=20), alone(model, [*tokens, 3]))
+        assert same(prefill(context, [4], 0, first_pos=20), alone(model, [*tokens, 4]))
+
+
 def test_sequence_ids_out_of_range_are_errors_and_not_the_end_of_the_process(llama: Model) -> None:
     with Context(llama, ContextParams(n_ctx=256, n_seq_max=2)) as context:
         for bad in (-1, 2, 10**6):

@@ -117,15 +117,18 @@ class Context:
         self._abort_flag = ctypes.create_string_buffer(2)
         struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
         struct.abort_callback_data = ctypes.addressof(self._abort_flag)
+        self.model = model
+        self.params = params
         model.retain()
         self._handle: int | None = lib.llama_init_from_model(model.handle, struct)
         if not self._handle:
             model.release()
             cells = params.n_ctx or model.n_ctx_train
             raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")
-        self.model = model
-        self.params = params
-        self._memory: int = lib.llama_get_memory(self._handle)
+        self._memory: int | None = lib.llama_get_memory(self._handle)
+        if not self._memory:
+            self.close()
+            raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")
         self.n_ctx = int(lib.llama_n_ctx(self._handle))
         """KV cells of all sequences together."""
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self._handle))
@@ -134,6 +137,8 @@ class Context:
         self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
         self.n_seq_max = int(lib.llama_n_seq_max(self._handle))
         self._n_vocab = model.vocab.n_tokens
+        self._logits_address = 0
+        self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
 
     @property
     def handle(self) -> int:
@@ -171,7 +176,15 @@ class Context:
         pointer = lib.llama_get_logits(self.handle)
         if not pointer:
             raise ValueError("logits: nothing has been computed")
-        return np.ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
+        # Making a view costs more than all the rest of this call, and llama.cpp's buffer hardly ever moves.
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_address:
+            self._logits_address = address
+            self._logits_views.clear()
+        view = self._logits_views.get(n_rows)
+        if view is None:
+            view = self._logits_views[n_rows] = np.ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
+        return view
 
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
         """Forget a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence always goes.
@@ -183,10 +196,13 @@ class Context:
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Give `dst` the positions of `src` from `p0` to before `p1`. In a unified buffer no data is copied.
 
-        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`).
+        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`), as with
+        recurrent and hybrid memory, whose state is that of the sequence's end.
         """
-        if not self.params.kv_unified and (p0 > 0 or p1 >= 0):
-            raise ValueError("seq_cp: without a unified KV buffer only a whole sequence can be copied")
+        if (p0 > 0 or p1 >= 0) and not (
+            self.params.kv_unified and self.model.memory in ("attention", "sliding-window")
+        ):
+            raise ValueError("seq_cp: only a whole sequence can be copied with split KV buffers or a recurrent memory")
         self._checked_memory(dst)
         lib.llama_memory_seq_cp(self._checked_memory(src), src, dst, p0, p1)
 
@@ -231,7 +247,7 @@ class Context:
         """Let `decode` compute again."""
         self._abort_flag[0] = b"\0"
 
-    def _checked_memory(self, seq: int) -> int:
+    def _checked_memory(self, seq: int) -> int | None:
         if not 0 <= seq < self.n_seq_max:
             raise ValueError(f"seq: {seq} must be from 0 to {self.n_seq_max - 1}")
         if self._handle is None:

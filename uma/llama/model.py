@@ -47,7 +47,7 @@ class Model:
         self.vocab_only = vocab_only
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
-        self.memory = _memory_of(handle)
+        self.memory = _memory_of(handle, parts[0].architecture)
         template: bytes | None = lib.llama_model_chat_template(handle, None)
         self.chat_template = ChatTemplate(
             template.decode("utf-8", "replace") if template else None, self.vocab.bos_text, self.vocab.eos_text
@@ -190,8 +190,9 @@ _LOAD_MODES = {
 }
 
 
-def _memory_of(handle: int) -> Memory:
-    if lib.llama_model_is_hybrid(handle):
+def _memory_of(handle: int, architecture: str) -> Memory:
+    # DeepSeek 4 keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences of it.
+    if lib.llama_model_is_hybrid(handle) or architecture == "deepseek4":
         return "hybrid"
     if lib.llama_model_is_recurrent(handle):
         return "recurrent"
