@@ -7,6 +7,7 @@ from benchmarks.scenarios import (
     cancel,
     chain,
     first_token,
+    layouts,
     long_context,
     memory,
     mixed,
@@ -37,5 +38,6 @@ ALL: tuple[Scenario, ...] = tuple(
         transport,
         overload,
         tradeoff,
+        layouts,
     )
 )

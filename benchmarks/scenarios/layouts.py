@@ -1,0 +1,53 @@
+"""UMA's KV layouts: one buffer shares prefixes for nothing, a buffer each does not attend over others' cells.
+
+What `--kv-unified auto` goes by, measured: many unrelated sequences against a shared prefix, in each layout.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from benchmarks.load import burst, warm_up
+from benchmarks.measure import latency, throughput
+from benchmarks.samples import Ask
+from benchmarks.scenario import Bench, Emit, Scenario, rotated
+from benchmarks.targets.uma import uma_server
+
+STREAMS, PROMPT, GENERATED = 32, 512, 64
+SHARING, COMMON, OWN = 8, 1024, 16
+CELLS_A_SEQUENCE = 1280
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Both loads with each value of the setting."""
+    streams = bench.pick(STREAMS, 8)
+    # With a buffer each, UMA has one more for health probes.
+    settings = {"n_ctx": (streams + 1) * CELLS_A_SEQUENCE, "max_sequences": streams}
+    for layout in rotated(["auto", "on", "off"], index):
+        rng = Random(f"layouts {index} {layout}")
+        label = f"--kv-unified {layout}"
+        async with uma_server(
+            bench.model, {**settings, "kv_unified": layout}, threads=bench.threads, label=label
+        ) as uma:
+            await warm_up(uma, bench.model)
+            asks = [Ask(bench.model.prompt(rng, PROMPT), GENERATED) for _ in range(streams)]
+            samples = await burst(uma, asks)
+            # From the moment when all are read: what the layouts differ in is decoding.
+            all_read_s = max(sample.token_s[0] for sample in samples)
+            late = sum(moment > all_read_s for sample in samples for moment in sample.token_s)
+            decode_s = max(sample.token_s[-1] for sample in samples) - all_read_s
+            rates = {"decode_per_s": late / decode_s, "tokens_per_s": throughput(samples)["tokens_per_s"]}
+            emit(f"{streams} unrelated, {PROMPT} in, {GENERATED} out", uma.name, {**rates, **latency(samples)})
+            common = bench.model.prompt(rng, COMMON)
+            samples = await burst(uma, [Ask(common + bench.model.prompt(rng, OWN), OWN) for _ in range(SHARING)])
+            done_s = throughput(samples)["wall_s"]
+            emit(f"{SHARING} with {COMMON} tokens in common", uma.name, {"all_done_s": done_s, **latency(samples)})
+
+
+SCENARIO = Scenario(
+    name="layouts",
+    about="UMA's two KV layouts on loads that favor either.",
+    columns=("decode_per_s", "tokens_per_s", "all_done_s", "ttft_p50_ms", "inter_token_p50_ms"),
+    measure=measure,
+    round_limit_s=240,
+)
