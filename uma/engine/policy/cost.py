@@ -103,6 +103,8 @@ class CostModel:
 
     def observe(self, rows: int, tokens: int, cells: int, ms: float) -> None:
         """Learn from one tick that really ran."""
+        if tokens == 0 and self._observe_usual(rows, cells, ms):
+            return
         expected = self.predict(rows, tokens, cells)
         if tokens == 0:
             self._learn_attention(self._rows, rows, cells, ms)
@@ -115,6 +117,20 @@ class CostModel:
             ratio = min(max(ms / expected, 1 / DRIFT_LIMIT), DRIFT_LIMIT)
             # Slow drift back to 1: what lasts ends up in the tables, what passes is forgotten.
             self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.9
+
+    def _observe_usual(self, rows: int, cells: int, ms: float) -> bool:
+        """The everyday tick, decode alone and as long as expected: learnt on the shortest way. False if it was not."""
+        table = self._rows
+        slot = table.slot(rows)
+        old = table.ms[slot]
+        if old is None or not -256 < cells - table.cells[slot] < 256:
+            return False
+        seen = ms * table.sizes[slot] / (rows * self._drift)
+        if not 0.8 * old < seen < 1.25 * old:
+            return False
+        table.ms[slot] = old + (seen - old) * LEARN
+        table.cells[slot] = cells
+        return True
 
     def _learn_attention(self, table: _Table, size: int, cells: int, ms: float) -> None:
         slot = table.slot(size)
