@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
 
@@ -15,6 +16,9 @@ from uma.llama import log
 
 _lock = threading.Lock()
 _started = threading.Event()
+
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+"""Linux: the quota and period of this process's container, in microseconds of CPU time."""
 
 MAX_SEQUENCES: int = lib.llama_max_parallel_sequences()
 """Most sequence ids of one context: a constant of the library."""
@@ -29,8 +33,11 @@ def start() -> None:
             _started.set()
 
 
-def core_count() -> int:
-    """The cores this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def core_count(cpu_max: Path = CPU_MAX) -> int:
+    """The cores this process may use: those it may run on, and no more than its container's quota pays for."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+        return max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return cores
