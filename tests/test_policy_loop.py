@@ -1,0 +1,162 @@
+"""The policy over many ticks on a simulated machine: streams flow, prompts are read, and nobody starves."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_world import GAP_MS, Asked, Machine, World
+
+from uma.engine.policy.plan import BACKGROUND_STARVES_MS, SMALLEST_CHUNK
+
+BUDGET = 80.0
+LEARNING_TICKS = 12
+
+
+def warm_world(machine: Machine) -> World:
+    """A world whose scheduler has seen this machine decode and prefill."""
+    world = World(machine, tick_budget_ms=BUDGET)
+    for prompt in (300, 700):
+        world.ask(prompt, 10)
+        world.run()
+    stream = world.ask(20, 30)
+    world.ask(600, 2)
+    world.run([stream])
+    world.run()
+    world.ticks.clear()
+    return world
+
+
+def longest_tick(world: World) -> float:
+    return max(tick.took_ms for tick in world.ticks) + GAP_MS
+
+
+@pytest.mark.parametrize("machine", [Machine(), Machine(slowdown=0.1), Machine(slowdown=4), Machine(cell_ms=2e-4)])
+def test_a_storm_of_prompts_leaves_a_stream_its_pace_and_is_read_at_a_fair_share_of_the_machine(
+    machine: Machine,
+) -> None:
+    world = warm_world(machine)
+    stream = world.ask(16, 4_000, lane=1)
+    world.tick()
+    storm = [world.ask(1_500, 1) for _ in range(4)]
+    began = world.now_ms
+    world.run(storm)
+    spent = world.now_ms - began
+    over = [tick for tick in world.ticks[LEARNING_TICKS:] if tick.rows and tick.took_ms > 1.3 * BUDGET]
+    assert all(tick.prefill_tokens <= SMALLEST_CHUNK for tick in over), "budget broken without need"
+    assert max(stream.gaps_ms) <= 2 * BUDGET
+    # Alone, the machine would take this long with chunks as large as the budget allows.
+    chunk = max(8.0, (BUDGET - machine.base_ms) / machine.token_ms / machine.slowdown)
+    assert spent <= 2 * (6_000 / chunk) * BUDGET
+
+
+def test_the_first_tick_on_an_unknown_machine_is_a_small_one() -> None:
+    world = World(Machine(slowdown=2))
+    world.ask(16, 100, lane=1)
+    world.tick()
+    world.ask(3_000, 1)
+    assert world.tick().prefill_tokens <= 64
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+def test_a_machine_that_changes_its_speed_is_within_budget_again_after_a_few_ticks(factor: float) -> None:
+    world = warm_world(Machine())
+    world.ask(16, 100_000, lane=1)
+    world.ask(100_000, 1)
+    for _ in range(30):
+        before = world.tick()
+    world.machine = attrs.evolve(world.machine, slowdown=factor)
+    for _ in range(8):
+        world.tick()
+    after = [world.tick() for _ in range(20)]
+    assert max(tick.took_ms for tick in after) <= 1.3 * BUDGET
+    rates = [tick.prefill_tokens / tick.took_ms for tick in after]
+    fair = before.prefill_tokens / before.took_ms / factor
+    assert sum(rates) / len(rates) >= 0.5 * fair
+
+
+def test_the_tightest_target_in_play_counts() -> None:
+    world = warm_world(Machine())
+    stream = world.ask(16, 400, lane=1, tbt=30.0)
+    world.ask(16, 400, tbt=200.0)
+    world.tick()
+    world.ask(4_000, 1)
+    world.run([stream])
+    assert max(stream.gaps_ms[LEARNING_TICKS:]) <= 1.3 * 30.0
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 40),  # ticks after the one before
+        st.integers(1, 1_200),  # prompt
+        st.integers(1, 60),  # output
+        st.sampled_from((-1, 0, 1)),
+        st.sampled_from((None, 1.0, 500.0)),  # target_ttft_ms
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, st.sampled_from((0.2, 1.0, 5.0)))
+def test_everyone_who_is_admitted_finishes_and_streams_never_stop(
+    requests: list[tuple[int, int, int, int, float | None]], slow: float
+) -> None:
+    world = World(Machine(slowdown=slow), tick_budget_ms=BUDGET)
+    every: list[Asked] = []
+    for ticks, prompt, output, lane, ttft in requests:
+        for _ in range(ticks):
+            if world.running:
+                world.tick()
+        every.append(world.ask(prompt, output, lane=lane, ttft=ttft))
+    world.run(every)
+    for asked in every:
+        bound = longest_tick(world) + (BACKGROUND_STARVES_MS + longest_tick(world) if asked.row.lane < 0 else 0)
+        assert max(asked.gaps_ms, default=0.0) <= bound + GAP_MS
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(500, 4_000), st.integers(5, 60), st.integers(1, 4))
+def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int, short: int, every: int) -> None:
+    world = warm_world(Machine())
+    asked = world.ask(long, 1)
+    began, own = world.now_ms, world.machine.takes(0, long, 0)
+    overtook = 0
+    for tick in range(2_000):
+        if asked.is_done:
+            break
+        if tick % every == 0:
+            world.ask(short, 3)
+        world.tick()
+        overtook += sum(each.row.key > asked.row.key and bool(each.given_ms) for each in world.running.values())
+    assert asked.is_done, "the long prompt starved"
+    # Its deadline is four times its own reading time; from then on nobody who came later is before it.
+    assert asked.given_ms[0] - began <= 8 * own + 20 * BUDGET
+    assert overtook > 0 or len(asked.given_ms) == 1
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
+    world = warm_world(Machine())
+    world.ask(16, 500, lane=1)
+    world.tick()
+    long = world.ask(4_000, 1)
+    world.tick()
+    short = world.ask(20, 1)
+    world.run([short])
+    assert not long.given_ms
+    assert short.given_ms[0] - short.row.arrived_ms <= 3 * BUDGET
+
+
+def test_interactive_streams_keep_their_pace_beside_a_background_crowd_that_is_still_served() -> None:
+    world = warm_world(Machine(row_ms=4.0))
+    crowd = [world.ask(8, 120, lane=-1) for _ in range(40)]
+    while any(not each.given_ms for each in crowd):
+        world.tick()
+    stream = world.ask(8, 300, lane=1, tbt=40.0)
+    world.run([stream])
+    late = [gap for gap in stream.gaps_ms if gap > 1.5 * 40.0]
+    assert len(late) <= len(stream.gaps_ms) * 0.05
+    for each in crowd:
+        assert max(each.gaps_ms) <= BACKGROUND_STARVES_MS + longest_tick(world) + GAP_MS
