@@ -58,18 +58,17 @@ def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:
 
 
 async def _server(stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], None]) -> Source | None:
-    attempt = AsyncExitStack()
-    try:
-        client = await attempt.enter_async_context(connect(loaded.config.socket))
-    except ConnectionLost as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in NOBODY_LISTENS:
-            return None
-        raise
-    if _has_the_model(client.info, loaded):
-        await stack.enter_async_context(attempt)
-        return client
-    say(f"the server has {client.info.model.name}, not {loaded.config.model}: loading that here")
-    await attempt.aclose()
+    async with AsyncExitStack() as attempt:
+        try:
+            client = await attempt.enter_async_context(connect(loaded.config.socket))
+        except ConnectionLost as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in NOBODY_LISTENS:
+                return None
+            raise
+        if _has_the_model(client.info, loaded):
+            await stack.enter_async_context(attempt.pop_all())
+            return client
+        say(f"the server has {client.info.model.name}, not {loaded.config.model}: loading that here")
     return None
 
 

@@ -1,0 +1,381 @@
+"""`uma chat`: a conversation at a terminal and in a pipe, with everything that can happen to one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pty_screen import Terminal
+
+from harness import ServerProcess, clean_environ, running_server, uma_command
+from uma.cli.chat import COMMANDS
+from uma.cli.conversation import ChatFileError, Conversation
+from uma.types import Message
+
+LONG = ("--ignore-eos",)
+SHORT = ("--max-tokens", "12")
+
+
+def environ_of(home: Path, **more: str) -> dict[str, str]:
+    """The variables of a person who lives in `home`."""
+    plain = {name: value for name, value in clean_environ().items() if not name.startswith(("XDG_STATE", "NO_COLOR"))}
+    return plain | {"HOME": str(home), "TERM": "xterm-256color"} | more
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home directory."""
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@contextmanager
+def chat(
+    server: ServerProcess, home: Path, *arguments: str, columns: int = 80, lines: int = 24, **environ: str
+) -> Iterator[Terminal]:
+    """A chat at a terminal, ready for the first question."""
+    command = uma_command("chat", "--socket", str(server.socket), *arguments)
+    with Terminal(command, environ_of(home, **environ), columns=columns, lines=lines, cwd=str(home)) as terminal:
+        wait_for_prompt(terminal)
+        yield terminal
+
+
+def wait_for_prompt(terminal: Terminal) -> None:
+    """Wait until a line can be typed."""
+    terminal.wait_until(
+        lambda: terminal.is_cursor_shown and last_line(terminal) == ">" and not terminal.echoes, "the prompt"
+    )
+
+
+def last_line(terminal: Terminal) -> str:
+    return next((line for line in reversed(terminal.screen) if line), "")
+
+
+def ask(terminal: Terminal, question: str) -> None:
+    """A question and its whole answer."""
+    before = terminal.text.count("first after")
+    terminal.type(question + "\r")
+    terminal.wait_for("first after", before + 1)
+    wait_for_prompt(terminal)
+
+
+def tell(terminal: Terminal, command: str, answer: str) -> None:
+    """A command of the chat and what it says."""
+    before = terminal.text.count(answer)
+    terminal.type(command + "\r")
+    terminal.wait_for(answer, before + 1)
+    wait_for_prompt(terminal)
+
+
+# At a terminal.
+
+
+def test_a_chat_says_who_answers_and_how_fast_it_was(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        for words in ("parameters", "Q8_0", "context 2,048 tokens", "served", "demonstration model", "/help"):
+            assert words in terminal.text
+        ask(terminal, "Tell me a story")
+        assert "tokens/s · 12 tokens · first after" in terminal.text
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG) as terminal:
+        terminal.type("Tell me a story\r")
+        terminal.wait_until(lambda: len(terminal.text.split()) > 80, "some of the answer")
+        terminal.type("\x03")
+        terminal.wait_for("Stopped; the conversation goes on from here.")
+        wait_for_prompt(terminal)
+        assert server.settled()["active_sequences"] == 0
+        tell(terminal, "/stats", "tokens, stopped")
+        terminal.type("/quit\r")
+        assert terminal.wait() == 0
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        terminal.type("something\x03")
+        terminal.wait_for("Ctrl-D or /quit leaves.")
+        wait_for_prompt(terminal)
+        ask(terminal, "hello")
+
+
+def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT, "--system", "Be kind.") as terminal:
+        ask(terminal, "first question")
+        ask(terminal, "second question")
+        tell(terminal, "/save talk.json", "Saved to talk.json")
+        tell(terminal, "/undo", "Taken back: second question")
+        tell(terminal, "/undo", "Taken back: first question")
+        tell(terminal, "/undo", "There is nothing to take back.")
+        tell(terminal, "/load talk.json", "2 turns from talk.json")
+        tell(terminal, "/system", "Instructions: Be kind.")
+        tell(terminal, "/system -", "There are no instructions.")
+        tell(terminal, "/reset", "The conversation begins anew.")
+        tell(terminal, "/undo", "There is nothing to take back.")
+    saved = Conversation.load(home / "talk.json")
+    assert [question for question, _ in saved.turns] == ["first question", "second question"]
+    assert saved.system == "Be kind."
+    assert all(answer for _, answer in saved.turns)
+
+
+def test_a_command_typed_wrong_is_answered_with_the_nearest(server: ServerProcess, home: Path) -> None:
+    with chat(server, home) as terminal:
+        tell(terminal, "/hlep", "no such command: /hlep; did you mean /help?")
+        tell(terminal, "/load", "which file? /load FILE")
+        tell(terminal, "/load nowhere.json", "nowhere.json: cannot be read: No such file or directory")
+        tell(terminal, "/help", "Esc Enter begins a new line")
+        for name in COMMANDS:
+            assert name in terminal.text
+
+
+def test_history_is_kept_from_chat_to_chat_for_its_owner_alone(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        ask(terminal, "a question to remember")
+    file = home / ".local" / "state" / "uma" / "chat-history"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with chat(server, home, *SHORT) as terminal:
+        terminal.type("\x1b[A")
+        terminal.wait_for("> a question to remember")
+
+
+def test_a_home_that_cannot_be_written_costs_only_the_history(server: ServerProcess, home: Path) -> None:
+    (home / ".local").write_text("a file where a directory should be")
+    with chat(server, home, *SHORT) as terminal:
+        ask(terminal, "hello")
+        terminal.type("\x1b[A")
+        terminal.wait_for("> hello", 2)
+
+
+def test_the_chat_works_at_40_columns_and_when_the_window_changes(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG, columns=40, lines=12) as terminal:
+        terminal.type("Tell me a story\r")
+        terminal.wait_until(lambda: len(terminal.text.split()) > 60, "some of the answer")
+        terminal.resize(30, 8)
+        terminal.resize(100, 30)
+        terminal.type("\x03")
+        terminal.wait_for("Stopped; the conversation")
+        wait_for_prompt(terminal)
+        terminal.resize(20, 5)
+        terminal.type("/quit\r")
+        assert terminal.wait() == 0
+
+
+def test_what_is_typed_during_an_answer_is_there_afterwards_and_not_in_it(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, "--max-tokens", "60", *LONG) as terminal:
+        terminal.type("Tell me a story\r")
+        terminal.wait_for("…")
+        terminal.type("zzqzz")
+        terminal.wait_for("> zzqzz")
+        assert terminal.text.count("zzqzz") == 1
+
+
+def test_several_lines_are_one_question(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        terminal.type("first line\x1b\rsecond line")
+        terminal.wait_for("  second line")
+        ask(terminal, "")
+        tell(terminal, "/undo", "Taken back: first line second line")
+
+
+@pytest.mark.parametrize("is_answering", [False, True])
+def test_a_terminal_that_goes_away_ends_the_chat(is_answering: bool, server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG) as terminal:
+        if is_answering:
+            terminal.type("Tell me a story\r")
+            terminal.wait_until(lambda: len(terminal.text.split()) > 50, "some of the answer")
+        terminal.hang_up()
+        terminal.process.wait(60)
+    assert server.settled()["active_sequences"] == 0
+
+
+@pytest.mark.parametrize("is_answering", [False, True])
+def test_sigterm_leaves_the_terminal_as_it_was(is_answering: bool, server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG) as terminal:
+        if is_answering:
+            terminal.type("Tell me a story\r")
+            terminal.wait_until(lambda: len(terminal.text.split()) > 50, "some of the answer")
+        terminal.signal(signal.SIGTERM)
+        terminal.process.wait(60)
+        assert terminal.echoes
+        assert terminal.wait() == 143
+        assert terminal.is_cursor_shown
+        assert "Traceback" not in terminal.text
+
+
+def test_a_server_that_goes_away_costs_an_answer_and_not_the_conversation(socket_dir: Path, home: Path) -> None:
+    path = socket_dir / "uma.sock"
+    with running_server(path) as server, chat(server, home, *SHORT) as terminal:
+        ask(terminal, "remember this")
+        server.process.kill()
+        server.wait()
+        tell(terminal, "another question", "The conversation is kept.")
+        assert "the server went away" in terminal.text
+        with running_server(path) as again:
+            before = terminal.text.count("served")
+            ask(terminal, "and now?")
+            assert terminal.text.count("served") == before + 1
+            tell(terminal, "/undo", "Taken back: and now?")
+            tell(terminal, "/undo", "Taken back: remember this")
+            assert again.metrics()["tokens_generated_total"] == 12
+
+
+def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG, "--max-tokens", "100") as terminal:
+        ask(terminal, "hello")
+        (home / "long.json").write_text(
+            json.dumps(
+                {"format": "uma-chat", "version": 1, "system": None, "turns": [{"user": "x " * 2500, "assistant": ""}]}
+            )
+        )
+        tell(terminal, "/load long.json", "1 turn from long.json")
+        tell(terminal, "more", "The conversation has become too long: /undo takes back the last turn")
+        tell(terminal, "/undo", "Taken back")
+        ask(terminal, "hello again")
+
+
+def test_a_chat_in_this_process_needs_no_server(socket_dir: Path, home: Path, tiny: Path) -> None:
+    command = uma_command("chat", "--socket", str(socket_dir / "none"), "--model", str(tiny), *LONG)
+    with Terminal(command, environ_of(home)) as terminal:
+        wait_for_prompt(terminal)
+        assert "loaded in this process" in terminal.text
+        terminal.type("hello\r")
+        terminal.wait_for("…")
+        terminal.type("\x03")
+        terminal.wait_for("Stopped")
+        wait_for_prompt(terminal)
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+
+
+def test_colours_stay_away_where_they_are_not_wanted(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT, NO_COLOR="1") as terminal:
+        ask(terminal, "hello")
+        tell(terminal, "/nothing", "no such command")
+        assert not any(f"\x1b[{code}m".encode() in terminal.raw for code in ("31", "36", "1;36"))
+
+
+def test_a_terminal_that_can_only_print_gets_plain_text(server: ServerProcess, home: Path) -> None:
+    command = uma_command("chat", "--socket", str(server.socket), *SHORT)
+    with Terminal(command, environ_of(home, TERM="dumb"), cwd=str(home)) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("hello\r")
+        terminal.wait_for("first after")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+        assert b"\x1b" not in terminal.raw
+
+
+# In a pipe.
+
+
+def piped(
+    server: ServerProcess, text: str | bytes, *arguments: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """A chat whose questions come from a pipe."""
+    done = subprocess.run(
+        uma_command("chat", "--socket", str(server.socket), "--temperature", "0", *SHORT, *arguments),
+        input=text.encode() if isinstance(text, str) else text,
+        capture_output=True, timeout=120, env=clean_environ(**environ), check=False,
+    )  # fmt: skip
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(server: ServerProcess, tmp_path: Path) -> None:
+    done = piped(server, f"Hello!\n\nAnd you?\r\n/save {tmp_path}/talk.json\n")
+    assert done.returncode == 0
+    turns = Conversation.load(tmp_path / "talk.json").turns
+    assert [question for question, _ in turns] == ["Hello!", "And you?"]
+    assert done.stdout == "".join(f"{answer}\n" for _, answer in turns)
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_saved_chat_is_gone_on_with(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    piped(server, f"Hello!\n/save {file}\n")
+    done = piped(server, "And you?\n/save\n", "--load", str(file))
+    assert done.returncode == 0
+    assert [question for question, _ in Conversation.load(file).turns] == ["Hello!", "And you?"]
+
+
+def test_a_failed_turn_of_a_pipe_shows_in_the_exit_code(server: ServerProcess) -> None:
+    done = piped(server, b"a\xffb\nHello!\n")
+    assert done.returncode == 1
+    assert done.stderr.count("uma: error: ") == 1
+    assert done.stdout.strip()
+
+
+def test_a_file_that_is_no_saved_chat_is_refused_before_the_model_is_loaded(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "x.json").write_text('{"format": "other"}')
+    done = piped(server, "", "--load", str(tmp_path / "x.json"))
+    assert done.returncode == 1
+    assert done.stderr == f"uma: error: {tmp_path}/x.json: is no chat that /save wrote\n"
+
+
+def test_a_chat_without_a_home_works(server: ServerProcess) -> None:
+    environ = {name: value for name, value in clean_environ(LC_ALL="C").items() if name != "HOME"}
+    done = subprocess.run(
+        uma_command("chat", "--socket", str(server.socket), *SHORT),
+        input=b"hello\n", capture_output=True, timeout=120, env=environ, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stdout
+
+
+# The conversation itself.
+
+
+def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
+    conversation = Conversation("Be kind.")
+    assert conversation.asking("a") == (Message("system", "Be kind."), Message("user", "a"))
+    assert conversation.turns == []
+    conversation.add("a", "b")
+    assert conversation.asking("c")[1:] == (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    assert conversation.undo() == "a"
+    assert conversation.undo() is None
+    conversation.add("a", "b")
+    conversation.reset()
+    assert (conversation.system, conversation.turns) == ("Be kind.", [])
+
+
+def test_a_saved_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
+    conversation = Conversation(None, [("ä\n\u2028", "\x1b[2J"), ("", "")])
+    for _ in range(2):
+        conversation.save(tmp_path / "chat.json")
+    assert Conversation.load(tmp_path / "chat.json") == conversation
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
+
+
+def test_another_file_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ChatFileError, match="is no chat"):
+        Conversation().save(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "null", "[" * 100_000, '{"format":"uma-chat","version":2,"system":null,"turns":[]}', "\udc80",
+     '{"format":"uma-chat","version":1,"system":1,"turns":[]}',
+     '{"format":"uma-chat","version":1,"system":null,"turns":[1]}'],
+)  # fmt: skip
+def test_a_file_that_is_no_chat_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ChatFileError, match=r"x\.json: is no chat that /save wrote"):
+        Conversation.load(tmp_path / "x.json")
+
+
+def test_a_folder_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ChatFileError, match=r"none/chat\.json: cannot be written: No such file"):
+        Conversation().save(tmp_path / "none" / "chat.json")
+    with pytest.raises(ChatFileError, match="cannot be read: Is a directory"):
+        Conversation().save(tmp_path)

@@ -1,0 +1,326 @@
+"""`uma generate`, as a real process: for people, for pipes, with a server and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+from pty_screen import Terminal
+
+from harness import ONE_THREAD, ServerProcess, clean_environ, uma_command, until
+
+LONG = ("--ignore-eos", "--max-tokens", "1500")
+NOTICE = "This is the small built-in demonstration model"
+
+
+def generate(
+    *arguments: str, stdin: bytes = b"", stdout: int | IO[bytes] = subprocess.PIPE, **environ: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run it to its end."""
+    return subprocess.run(
+        uma_command("generate", *arguments),
+        input=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=120, env=clean_environ(**environ), check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start it; it is gone after the block."""
+    process = subprocess.Popen(
+        uma_command("generate", *arguments),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ(),
+    )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_some(process: subprocess.Popen[bytes]) -> bytes:
+    """The first output; it comes before the end."""
+    assert process.stdout is not None
+    return os.read(process.stdout.fileno(), 65536)
+
+
+@pytest.fixture
+def at(server: ServerProcess) -> tuple[str, str]:
+    """The option that leads to the shared server."""
+    return ("--socket", str(server.socket))
+
+
+def test_the_text_alone_is_on_standard_output(at: tuple[str, str]) -> None:
+    done = generate("Tell me a story about a fox", *at, "--max-tokens", "20")
+    assert done.returncode == 0
+    assert len(done.stdout.decode().split()) > 5
+    assert done.stdout.endswith(b"\n")
+    assert NOTICE in done.stderr.decode()
+    assert "uma run --model" in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_server_that_listens_is_used(at: tuple[str, str], server: ServerProcess) -> None:
+    before = server.metrics()["tokens_generated_total"]
+    assert generate("hello", *at, "--max-tokens", "7", "--ignore-eos").returncode == 0
+    assert server.settled()["tokens_generated_total"] == before + 7
+
+
+@pytest.mark.parametrize("arguments", [("--local",), ("--n-ctx", "1024")])
+def test_the_model_is_loaded_here_where_it_is_asked_for(
+    arguments: tuple[str, ...], at: tuple[str, str], server: ServerProcess
+) -> None:
+    before = server.metrics()["tokens_generated_total"]
+    done = generate("hello", *at, *arguments, *ONE_THREAD[:2], "--max-tokens", "5")
+    assert done.returncode == 0
+    assert server.settled()["tokens_generated_total"] == before
+
+
+def test_another_model_than_the_server_has_is_loaded_here_and_that_is_said(at: tuple[str, str], tiny: Path) -> None:
+    done = generate("hello", *at, "--model", str(tiny), "--max-tokens", "5")
+    assert done.returncode == 0
+    assert f"not {tiny}: loading that here" in done.stderr.decode()
+
+
+def test_the_model_that_the_server_has_is_not_loaded_again(at: tuple[str, str], server: ServerProcess) -> None:
+    before = server.metrics()["tokens_generated_total"]
+    assert generate("hello", *at, "--model", "builtin", "--max-tokens", "3", "--ignore-eos").returncode == 0
+    assert server.settled()["tokens_generated_total"] == before + 3
+
+
+def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(at: tuple[str, str]) -> None:
+    done = generate("hello", *at, "--model", "/nowhere/model.gguf")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert b"/nowhere/model.gguf: no such file" in done.stderr
+
+
+@pytest.mark.parametrize("state", ["none", "stale"])
+def test_without_a_server_the_model_is_loaded_here(state: str, socket_dir: Path, tiny: Path) -> None:
+    path = socket_dir / "uma.sock"
+    if state == "stale":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    done = generate("hello", "--socket", str(path), "--model", str(tiny), "--max-tokens", "5", "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == b""
+    assert done.stdout
+
+
+def test_text_comes_as_it_is_generated(at: tuple[str, str], server: ServerProcess) -> None:
+    with started("Tell me a story", *at, *LONG) as process:
+        assert read_some(process)
+        assert server.metrics()["active_sequences"] >= 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_the_prompt_comes_from_standard_input(arguments: tuple[str, ...], at: tuple[str, str]) -> None:
+    greedy = (*at, "--temperature", "0", "--max-tokens", "12")
+    piped = generate(*arguments, *greedy, stdin="Tell me about a fox and a ü\n".encode())
+    given = generate("Tell me about a fox and a ü", *greedy)
+    assert piped.returncode == 0
+    assert piped.stdout == given.stdout
+
+
+def usage(*arguments: str, stdin: bytes = b"") -> int:
+    """Prompt tokens of a request."""
+    done = generate(*arguments, "--json", "--max-tokens", "1", stdin=stdin)
+    tokens: int = json.loads(done.stdout.splitlines()[-1])["usage"]["prompt_tokens"]
+    return tokens
+
+
+def test_the_prompt_goes_through_the_chat_template_unless_it_is_raw(at: tuple[str, str]) -> None:
+    templated = usage("hello", *at)
+    raw = usage("--raw", "hello", *at)
+    instructed = usage("--system", "Be kind.", "hello", *at)
+    assert raw < templated < instructed
+
+
+def test_a_raw_prompt_keeps_its_last_newline(at: tuple[str, str]) -> None:
+    assert usage("--raw", *at, stdin=b"hello\n") == usage("--raw", *at, stdin=b"hello") + 1
+
+
+def test_json_gives_the_events_of_the_protocol_line_by_line(at: tuple[str, str]) -> None:
+    done = generate("hello", *at, "--json", "--max-tokens", "6", "--ignore-eos", "--seed", "3")
+    *tokens, eos = map(json.loads, done.stdout.splitlines())
+    assert [event["event"] for event in tokens] == ["token"] * len(tokens)
+    assert eos["event"] == "eos"
+    assert (eos["reason"], eos["seed"], eos["usage"]["completion_tokens"]) == ("length", 3, 6)
+
+
+def test_json_ends_with_an_error_event_where_it_fails(at: tuple[str, str]) -> None:
+    done = generate(*at, "--json", stdin=b"word " * 5000)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
+    assert done.stderr.splitlines()[-1].startswith(b"uma: error: ")
+
+
+def test_stats_are_told_on_standard_error(at: tuple[str, str]) -> None:
+    done = generate("hello", *at, "--stats", "--max-tokens", "6", "--ignore-eos", "--seed", "11")
+    said = done.stderr.decode()
+    for words in ("time to first token:", "tokens/s", "of them cached", "6 tokens, cut at the limit", "seed:"):
+        assert words in said
+    assert b"tokens/s" not in done.stdout
+
+
+def test_a_seed_makes_the_text_repeatable(at: tuple[str, str]) -> None:
+    first, second = (generate("hello", *at, "--seed", "5", "--max-tokens", "20").stdout for _ in range(2))
+    assert first == second
+
+
+def test_the_servers_warnings_are_told(at: tuple[str, str]) -> None:
+    done = generate("hello", *at, "--max-tokens", "100000", "--stop", "e")
+    assert "uma: warning: " in done.stderr.decode()
+
+
+@pytest.mark.parametrize("place", ["server", "here"])
+def test_ctrl_c_stops_it_with_130(place: str, at: tuple[str, str], server: ServerProcess, tiny: Path) -> None:
+    where = at if place == "server" else ("--local", "--model", str(tiny))
+    with started("hello", *where, "--ignore-eos", "--stats") as process:
+        assert read_some(process)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said.decode()
+    assert "tokens, stopped" in said.decode()
+    assert server.settled()["active_sequences"] == 0
+
+
+def test_ctrl_c_while_nobody_reads_the_output_stops_it_too(at: tuple[str, str], server: ServerProcess) -> None:
+    with started("hello", *at, "--ignore-eos", "--json") as process:
+        assert read_some(process)
+        until(server.metrics, lambda metrics: metrics["active_sequences"] == 0 or metrics["tokens_generated_total"] > 0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_sigterm_ends_it_with_143(at: tuple[str, str], server: ServerProcess) -> None:
+    with started("hello", *at, *LONG) as process:
+        assert read_some(process)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Traceback" not in said.decode()
+    assert server.settled()["active_sequences"] == 0
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_closed_pipe_ends_it_quietly(form: tuple[str, ...], at: tuple[str, str], server: ServerProcess) -> None:
+    with started("hello", *at, *LONG, *form) as process:
+        assert read_some(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert process.wait(60) == 141
+    assert len(said.splitlines()) == 1
+    assert NOTICE in said
+    assert server.settled()["active_sequences"] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_told_in_one_line(at: tuple[str, str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = generate("hello", *at, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == b"uma: error: No space left on device"
+
+
+def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:
+    with (tmp_path / "out.txt").open("wb") as file:
+        assert generate("hello", *at, "--max-tokens", "5", "--ignore-eos", stdout=file).returncode == 0
+    assert (tmp_path / "out.txt").read_text().endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("stdin", "code", "words"),
+    [
+        (b"", 2, "the prompt is empty"),
+        (b" \n\n", 2, "the prompt is empty"),
+        (b"a\xff", 2, "not UTF-8 from byte 2 on"),
+        (b"a\0b", 2, "NUL"),
+        (b"word " * 5000, 1, "tokens"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
+    stdin: bytes, code: int, words: str, at: tuple[str, str]
+) -> None:
+    done = generate(*at, stdin=stdin)
+    assert done.returncode == code
+    assert done.stdout == b""
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("uma: error: ")
+    assert words in last
+    assert "Traceback" not in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--model", "/nowhere/model.gguf", "--local"), 1, "/nowhere/model.gguf: no such file"),
+        (("--model", "/dev/null", "--local"), 1, "/dev/null"),
+        (("--config", "/nowhere.toml"), 2, "/nowhere.toml: cannot be read"),
+        (("--raw", "--system", "x"), 2, "--system needs the chat template"),
+        (("--socket", "/" + "x" * 200), 1, "x" * 200),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = generate("hello", *arguments)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.decode().startswith("uma: error: ")
+    assert words in done.stderr.decode()
+
+
+def test_a_socket_that_is_not_ours_to_use_is_an_error_and_not_a_reason_to_load_the_model(socket_dir: Path) -> None:
+    path = socket_dir / "other.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        process = subprocess.Popen(
+            uma_command("generate", "hello", "--socket", str(path)), stderr=subprocess.PIPE, env=clean_environ()
+        )
+        with process:
+            conversation, _ = other.accept()
+            with conversation:
+                conversation.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert str(path) in said.decode()
+    assert len(said.splitlines()) == 1
+
+
+def test_tracebacks_are_for_those_who_ask() -> None:
+    done = generate("hello", "--local", "--model", "/nowhere", UMA_DEBUG="1")
+    assert "Traceback" in done.stderr.decode()
+    assert done.stderr.decode().splitlines()[-1].startswith("uma: error: /nowhere: ")
+
+
+def test_on_a_terminal_the_shells_prompt_begins_on_a_line_of_its_own(at: tuple[str, str]) -> None:
+    command = uma_command("generate", "hello", *at, "--max-tokens", "4", "--ignore-eos")
+    with Terminal(command, clean_environ()) as terminal:
+        assert terminal.wait() == 0
+        assert terminal.raw.endswith(b"\n")
+
+
+def test_ctrl_c_on_a_terminal_leaves_the_line(at: tuple[str, str]) -> None:
+    with Terminal(uma_command("generate", "hello", *at, *LONG), clean_environ()) as terminal:
+        terminal.wait_until(lambda: len(terminal.text.split()) > 30, "some text")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert terminal.raw.endswith(b"\n")
+        assert "Traceback" not in terminal.text
+
+
+def test_a_prompt_typed_on_a_terminal_ends_with_ctrl_d(at: tuple[str, str]) -> None:
+    with Terminal(uma_command("generate", *at, "--max-tokens", "4"), clean_environ()) as terminal:
+        terminal.wait_for("Ctrl-D on a line of its own ends it")
+        terminal.type("hello\r\x04")
+        assert terminal.wait() == 0
