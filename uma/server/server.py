@@ -97,9 +97,9 @@ class Server:
                 log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
                 await trio.sleep(RETRY_ACCEPT_SEC)
                 continue
-            nursery.start_soon(self._host, sock)
+            self._admit(sock, nursery)
 
-    async def _host(self, sock: socket.socket, refusal: UmaError | None = None) -> None:
+    def _admit(self, sock: socket.socket, nursery: trio.Nursery, refusal: UmaError | None = None) -> None:
         limit = self.config.max_sessions
         if refusal is None and len(self._connections) >= limit:
             refusal = TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)")
@@ -108,8 +108,11 @@ class Server:
             sock.close()  # a flood: even saying no costs a file descriptor
             return
         connection = self._connection(sock)
-        self._note_opened(connection, refusal)
         hosted.add(connection)
+        self._note_opened(connection, refusal)
+        nursery.start_soon(self._host, connection, hosted, refusal)
+
+    async def _host(self, connection: Connection, hosted: set[Connection], refusal: UmaError | None) -> None:
         try:
             await connection.run(refusal)
         except Exception:
@@ -139,10 +142,9 @@ class Server:
                 sock, _ = listener.accept()
             except OSError:
                 return
-            nursery.start_soon(self._host, sock, ShuttingDown("the server is stopping; start it again with `uma run`"))
+            self._admit(sock, nursery, ShuttingDown("the server is stopping; start it again with `uma run`"))
 
     async def _drain(self) -> None:
-        await trio.lowlevel.checkpoint()  # those who were let in a moment ago get to begin
         log(logger, logging.INFO, "server.draining", sessions=len(self._connections))
         self.engine.begin_drain()
         for connection in self._connections:
