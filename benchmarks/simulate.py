@@ -334,7 +334,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 def simulate(machine: Machine, make: Callable[[Targets], Policy], name: str, load: Load10k) -> Outcome:
     """One run."""
-    targets = Targets(tick_budget_ms=80.0, batch_tokens=2048, start_chunk_tokens=64)
+    targets = Targets(tick_budget_ms=80.0, batch_tokens=2048, start_chunk_tokens=64, solo_tokens=512)
     simulation = Simulation(machine, make(targets), targets, refuses=name == "uma")
     sessions = load.make(machine)
     simulation.run(sessions)

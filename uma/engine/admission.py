@@ -44,6 +44,9 @@ class WaitingRoom:
         self._members.pop(sequence.row.key, None)
         self._followers.pop(sequence.row.key, None)
 
+    def __len__(self) -> int:
+        return len(self._members) - len(self._followers)
+
     def next(self, active: Mapping[int, Sequence]) -> Sequence | None:
         """The sequence that begins now, no longer waiting; None if none may. Ask again after starting it."""
         self._release_followers(active)
@@ -93,6 +96,6 @@ class WaitingRoom:
     def _release_followers(self, active: Mapping[int, Sequence]) -> None:
         for key, (leader_key, length) in list(self._followers.items()):
             leader = active.get(leader_key)
-            if leader is None or leader.computed >= length:
+            if leader is None or leader.row.is_paused or leader.computed >= length:
                 del self._followers[key]
                 self._push(self._members[key])

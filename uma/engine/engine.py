@@ -139,7 +139,9 @@ class Engine:
         self.worker_ended: outcome.Outcome[None] = outcome.Value(None)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Most tokens, prompt and output together, of one request."""
-        self._scheduler = Scheduler(Targets(config.tick_budget_ms, context.n_batch, config.start_target_tokens))
+        self._scheduler = Scheduler(
+            Targets(config.tick_budget_ms, context.n_batch, config.start_target_tokens, context.n_ubatch)
+        )
         self._max_running = min(config.max_sequences, context.n_seq_max)
         self.worker = DecodeWorker(
             context,

@@ -21,7 +21,7 @@ LEAST_SHARED_TOKENS = 8
 """A common prefix shorter than this is computed again: it costs less than keeping track."""
 WORTH_RESTORING_TOKENS = 48
 """A snapshot is restored if it saves at least this many tokens more than the cells do."""
-MOST_STALL_BYTES = 64 * 2**20
+MOST_STALL_BYTES = 16 * 2**20
 """While someone decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
 
 

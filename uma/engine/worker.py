@@ -78,6 +78,8 @@ class DecodeWorker:
         self._is_stopping = False
         self._active: dict[int, Sequence] = {}
         self._waiting = WaitingRoom(pool, max_active, scheduler.cost)
+        self._parked: set[int] = set()
+        """Keys of those whose reader is behind and who gave their place to others meanwhile."""
         self._sequences: dict[int, Sequence] = {}
         self._deliveries: list[Delivery] = []
 
@@ -151,6 +153,9 @@ class DecodeWorker:
         if sequence is not None:
             sequence.credits += events
             sequence.row.is_paused = sequence.credits <= 0
+            if key in self._parked and not sequence.row.is_paused:
+                self._parked.remove(key)
+                self._waiting.add(sequence)
 
     def _on_stop(self) -> None:
         self._is_stopping = True
@@ -160,8 +165,7 @@ class DecodeWorker:
     def _tick(self) -> bool:
         """Compute one batch; False if there was nothing to compute."""
         began = now_ms()
-        while (sequence := self._waiting.next(self._active)) is not None:
-            self._start(sequence, began)
+        self._admit(began)
         state = self._state()
         plan = self._scheduler.plan(state, began)
         for key in plan.preempt:
@@ -177,6 +181,20 @@ class DecodeWorker:
         self._flush()
         self._metrics.outside_decode_ms_total += now_ms() - began - self._metrics.decode_ms_last
         return True
+
+    def _admit(self, now: float) -> None:
+        """Begin whoever may begin; who waits for a slow reader gives up the place that somebody else needs."""
+        while True:
+            sequence = self._waiting.next(self._active)
+            if sequence is not None:
+                self._start(sequence, now)
+                continue
+            idle = [each for each in self._active.values() if each.row.is_paused] if len(self._waiting) else []
+            if not idle:
+                return
+            victim = max(idle, key=lambda each: each.row.key)
+            self._take_place(victim, now)
+            self._parked.add(victim.row.key)
 
     def _state(self) -> State:
         decoding: list[PolicyRow] = []
@@ -212,14 +230,18 @@ class DecodeWorker:
 
         Its reader sees a pause, and then exactly the tokens it would have seen.
         """
+        self._take_place(sequence, now)
+        self._waiting.add(sequence)
+
+    def _take_place(self, sequence: Sequence, now: float) -> None:
+        """Take what an active sequence holds, with a snapshot of it where that is worth it."""
         assert sequence.holding is not None
-        self._pool.save(sequence.holding, now)
         self._metrics.preemptions_total += 1
+        self._pool.save(sequence.holding, now)
         self._pool.release(sequence.holding, now, keep=False)
         sequence.holding, sequence.computed = None, 0
         sequence.update_row()
         del self._active[sequence.row.key]
-        self._waiting.add(sequence)
         if self._trace:
             self._trace(f"preempt key={sequence.row.key} tokens={len(sequence.tokens)}")
 
@@ -410,6 +432,7 @@ class DecodeWorker:
         key = sequence.row.key
         del self._sequences[key]
         self._active.pop(key, None)
+        self._parked.discard(key)
         self._waiting.discard(sequence)
         if sequence.holding is not None:
             if isinstance(event, Finished) and not self._pool.shares:

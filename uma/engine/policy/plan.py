@@ -107,10 +107,10 @@ class Scheduler:
         return tuple(chosen)
 
     def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
-        """Prefill tokens that fit the tick's time: with nobody decoding, as many as a batch holds."""
-        wanted = sum(row.remaining for row in waiting)
+        """Prefill tokens that fit the tick's time: with nobody decoding, as many as are computed at once."""
         if not decode:
-            return wanted
+            return self.targets.solo_tokens
+        wanted = sum(row.remaining for row in waiting)
         if not self.cost.knows_prefill:
             return self.targets.start_chunk_tokens
         budget_ms = min(self.targets.tick_budget_ms, *(row.target_tbt_ms for row in decode))

@@ -39,6 +39,9 @@ class Targets:
     """Most tokens of one batch."""
     start_chunk_tokens: int
     """Prefill chunk while nothing is known of this machine."""
+    solo_tokens: int = 512
+    """Prefill tokens of one batch while nobody decodes: as many as are computed at once. More would be no faster, and
+    whoever comes next would wait for all of it."""
 
 
 @attrs.define(slots=True)

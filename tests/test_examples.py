@@ -1,0 +1,51 @@
+"""The examples run as a user would run them: as scripts, on the built-in model and on a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import PATIENCE_SEC, ServerProcess
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run_example(name: str, *args: str) -> str:
+    """Standard output of a script that must succeed."""
+    environment = {**os.environ, "UMA_THREADS": "1", "UMA_THREADS_BATCH": "1"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *args],
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_SEC,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_batch_job_answers_every_line_in_its_place(tmp_path: Path) -> None:
+    prompts = ["Once upon a time, a fox", "x" * 400_000, "Tell me a story about an owl"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    run_example("batch_file.py", str(tmp_path / "prompts.txt"), str(tmp_path / "results.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["prompt"] for row in rows] == prompts
+    assert [row["error"] is None for row in rows] == [True, False, True]
+    assert all(row["text"] for row in rows if row["error"] is None)
+    assert "context" in rows[1]["error"]
+
+
+def test_the_race_has_a_winner_in_process() -> None:
+    assert " won:\n" in run_example("race.py")
+
+
+def test_the_race_is_the_same_code_on_a_server_and_leaves_nothing_behind(server: ServerProcess) -> None:
+    assert " won:\n" in run_example("race.py", str(server.socket))
+
+
+def test_the_plain_client_streams_the_answer(server: ServerProcess) -> None:
+    assert len(run_example("plain_client.py", str(server.socket), "Once upon a time,").strip()) > 20

@@ -1,0 +1,47 @@
+"""README is true: its Python runs, and its table of commands is the command line's own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import PATIENCE_SEC
+from uma.cli.parser import build_parser
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_every_python_snippet_runs_and_prints(snippet: str) -> None:
+    code = snippet.replace('"model.gguf"', '"builtin", threads=1, threads_batch=1').replace("model=", "model=", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=3 * PATIENCE_SEC, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 20
+
+
+def test_the_table_names_every_command_and_no_other() -> None:
+    named = set(re.findall(r"^\| `uma (\w+)` \|", README, re.MULTILINE))
+    subparsers = next(action for action in build_parser()._actions if action.choices)
+    assert named == set(subparsers.choices or ())
+
+
+def test_every_option_named_exists() -> None:
+    parser = build_parser()
+    subparsers = next(action for action in parser._actions if action.choices)
+    known = {option for each in dict(subparsers.choices or {}).values() for option in each._option_string_actions}
+    # The options of commands that are not UMA's own begin their lines with that command.
+    named = set(re.findall(r"(?<=`)(--[a-z-]+)|(?<=uma run )(--[a-z-]+)", README))
+    assert {option for pair in named for option in pair if option} <= known | set(parser._option_string_actions)
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
