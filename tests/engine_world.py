@@ -1,0 +1,101 @@
+"""What tests of the engine share: small requests, whole answers, and a wait for the engine to have nothing left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from uma import Request, RuntimeConfig, SamplingParams
+from uma.engine import Engine
+from uma.types import Finished, Source, Token
+
+PATIENCE_SEC = 60.0
+"""How long anything may take before the test gives up; never how long anything is expected to take."""
+
+
+def config_for(model: Path, **settings: Any) -> RuntimeConfig:
+    """Settings for a tiny model: more than one thread only makes its steps wait for each other."""
+    plain: dict[str, Any] = {"model": str(model), "threads": 1, "threads_batch": 1, "n_gpu_layers": 0, "n_ctx": 2_048}
+    return RuntimeConfig(**(plain | settings))
+
+
+def tokens_for(seed: int, count: int) -> tuple[int, ...]:
+    """Some prompt of letters, another for each seed."""
+    return tuple(random.Random(seed).choices(range(97, 123), k=count))
+
+
+def ask(
+    prompt: str | Sequence[int] = "Once upon a time",
+    max_tokens: int | None = 16,
+    *,
+    id: str = "a",
+    priority: Any = 0,
+    stream: bool = True,
+    **sampling: Any,
+) -> Request:
+    """A greedy request that runs to `max_tokens`, unless `sampling` says otherwise."""
+    given: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
+    params = SamplingParams(max_tokens=max_tokens, **({"ignore_eos": True} | sampling))
+    return Request(id=id, sampling=params, priority=priority, stream=stream, **given)
+
+
+@attrs.frozen
+class Answer:
+    """Everything a reader was given."""
+
+    tokens: tuple[Token, ...]
+    finished: Finished
+
+    @property
+    def text(self) -> str:
+        """The joined text."""
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens' ids."""
+        return tuple(token.token_id for token in self.tokens)
+
+
+async def answer(source: Source, request: Request) -> Answer:
+    """Read a request to its end."""
+    tokens: list[Token] = []
+    with trio.fail_after(PATIENCE_SEC):
+        async with source.generate(request) as stream:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    return Answer(tuple(tokens), event)
+                tokens.append(event)
+    raise AssertionError("the stream ended without its last event")
+
+
+async def answers(source: Source, requests: Sequence[Request]) -> list[Answer]:
+    """Read several requests at once."""
+    found: dict[int, Answer] = {}
+
+    async def read(index: int, request: Request) -> None:
+        found[index] = await answer(source, request)
+
+    async with trio.open_nursery() as nursery:
+        for index, request in enumerate(requests):
+            nursery.start_soon(read, index, request)
+    return [found[index] for index in range(len(requests))]
+
+
+async def alone(source: Source, requests: Sequence[Request]) -> list[Answer]:
+    """Read several requests one after the other."""
+    return [await answer(source, request) for request in requests]
+
+
+async def settled(engine: Engine) -> dict[str, Any]:
+    """The metrics once all that was asked of the engine until now has reached its thread."""
+    # A probe goes the same way as everything before it, and its answer comes from a whole tick after that.
+    with trio.fail_after(PATIENCE_SEC):
+        health = await engine.health()
+    assert health.tokens_generated == 1
+    return engine.snapshot()
