@@ -309,7 +309,8 @@ def judge(name: str, machine: Machine, utilization: float, sessions: list[Sessio
         attained[lane] = sum(met) / max(1, len(met))
         ttft[lane] = _percentile([_ttft(each) for each in group], 0.95)
     shares = [_alone_ms(each, machine) / max(1e-9, (each.done_ms or 0) - each.row.arrived_ms) for each in finished]
-    gaps = [each.worst_gap_ms for each in finished if each.generated > 1]
+    # Background streams are meant to pause while others are at risk: their gaps say nothing.
+    gaps = [each.worst_gap_ms for each in finished if each.generated > 1 and each.row.lane >= 0]
     tokens = sum(each.generated + each.row.prompt_tokens for each in finished)
     refused = sum(each.is_refused for each in sessions)
     seconds = end_ms / 1000

@@ -11,6 +11,8 @@ from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
+AT_RISK = 0.3
+"""Of its target, the spare time below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
 """Prefill that runs at all runs at least this many tokens, or a whole prompt of fewer."""
 
@@ -81,14 +83,23 @@ class Scheduler:
         """All but the background rows that would make an interactive stream late."""
         if len(rows) > self.targets.batch_tokens:
             rows = sorted(rows, key=lambda row: row.last_token_ms)[: self.targets.batch_tokens]
-        urgent = [row for row in rows if row.lane > 0]
-        if not urgent or len(urgent) == len(rows):
-            return rows, 0
-        target = min(row.target_tbt_ms for row in urgent)
-        if self.cost.decode_ms(len(rows), state.used_cells) <= target:
+        background = [row for row in rows if row.lane < 0]
+        if not background or not self._is_interactive_at_risk(rows, state, now_ms):
             return rows, 0
         chosen = [row for row in rows if row.lane >= 0 or now_ms - row.last_token_ms >= BACKGROUND_STARVES_MS]
         return chosen, len(rows) - len(chosen)
+
+    def _is_interactive_at_risk(self, rows: list[Row], state: State, now_ms: float) -> bool:
+        """Whether decoding all of `rows` would make an interactive stream late, or its first token."""
+        tick_ms = self.cost.decode_ms(len(rows), state.used_cells)
+        if any(row.lane > 0 and tick_ms > row.target_tbt_ms for row in rows):
+            return True
+        for row in state.prefilling:
+            if row.lane > 0 and row.target_ttft_ms is not None and not row.is_paused:
+                needed_ms = self.cost.prefill_ms(row.remaining, state.used_cells)
+                if now_ms + needed_ms > row.due_ms - AT_RISK * row.target_ttft_ms:
+                    return True
+        return False
 
     def _choose_prefill(
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
