@@ -20,6 +20,7 @@ import outcome
 import trio
 
 from uma.config import RuntimeConfig
+from uma.constraints import show
 from uma.engine import Engine, open_engine
 from uma.errors import BadRequest, UmaError
 from uma.types import Finished, FinishReason, Message, Request, RequestMetrics, SamplingParams, ServerInfo, Usage
@@ -45,6 +46,7 @@ class RequestOutput:
     """One prompt's result. Where `error` is set the request failed, and the completion is empty."""
 
     prompt: str | tuple[Message, ...] | None
+    """As it was asked; of a conversation that failed, the messages as they were given."""
     outputs: tuple[Completion]
     error: UmaError | None = None
     usage: Usage | None = None
@@ -103,10 +105,7 @@ class LLM:
         """
         single = bool(conversations) and isinstance(conversations[0], Message | dict)
         every: Any = [conversations] if single else conversations
-        asked = []
-        for conversation in every:
-            messages = tuple(each if isinstance(each, Message) else Message(**each) for each in conversation)
-            asked.append((messages, {"messages": messages}))
+        asked = [(tuple(conversation), {"messages": conversation}) for conversation in every]
         return self._run(asked, sampling_params, progress)
 
     def close(self) -> None:
@@ -166,6 +165,9 @@ async def _generate_one(
     engine: Engine, request_id: str, prompt: Any, fields: dict[str, Any], sampling: SamplingParams
 ) -> RequestOutput:
     try:
+        if "messages" in fields:
+            prompt = tuple(map(_message, prompt))
+            fields = {"messages": prompt}
         request = Request(id=request_id, sampling=sampling, stream=False, **fields)
         async with engine.generate(request) as stream:
             async for event in stream:
@@ -179,6 +181,15 @@ async def _generate_one(
     except UmaError as error:
         return _failed(prompt, error)
     raise AssertionError("a stream ended without its last event")
+
+
+def _message(given: Message | dict[str, str]) -> Message:
+    """A turn of a conversation. Raises `ValueError` for what is none: one bad conversation must not cost the others."""
+    if isinstance(given, Message):
+        return given
+    if not isinstance(given, dict) or given.keys() != {"role", "content"}:
+        raise ValueError(f"messages: expected a Message, or a dict of role and content, not {show(given)}")
+    return Message(**given)
 
 
 def _failed(prompt: Any, error: UmaError) -> RequestOutput:
