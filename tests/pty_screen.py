@@ -44,7 +44,7 @@ class Terminal:
         *,
         columns: int = 80,
         lines: int = 24,
-        cwd: str = "/",
+        cwd: str | None = None,
     ) -> None:
         self._screen = pyte.HistoryScreen(columns, lines, history=5000, ratio=0.5)
         self._screen.write_process_input = self.type

@@ -32,16 +32,16 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
     sampling = sampling_of(options)
-    conversation = Conversation.load(Path(options.load)) if options.load is not None else Conversation()
+    file = Path(options.load).expanduser() if options.load is not None else None
+    conversation = Conversation.load(file) if file is not None else Conversation()
     if options.system is not None:
         conversation.system = options.system
-    return run(partial(_chat, options, loaded, sampling, conversation))
+    chat = partial(Chat, conversation=conversation, sampling=sampling, last_file=file)
+    return run(partial(_chat, options, loaded, chat))
 
 
-async def _chat(
-    options: argparse.Namespace, loaded: Loaded, sampling: SamplingParams, conversation: Conversation, on: Interrupts
-) -> int:
-    chat = Chat(standard_view(COMMANDS), conversation, sampling, on)
+async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
+    chat = begin(view=standard_view(COMMANDS), interrupts=interrupts)
     question: str | None = None
     while True:
         try:
@@ -70,6 +70,7 @@ class Chat:
     info: ServerInfo | None = None
     last: Finished | None = None
     last_file: Path | None = None
+    """Where `/save` writes when no name is given."""
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False
