@@ -43,6 +43,8 @@ class KvPool:
     def __init__(self, context: Context, store: SnapshotStore, *, shares: bool, cache_cells: int) -> None:
         self._context = context
         self._is_unified = context.params.kv_unified
+        self.in_id_order = not self._is_unified
+        """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
         self._cache_cells = cache_cells
         self._free_ids = list(range(context.n_seq_max))
         self.shares = shares
@@ -203,15 +205,21 @@ class KvPool:
         return holding
 
     def _take_id(self, keep: Node | None) -> int | None:
-        """A free id, if need be that of the cache unused longest; never one that alone holds `keep`."""
-        if not self._free_ids:
-            needed = self._holder(keep)
-            spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]
-            if not spare:
-                return None
-            oldest = min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at)
-            self._save_before_drop(oldest)
-            self.tree.drop(oldest)
+        """A free id, if need be that of the cache unused longest; never one that alone holds `keep`.
+
+        With split KV it is the lowest that can be had: llama.cpp computes only neighbouring ids together, so those in
+        use must lie close.
+        """
+        needed = self._holder(keep)
+        spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]
+        lowest = min(spare, default=PLENTY)
+        if self._free_ids and (self._is_unified or self._free_ids[0] < lowest):
+            return heapq.heappop(self._free_ids)
+        if not spare:
+            return None
+        oldest = min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at) if self._is_unified else lowest
+        self._save_before_drop(oldest)
+        self.tree.drop(oldest)
         return heapq.heappop(self._free_ids)
 
     def _holder(self, node: Node | None) -> int | None:

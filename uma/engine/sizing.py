@@ -19,7 +19,9 @@ MOST_SEQUENCE_IDS = 256
 POOL_SEQUENCES = 8
 """Without `--n-ctx`: room for this many sequences of the model's full context,"""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
-"""but from 8,192 tokens (or one full context) to 32,768,"""
+"""but from 8,192 tokens to 32,768;"""
+MOST_STREAM_TOKENS = 4_096
+"""with split KV this many for each sequence,"""
 MEMORY_SHARE = 4
 """and at most a quarter of the memory that is free."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
@@ -29,15 +31,18 @@ RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
-    unified = config.kv_unified != "off"
-    n_ctx = config.n_ctx or _pool_tokens(model, config)
+    streams = config.max_sequences + 1
+    # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
+    # nothing is lost by it, and `auto` takes it.
+    unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
+    n_ctx = config.n_ctx or _pool_tokens(model, config, 0 if unified else streams)
     has_cells = model.memory in ("attention", "sliding-window")
     return ContextParams(
         n_ctx=n_ctx,
         n_batch=min(config.n_batch, n_ctx),
         n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
         # Ids cost nothing in one buffer of cells; a recurrent state, or a buffer of its own, costs each its size.
-        n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else config.max_sequences + 1,
+        n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else streams,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
         kv_unified=unified,
@@ -49,9 +54,11 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     )
 
 
-def _pool_tokens(model: Model, config: RuntimeConfig) -> int:
-    wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), MOST_POOL_TOKENS)
-    wanted = max(wanted, min(model.n_ctx_train, MOST_POOL_TOKENS))
+def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:
+    if streams:
+        wanted = streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
+    else:
+        wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), MOST_POOL_TOKENS)
     cell_bytes = model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
     affordable = _free_memory_bytes() // MEMORY_SHARE // max(cell_bytes, 1)
     if affordable < 512:

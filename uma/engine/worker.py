@@ -249,6 +249,9 @@ class DecodeWorker:
         """Run the plan's batch, made smaller where llama.cpp finds no room; returns the rows that have logits."""
         decode = [self._active[key] for key in plan.decode]
         prefill = [(self._active[key], count) for key, count in plan.prefill]
+        if self._pool.in_id_order:
+            decode.sort(key=lambda each: each.holding.seq_id if each.holding else 0)
+            prefill.sort(key=lambda each: each[0].holding.seq_id if each[0].holding else 0)
         while decode or prefill:
             self._pool.make_room(len(decode) + sum(count for _, count in prefill))
             rows = self._build(decode, prefill)
