@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -70,13 +71,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.fresh:
             for scenario in wanted:
                 store.forget(scenario.name)
-        trio.run(_run, console, store, bench, wanted, args.rounds or bench.pick(3, 1))
+        trio.run(_run_until_terminated, console, store, bench, wanted, args.rounds or bench.pick(3, 1))
     results = Results.of(store)
     results.show(console)
     results.write(args.out, "quick" if args.quick else "results")
     if args.publish:
         publish(Path(__file__).parent / "README.md", results.page(store.machine))
     return 0
+
+
+async def _run_until_terminated(
+    console: Console, store: Store, bench: Bench, wanted: list[Scenario], rounds: int
+) -> None:
+    # Whoever ends this command must not leave its servers behind; Ctrl-C unwinds by itself.
+    async with trio.open_nursery() as nursery:
+
+        async def end_on_sigterm() -> None:
+            with trio.open_signal_receiver(signal.SIGTERM) as signals:
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
+
+        nursery.start_soon(end_on_sigterm)
+        await _run(console, store, bench, wanted, rounds)
+        nursery.cancel_scope.cancel()
 
 
 async def _run(console: Console, store: Store, bench: Bench, wanted: list[Scenario], rounds: int) -> None:

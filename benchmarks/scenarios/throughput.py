@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
-
-import trio
 
 from benchmarks.load import burst, warm_up
 from benchmarks.measure import CpuMeter, Measures, latency, throughput
@@ -83,8 +80,7 @@ def raw_measures(result: Result, streams: int) -> Measures:
 
 async def _batched_bench(bench: Bench, counts: tuple[int, ...], emit: Emit) -> None:
     for layout in LAYOUTS:
-        run = partial(
-            batched_bench,
+        lines = await batched_bench(
             bench.model,
             streams=counts,
             prompt=PROMPT,
@@ -92,7 +88,6 @@ async def _batched_bench(bench: Bench, counts: tuple[int, ...], emit: Emit) -> N
             layout=layout,
             threads=bench.threads,
         )
-        lines = await trio.to_thread.run_sync(run)
         for line in lines:
             case = f"{line.streams} streams" if line.streams > 1 else "1 stream"
             # It times prefill and decode apart; joined here, for the others' figures have both in them.

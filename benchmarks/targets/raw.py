@@ -30,7 +30,7 @@ class Raw:
     async def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Result:
         """Read these prompts together and generate `max_tokens` in each."""
         job = Job([list(prompt) for prompt in prompts], max_tokens)
-        return await trio.to_thread.run_sync(self._run, job)
+        return await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True)
 
     def _run(self, job: Job) -> Result:
         assert self.popen.stdin is not None
@@ -55,7 +55,7 @@ async def raw(model: BenchModel, *, streams: int, n_ctx: int, layout: str, threa
     popen = _spawn(command)
     try:
         target = Raw(f"raw {layout}", popen)
-        await trio.to_thread.run_sync(target.read)
+        await trio.to_thread.run_sync(target.read, abandon_on_cancel=True)
         yield target
     finally:
         popen.kill()
