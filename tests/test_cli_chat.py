@@ -20,7 +20,7 @@ from uma.cli.conversation import ChatFileError, Conversation
 from uma.types import Message
 
 LONG = ("--ignore-eos",)
-SHORT = ("--max-tokens", "12")
+SHORT = ("--ignore-eos", "--max-tokens", "12")
 
 
 def environ_of(home: Path, **more: str) -> dict[str, str]:

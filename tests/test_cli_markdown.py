@@ -35,10 +35,11 @@ The *end*.
 """
 
 
-class Screen:
+class Screen(io.StringIO):
     """A terminal that a `LiveMarkdown` draws on."""
 
     def __init__(self, columns: int, lines: int) -> None:
+        super().__init__()
         self.emulated = pyte.HistoryScreen(columns, lines, history=5000, ratio=0.5)
         self.stream = pyte.Stream(self.emulated)
         self.console = Console(
@@ -54,9 +55,6 @@ class Screen:
     def write(self, out: str) -> int:
         self.stream.feed(out)
         return len(out)
-
-    def flush(self) -> None:
-        """Everything is there at once."""
 
     def resize(self, columns: int, lines: int) -> None:
         self.emulated.resize(lines, columns)
