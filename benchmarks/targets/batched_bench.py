@@ -25,7 +25,8 @@ async def batched_bench(
     model: BenchModel, *, streams: Sequence[int], prompt: int, generated: int, layout: str, threads: int
 ) -> list[BatchedBench]:
     """Run it once for all numbers of streams. Cancelled, it is ended. Raises `subprocess.CalledProcessError`."""
-    cells = max(streams) * (prompt + generated)
+    # Buffers of one stream are multiples of 256 cells; it also needs room for its warm-up.
+    cells = max(streams) * ((prompt + generated + 255) // 256 * 256)
     command = [str(peer_binary("llama-batched-bench")), "--model", str(model.path), "--threads", str(threads)]
     command += ["-c", str(cells), "-npp", str(prompt), "-ntg", str(generated), "-npl", ",".join(map(str, streams))]
     command += ["--output-format", "jsonl", *(["--kv-unified"] if layout == "unified" else [])]
