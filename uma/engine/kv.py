@@ -149,10 +149,23 @@ class KvPool:
     def save_cached(self) -> bool:
         """For idle times: take a snapshot of one cached sequence that has none; False if there is nothing to do."""
         for seq_id, node in self.tree.cached.items():
-            if self.store.accepts(tokens := node.whole()):
-                self.store.add(Snapshot(tokens, self._context.state_get(seq_id), node.reuses, node.used_at))
-                return self.store.covers(tokens)
+            # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
+            if self.store.accepts(tokens := node.whole()) and self.store.has_place_for(
+                self._context.state_size(seq_id), len(tokens), node.reuses, node.used_at
+            ):
+                self.store.add(self._snapshot_of(seq_id, tokens))
+                return True
         return False
+
+    def save_all_cached(self) -> None:
+        """For the end: give a snapshot of everything cached to whoever listens to the store."""
+        for seq_id, node in self.tree.cached.items():
+            if self.store.accepts(tokens := node.whole()):
+                self.store.add(self._snapshot_of(seq_id, tokens))
+
+    def _snapshot_of(self, seq_id: int, tokens: array[int]) -> Snapshot:
+        node = self.tree.cached[seq_id]
+        return Snapshot(tokens, self._context.state_get(seq_id), node.reuses, node.used_at)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
@@ -178,7 +191,7 @@ class KvPool:
         if node.end * self._bytes_per_token > MOST_STALL_BYTES and self.someone_decodes:
             return
         if self.store.accepts(tokens := node.whole()):
-            self.store.add(Snapshot(tokens, self._context.state_get(seq_id), node.reuses, node.used_at))
+            self.store.add(self._snapshot_of(seq_id, tokens))
 
     @property
     def _bytes_per_token(self) -> int:

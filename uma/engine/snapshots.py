@@ -31,12 +31,20 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         """What it counts for: its data and its tokens."""
-        return len(self.data) + 4 * len(self.tokens)
+        return _size(len(self.data), len(self.tokens))
 
     @property
-    def worth(self) -> float:
-        """Tokens it is likely to save."""
-        return len(self.tokens) * (1.0 + self.reuses)
+    def worth(self) -> tuple[float, float]:
+        """Tokens it is likely to save; among equals the one used later is worth more."""
+        return _worth(len(self.tokens), self.reuses, self.used_ms)
+
+
+def _size(data_bytes: int, n_tokens: int) -> int:
+    return data_bytes + 4 * n_tokens
+
+
+def _worth(n_tokens: int, reuses: int, used_ms: float) -> tuple[float, float]:
+    return n_tokens * (1.0 + reuses), used_ms
 
 
 class SnapshotStore:
@@ -89,6 +97,12 @@ class SnapshotStore:
         """Whether a snapshot of `tokens` would be worth taking."""
         return self.is_enabled and len(tokens) >= LEAST_TOKENS and not self.covers(tokens)
 
+    def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
+        """Whether a snapshot like this could be kept without giving up any that is worth more."""
+        limit = _worth(n_tokens, reuses, used_ms)
+        kept = sum(each.size_bytes for each in self._snapshots if each.worth >= limit)
+        return kept + _size(data_bytes, n_tokens) <= self._capacity_bytes
+
     def add(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; those it covers go, and if need be those least worth."""
         if snapshot.size_bytes > self._capacity_bytes:
@@ -98,7 +112,7 @@ class SnapshotStore:
                 if common_length(each.tokens, snapshot.tokens) == len(each.tokens):
                     self._remove(each)
         while self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
-            self._remove(min(self._snapshots, key=lambda each: (each.worth, each.used_ms)))
+            self._remove(min(self._snapshots, key=lambda each: each.worth))
             self.evictions += 1
         self._snapshots.append(snapshot)
         self.size_bytes += snapshot.size_bytes

@@ -120,8 +120,7 @@ class DecodeWorker:
                 for sequence in list(self._sequences.values()):
                     self._end(sequence, ShuttingDown("the engine is stopping"))
                 if self._saves_at_end:
-                    while self._pool.save_cached():
-                        pass
+                    self._pool.save_all_cached()
                 self._flush()
 
     def _rest(self) -> None:

@@ -87,6 +87,8 @@ class ContextParams:
         struct.n_batch = self.n_batch
         struct.n_ubatch = self.n_ubatch
         struct.n_seq_max = self.n_seq_max
+        # llama.cpp makes room for an output of every sequence, and ends the process where this is less.
+        struct.n_outputs_max = max(self.n_batch, self.n_seq_max)
         struct.n_threads = self.n_threads or backend.core_count()
         struct.n_threads_batch = self.n_threads_batch or backend.core_count()
         struct.kv_unified = self.kv_unified
