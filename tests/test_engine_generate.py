@@ -153,9 +153,8 @@ async def test_without_a_seed_one_is_drawn_and_told_and_repeats_the_output(tiny:
      {"frequency_penalty": 1.0}, {"presence_penalty": 1.0}],
 )  # fmt: skip
 async def test_each_sampling_parameter_makes_a_difference(tiny: Path, sampling: dict[str, Any]) -> None:
-    base: dict[str, Any] = {"seed": 1} | (
-        {"temperature": 1.5} if set(sampling) & {"top_k", "top_p", "min_p", "temperature"} else {}
-    )
+    draws = sampling.keys() & {"top_k", "top_p", "min_p", "temperature"}
+    base: dict[str, Any] = {"seed": 1} | ({"temperature": 1.5} if draws else {})
     async with open_engine(config_for(tiny)) as engine:
         without, within = await alone(engine, [ask(**base, max_tokens=60), ask(**(base | sampling), max_tokens=60)])
     assert without.token_ids != within.token_ids
