@@ -141,31 +141,42 @@ class KvPool:
         return count
 
     def save(self, holding: Holding, now_ms: float) -> None:
-        """Keep a snapshot of what a running sequence has computed, if it is worth it."""
+        """Keep a snapshot of what a running sequence has computed, if it is worth it: it is sure to be used again."""
         tokens = holding.tip.whole()
-        if self.store.accepts(tokens):
+        if self.store.accepts(tokens, len(tokens), 1):
             self.store.add(Snapshot(tokens, self._context.state_get(holding.seq_id), 1, now_ms))
 
     def save_cached(self) -> bool:
         """For idle times: take a snapshot of one cached sequence that has none; False if there is nothing to do."""
         for seq_id, node in self.tree.cached.items():
             # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
-            if self.store.accepts(tokens := node.whole()) and self.store.has_place_for(
-                self._context.state_size(seq_id), len(tokens), node.reuses, node.used_at
+            if self._is_worth_saving(node) and self.store.has_place_for(
+                self._context.state_size(seq_id), node.end, node.reuses, node.used_at
             ):
-                self.store.add(self._snapshot_of(seq_id, tokens))
+                self.store.add(self._snapshot_of(seq_id))
                 return True
         return False
 
     def save_all_cached(self) -> None:
         """For the end: give a snapshot of everything cached to whoever listens to the store."""
         for seq_id, node in self.tree.cached.items():
-            if self.store.accepts(tokens := node.whole()):
-                self.store.add(self._snapshot_of(seq_id, tokens))
+            if self._is_worth_saving(node):
+                self.store.add(self._snapshot_of(seq_id))
 
-    def _snapshot_of(self, seq_id: int, tokens: array[int]) -> Snapshot:
+    def _is_worth_saving(self, node: Node) -> bool:
+        """Whether dropping a cached end would lose more than computing it again costs.
+
+        What stays in the cells for others is not lost: the part that counts begins where nobody else goes on.
+        """
+        start, reuses = node, node.reuses
+        while start.parent is not None and not start.parent.ids and len(start.parent.children) == 1:
+            start = start.parent
+            reuses = max(reuses, start.reuses)
+        return self.store.accepts(node.whole(), node.end - start.start, reuses)
+
+    def _snapshot_of(self, seq_id: int) -> Snapshot:
         node = self.tree.cached[seq_id]
-        return Snapshot(tokens, self._context.state_get(seq_id), node.reuses, node.used_at)
+        return Snapshot(node.whole(), self._context.state_get(seq_id), node.reuses, node.used_at)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
@@ -190,8 +201,8 @@ class KvPool:
         node = self.tree.cached[seq_id]
         if node.end * self._bytes_per_token > MOST_STALL_BYTES and self.someone_decodes:
             return
-        if self.store.accepts(tokens := node.whole()):
-            self.store.add(self._snapshot_of(seq_id, tokens))
+        if self._is_worth_saving(node):
+            self.store.add(self._snapshot_of(seq_id))
 
     @property
     def _bytes_per_token(self) -> int:

@@ -13,8 +13,10 @@ import attrs
 
 from uma.engine.prefix import common_length
 
-LEAST_TOKENS = 64
-"""A prefix shorter than this is computed again rather than kept."""
+LEAST_WORTH = 128.0
+"""Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
+UNUSED_REUSES = 0.25
+"""What a prefix counts that nobody has used again yet: a conversation may go on, but most prompts never return."""
 
 
 @attrs.define(eq=False)
@@ -44,7 +46,7 @@ def _size(data_bytes: int, n_tokens: int) -> int:
 
 
 def _worth(n_tokens: int, reuses: int, used_ms: float) -> tuple[float, float]:
-    return n_tokens * (1.0 + reuses), used_ms
+    return n_tokens * (reuses + UNUSED_REUSES), used_ms
 
 
 class SnapshotStore:
@@ -93,9 +95,10 @@ class SnapshotStore:
             return any(each.tokens == tokens for each in self._snapshots)
         return any(common_length(each.tokens, tokens) == len(tokens) for each in self._snapshots)
 
-    def accepts(self, tokens: array[int]) -> bool:
-        """Whether a snapshot of `tokens` would be worth taking."""
-        return self.is_enabled and len(tokens) >= LEAST_TOKENS and not self.covers(tokens)
+    def accepts(self, tokens: array[int], saves_tokens: int, reuses: int) -> bool:
+        """Whether a snapshot of `tokens` is worth taking, that would save `saves_tokens` as often as it was used."""
+        is_worth = saves_tokens * (reuses + UNUSED_REUSES) >= LEAST_WORTH
+        return self.is_enabled and is_worth and not self.covers(tokens)
 
     def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
         """Whether a snapshot like this could be kept without giving up any that is worth more."""

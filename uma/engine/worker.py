@@ -82,6 +82,7 @@ class DecodeWorker:
         """Keys of those whose reader is behind and who gave their place to others meanwhile."""
         self._sequences: dict[int, Sequence] = {}
         self._deliveries: list[Delivery] = []
+        self._decode_cpu_sec = 0.0
 
     def submit(self, sequence: Sequence) -> None:
         """Take on a request. Its stream is given events until a `Finished` or an error."""
@@ -164,6 +165,7 @@ class DecodeWorker:
     def _tick(self) -> bool:
         """Compute one batch; False if there was nothing to compute."""
         began = now_ms()
+        cpu_began, self._decode_cpu_sec = time.thread_time(), 0.0
         self._admit(began)
         state = self._state()
         plan = self._scheduler.plan(state, began)
@@ -178,6 +180,8 @@ class DecodeWorker:
             self._sample(rows, ended)
         self._update_gauges()
         self._flush()
+        cpu_sec = time.thread_time() - cpu_began - self._decode_cpu_sec
+        self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000
         self._metrics.outside_decode_ms_total += now_ms() - began - self._metrics.decode_ms_last
         return True
 
@@ -254,9 +258,10 @@ class DecodeWorker:
         while decode or prefill:
             self._pool.make_room(len(decode) + sum(count for _, count in prefill))
             rows = self._build(decode, prefill)
-            began = now_ms()
+            began, cpu_began = now_ms(), time.thread_time()
             code = self._context.decode(self._batch)
             took = now_ms() - began
+            self._decode_cpu_sec += time.thread_time() - cpu_began
             if code == DONE:
                 self._computed(decode, prefill, took)
                 return rows
