@@ -165,6 +165,14 @@ def test_a_stopped_server_leaves_nothing_behind(socket_dir: Path, tiny: Path) ->
     assert list(socket_dir.iterdir()) == []
 
 
+def test_a_signal_while_the_model_is_loaded_ends_it_too(socket_dir: Path) -> None:
+    server = start_server(socket_dir / "s", UMA_DEBUG="1")
+    server.log.wait_for("uma.llama")
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert list(socket_dir.iterdir()) == []
+
+
 def test_sighup_is_no_disaster(server: ServerProcess) -> None:
     mark = server.log.mark()
     server.signal(signal.SIGHUP)

@@ -87,7 +87,7 @@ def impatient(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server that waits for nobody."""
     from harness import short_directory
 
-    flags = ("--model", str(tiny), "--idle-timeout-sec", "0.3", "--max-tokens", "30000")
+    flags = ("--model", str(tiny), "--idle-timeout-sec", "0.2", "--max-tokens", "30000")
     with short_directory() as directory, running_server(directory / "s", *flags) as server:
         yield server
 
@@ -114,7 +114,7 @@ def test_half_a_frame_is_closed_on_even_while_something_runs(impatient: ServerPr
 def test_a_running_request_is_not_idle_and_the_clock_starts_when_it_ends(impatient: ServerProcess) -> None:
     with impatient.connect() as raw:
         raw.hello()
-        raw.send(ask("a", max_tokens=4_000))
+        raw.send(ask("a", max_tokens=2_000))
         assert raw.last_of("a")["reason"] == "length"
         assert codes(raw.rest()) == ["E_TIMEOUT_IDLE"]
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from uma.client.doorbell import Doorbell
+
 RECEIVE_BYTES = 65536
 """One read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there is."""
 
@@ -37,8 +39,7 @@ class Link:
     unsent_bytes: int = attrs.field(default=0, init=False)
     _pending: deque[bytes] = attrs.field(factory=deque, init=False)
     _is_dead: bool = attrs.field(default=False, init=False)
-    _is_idle: bool = attrs.field(default=False, init=False)
-    _work: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _work: Doorbell = attrs.field(factory=Doorbell, init=False)
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     @property
@@ -52,9 +53,7 @@ class Link:
             return
         self._pending.append(data)
         self.unsent_bytes += len(data)
-        if self._is_idle:
-            self._is_idle = False
-            self._work.unpark()
+        self._work.ring()
 
     async def room(self) -> None:
         """Where the bound is reached, wait until half of it is sent or the link is broken. Else no checkpoint."""
@@ -75,11 +74,9 @@ class Link:
                     continue
                 if is_done():
                     return
-                self._is_idle = True
-                await self._work.park()
+                await self._work.wait()
         finally:
             self._is_dead = True
-            self._is_idle = False
             self._pending.clear()
             self._room.unpark_all()
 

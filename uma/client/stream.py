@@ -13,6 +13,7 @@ from types import TracebackType
 import attrs
 import trio
 
+from uma.client.doorbell import Doorbell
 from uma.errors import UmaError
 from uma.types import Event, Finished
 
@@ -36,8 +37,8 @@ class Stream:
     """Whether the server has said its last word on it."""
     is_left: bool = attrs.field(default=False, init=False)
     """Whether the caller has left the block: late events are dropped."""
-    _arrived: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _taken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _arrived: Doorbell = attrs.field(factory=Doorbell, init=False)
+    _taken: Doorbell = attrs.field(factory=Doorbell, init=False)
     _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     async def __aenter__(self) -> Stream:
@@ -49,7 +50,7 @@ class Stream:
     ) -> None:
         self.is_left = True
         self._events.clear()
-        self._taken.unpark_all()
+        self._taken.ring()
         if not self.is_over:
             self._cancel(self)
 
@@ -69,10 +70,10 @@ class Stream:
                 raise self._error
             if self.is_over or self.is_left:
                 raise StopAsyncIteration
-            await self._arrived.park()
+            await self._arrived.wait()
         event = self._events.popleft()
-        if self._taken and len(self._events) <= BUFFER_EVENTS // 2:
-            self._taken.unpark_all()
+        if len(self._events) == BUFFER_EVENTS // 2:
+            self._taken.ring()
         return event
 
     @property
@@ -83,7 +84,7 @@ class Stream:
     async def room(self) -> None:
         """Wait until the caller has taken half of what there is, or has left."""
         while self.is_full:
-            await self._taken.park()
+            await self._taken.wait()
 
     async def ended(self) -> None:
         """Wait for the server's last word."""
@@ -96,7 +97,7 @@ class Stream:
             self._end()
         if not self.is_left:
             self._events.append(event)
-            self._arrived.unpark()
+            self._arrived.ring()
 
     def fail(self, error: UmaError) -> None:
         """End it with an error, which the caller sees after the events that came before."""
@@ -106,4 +107,4 @@ class Stream:
     def _end(self) -> None:
         self.is_over = True
         self._ended.unpark_all()
-        self._arrived.unpark_all()
+        self._arrived.ring()

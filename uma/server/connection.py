@@ -59,6 +59,11 @@ class Work:
         self.verdict = error
         self.scope.cancel()
 
+    def raise_if_aborted(self) -> None:
+        """After `scope`: raise the verdict, unless the work came to its own end before that could reach it."""
+        if self.verdict is not None and self.scope.cancelled_caught:
+            raise self.verdict
+
 
 class Connection(ABC):
     """What JSON and newline sessions have in common. Belongs to the server's Trio thread."""

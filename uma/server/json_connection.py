@@ -89,8 +89,7 @@ class JsonConnection(Connection):
             with work.scope:
                 async with self.engine.generate(request) as stream:
                     await self._relay(work.attach(stream))
-            if work.verdict is not None:
-                raise work.verdict
+            work.raise_if_aborted()
         except UmaError as error:
             self.link.post(self._session.fail(error, request.id))
             self._log_failure(request.id, error.code, error.message)
@@ -101,17 +100,17 @@ class JsonConnection(Connection):
         link, relay = self.link, self._session.relay
         async for event in stream:
             link.post(relay(event))
-            if link.is_full:
-                await link.room()
             if type(event) is Finished:
                 self._log_finished(event)
+                return  # without a checkpoint: nothing may end a request twice
+            if link.is_full:
+                await link.room()
 
     async def _answer(self, query: Query, key: object, work: Work) -> None:
         try:
             with work.scope:
-                await self.say(self._session.answer(query, await self._ask(query)))
-            if work.verdict is not None:
-                raise work.verdict
+                self.link.post(self._session.answer(query, await self._ask(query)))
+            work.raise_if_aborted()
         except UmaError as error:
             self.link.post(self._fail_query(query, error))
             self._log_failure(_id_of(query), error.code, error.message)

@@ -101,8 +101,7 @@ class NewlineConnection(Connection):
             try:
                 with work.scope:
                     await self._answer(line, key, work)
-                if work.verdict is not None:
-                    raise work.verdict
+                work.raise_if_aborted()
             except UmaError as error:
                 log(
                     logger, logging.WARNING, "request.failed", session=self.name, code=error.code, message=error.message

@@ -88,7 +88,7 @@ class Server:
             await trio.lowlevel.wait_readable(listener.fileno())
             try:
                 sock, _ = listener.accept()
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionAbortedError):
                 continue
             except OSError as error:
                 if error.errno not in NO_RESOURCES:

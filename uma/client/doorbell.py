@@ -1,0 +1,33 @@
+"""The cheapest way for one task to wait for another: it happens twice for each token of each stream."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+
+@attrs.define(eq=False)
+class Doorbell:
+    """One task sleeps, any other may wake it. A ring that finds nobody asleep is forgotten.
+
+    So check what you wait for before `wait` and again after it. Belongs to one Trio thread.
+    """
+
+    _sleeper: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+
+    def ring(self) -> None:
+        """Wake the sleeper, if there is one."""
+        if self._sleeper is not None:
+            sleeper, self._sleeper = self._sleeper, None
+            trio.lowlevel.reschedule(sleeper)
+
+    async def wait(self) -> None:
+        """Sleep until the next ring. Raises `trio.BusyResourceError` where someone sleeps here already."""
+        if self._sleeper is not None:
+            raise trio.BusyResourceError("another task waits here already")
+        self._sleeper = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._sleeper = None
+        return trio.lowlevel.Abort.SUCCEEDED
