@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -100,6 +101,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: P
         tell(terminal, "/stats", "tokens, stopped")
         terminal.type("/quit\r")
         assert terminal.wait() == 0
+
+
+def test_ctrl_z_during_an_answer_leaves_the_shell_a_terminal_as_it_should_be(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG) as terminal:
+        terminal.type("Tell me a story\r")
+        terminal.wait_until(lambda: len(terminal.text.split()) > 60, "some of the answer")
+        assert not terminal.echoes
+        terminal.type("\x1a")
+        os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert terminal.echoes
+        terminal.wait_until(lambda: terminal.is_cursor_shown, "the cursor")
+        n_words = len(terminal.text.split())
+        terminal.signal(signal.SIGCONT)
+        terminal.wait_until(lambda: len(terminal.text.split()) > n_words + 20, "more of the answer")
+        terminal.type("\x03")
+        terminal.wait_for("Stopped; the conversation goes on from here.")
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProcess, home: Path) -> None:

@@ -54,12 +54,16 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
 
 def _mend_streams() -> None:
-    """A closed stream becomes one that swallows; a character the terminal cannot show becomes `?`."""
-    for name in ("stdout", "stderr"):
+    """A stream that was closed becomes an empty one; a character that the terminal cannot show becomes `?`.
+
+    Opening takes the lowest free descriptor, so in this order each gets its own again, and no socket or file of ours
+    ever becomes somebody's standard output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (for the process's life)
-        elif hasattr(stream, "reconfigure"):
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  (for the life of the process)
+        elif mode == "w" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 

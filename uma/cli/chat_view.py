@@ -7,6 +7,7 @@ is to be said goes to standard error.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from uma.cli.editor import PROMPT, Editor, LineSource, PlainLines
 from uma.cli.markdown import LiveMarkdown
-from uma.cli.terminal import Output, harmless, silent_typing
+from uma.cli.terminal import Output, SilentTyping, harmless
 
 FRAME_SEC = 0.05
 """Between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
@@ -55,7 +56,7 @@ class View(Protocol):
 
 def standard_view(commands: Iterable[str]) -> View:
     """The view that this process's standard input and output allow."""
-    is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         return TerminalView(Console(highlight=False), Editor.on_terminal(commands, os.environ))
     return PlainView(PlainLines(0, PROMPT if is_terminal else ""), Output.standard())
@@ -86,15 +87,17 @@ class TerminalView:
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[Answer]:
         """As `View.answering`. However the block is left, the terminal is as it was before."""
-        live = LiveMarkdown(self.console, self.console.file)
-        with silent_typing(sys.stdin):
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_draw, live)
-                    yield LiveAnswer(live)
-                    nursery.cancel_scope.cancel()
-            finally:
-                live.finish()
+        live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
+        silence.begin()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_draw, live)
+                nursery.start_soon(_suspend, live, silence)
+                yield LiveAnswer(live)
+                nursery.cancel_scope.cancel()
+        finally:
+            silence.end()
+            live.finish()
 
 
 @attrs.frozen
@@ -112,6 +115,18 @@ async def _draw(live: LiveMarkdown) -> None:
     while True:
         live.draw()
         await trio.sleep(FRAME_SEC)
+
+
+async def _suspend(live: LiveMarkdown, silence: SilentTyping) -> None:
+    """Let Ctrl-Z leave the shell a terminal as it should be, and go on from there when the shell says so."""
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+        return
+    with trio.open_signal_receiver(signal.SIGTSTP) as arrivals:
+        async for _ in arrivals:
+            live.pause()
+            silence.end()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            silence.begin()
 
 
 @attrs.frozen

@@ -100,8 +100,6 @@ def read_prompt(arguments: list[str], *, is_literal: bool) -> str:
 
 
 def _from_standard_input() -> str:
-    if sys.stdin is None:
-        return ""
     if sys.stdin.isatty():
         tell("reading the prompt from the keyboard; Ctrl-D on a line of its own ends it")
     data = sys.stdin.buffer.read()

@@ -78,6 +78,8 @@ class LiveMarkdown:
     _is_first_block: bool = True
     _width: int = 0
     """Of the last drawing."""
+    _n_lines: int = 0
+    """Of the last drawing, on whose first the cursor is."""
 
     def add(self, text: str) -> None:
         """More of the answer; shown by the next `draw`."""
@@ -101,7 +103,12 @@ class LiveMarkdown:
         lines = lines[-max(1, height - 1) :]
         out += "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in lines[:-1]) + lines[-1] + ERASE_TO_LINE_END
         out += ERASE_BELOW + (f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else "") + "\r"
+        self._n_lines = len(lines)
         self._write(out)
+
+    def pause(self) -> None:
+        """Leave what is drawn, and the cursor below it; the next `draw` begins there."""
+        self._write("\r\n" * self._n_lines + SHOW_CURSOR)
 
     def finish(self) -> None:
         """Print what is open for good, and leave the cursor on the line below it."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TextIO
+import termios
+from contextlib import suppress
+from typing import Any
 
 import attrs
 import trio
@@ -70,26 +70,28 @@ class Output:
                 self._can_wait = False
 
 
-@contextmanager
-def silent_typing(stream: TextIO) -> Iterator[None]:
-    """Within this block the terminal does not show what is typed; it is there for whoever reads next.
+@attrs.define(eq=False)
+class SilentTyping:
+    """A terminal that does not show what is typed; it is there for whoever reads next. Ctrl-C and Ctrl-Z still work.
 
-    Ctrl-C still works. Does nothing where `stream` is no terminal.
+    Does nothing where the descriptor is no terminal, or one that has gone away.
     """
-    import termios  # noqa: PLC0415  (where it is missing, so is a terminal to use it on)
 
-    if not stream.isatty():
-        yield
-        return
-    before = termios.tcgetattr(stream)
-    quiet = before[:]
-    # Enter stays what the line editor expects it to be, which reads what was typed meanwhile.
-    quiet[0] = before[0] & ~termios.ICRNL
-    quiet[3] = before[3] & ~(termios.ECHO | termios.ECHONL)
-    termios.tcsetattr(stream, termios.TCSADRAIN, quiet)
-    try:
-        yield
-    finally:
-        # A terminal that has gone away has nothing to be restored.
+    _fd: int
+    _before: list[Any] | None = None
+
+    def begin(self) -> None:
+        """From here on."""
         with suppress(termios.error):
-            termios.tcsetattr(stream, termios.TCSADRAIN, before)
+            self._before = termios.tcgetattr(self._fd)
+            quiet = self._before[:]
+            # Enter stays what the line editor expects it to be, which reads what was typed meanwhile.
+            quiet[0] &= ~termios.ICRNL
+            quiet[3] &= ~(termios.ECHO | termios.ECHONL)
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, quiet)
+
+    def end(self) -> None:
+        """The terminal is as it was before."""
+        if self._before is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)

@@ -1,0 +1,82 @@
+"""`uma run` for the person who starts it: what runs, where, how to reach it, and why it does not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import attrs
+import pytest
+
+from harness import ServerProcess, clean_environ, uma_command
+from uma.cli import words
+from uma.cli.run import banner
+from uma.config import RuntimeConfig
+from uma.types import Capabilities, Limits, ModelInfo, ServerInfo
+
+INFO = ServerInfo(
+    server="uma/1.2.3",
+    model=ModelInfo("Some Model", "/m.gguf", "llama", 7_240_000_000, 4_370_000_000, "Q4_K_M", 32_768, 32_000, True),
+    capabilities=Capabilities(True, True, True, True, True, "cells", True, 16, ()),
+    limits=Limits(8192, 4096, 1_000_000, 1_048_576, 256, 1024),
+)
+
+
+def test_a_running_server_has_said_what_it_serves_and_how_to_reach_it(server: ServerProcess) -> None:
+    said = server.log.text
+    for line in ("model   UMA Story", "Q8_0", f"socket  {server.socket}", f"try     uma chat --socket {server.socket}"):
+        assert line in said
+    assert "This is the small built-in demonstration model; to load a real one: uma run --model FILE.gguf" in said
+
+
+def test_the_banner_names_model_parameters_quantization_size_context_and_socket() -> None:
+    lines = banner(RuntimeConfig(socket="/s"), INFO)
+    assert lines == [
+        "model   Some Model · 7.24 B parameters · Q4_K_M · 4.37 GB",
+        "        context 8,192 tokens (trained for 32,768)",
+        "socket  /s",
+        "try     uma chat --socket /s",
+        '        uma generate --socket /s "Tell me a story about a fox"',
+    ]
+
+
+def test_commands_to_try_can_be_pasted_as_they_are() -> None:
+    assert "try     uma chat" in banner(RuntimeConfig(), INFO)
+    assert "try     uma chat --socket '/a b/s'" in banner(RuntimeConfig(socket="/a b/s"), INFO)
+    assert "try     nc -U /s" in banner(RuntimeConfig(socket="/s", protocol="newline"), INFO)
+
+
+def test_only_the_built_in_model_is_called_a_demonstration() -> None:
+    assert words.demonstration(INFO.model, "uma run") is None
+    assert words.demonstration(attrs.evolve(INFO.model, is_builtin=True), "uma run") is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--model", "/nowhere.gguf"), 1, "/nowhere.gguf: no such file"),
+        (("--socket", "/"), 2, "is a directory"),
+        (("--n-batch", "100000000"), 2, "--n-batch: 100000000 must be from 1 to"),
+        (("--log-file", "/nowhere/log"), 2, "/nowhere/log: cannot be written"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why_in_one_line(
+    arguments: tuple[str, ...], code: int, words: str, socket_dir: Path
+) -> None:
+    done = subprocess.run(
+        uma_command("run", "--socket", str(socket_dir / "s"), *arguments),
+        capture_output=True, text=True, timeout=60, env=clean_environ(), check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    last = [line for line in done.stderr.splitlines() if not line.startswith("Try ")][-1]
+    assert last.startswith("uma: error: ")
+    assert words in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5_179_104, "5.18 MB"), (999_600, "1 MB"), (7.3e12, "7.3 TB")],
+)
+def test_sizes_are_told_in_the_unit_that_fits(number: int, text: str) -> None:
+    assert words.size(number) == text
