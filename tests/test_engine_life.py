@@ -1,0 +1,380 @@
+"""The engine with many requests: cancelling, slow readers, health, draining, the end, and nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import trio
+from engine_world import PATIENCE_SEC, Answer, answer, answers, ask, config_for, settled, tokens_for
+
+from uma import open_engine
+from uma.engine import Engine
+from uma.engine.stream import CREDITS
+from uma.errors import Overloaded, ShuttingDown
+from uma.types import Finished, Slo, Token
+
+NO_CACHE = {"cache_tokens": 0, "cache_ram_mb": 0}
+FOREVER = 1_500
+"""Tokens; more than any test here waits for."""
+
+
+async def first_token(engine: Engine, request_id: str = "a", prompt: str = "Once") -> None:
+    """Begin a request that would run for long, and leave it after its first token."""
+    async with engine.generate(ask(prompt, FOREVER, id=request_id)) as stream:
+        assert isinstance(await stream.__anext__(), Token)
+
+
+# Cancelling
+
+
+async def test_leaving_the_block_frees_the_sequence_and_its_cells(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, **NO_CACHE)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            await first_token(engine)
+        metrics = await settled(engine)
+    assert metrics["requests_cancelled"] == 1
+    assert metrics["active_sequences"] == metrics["queued_requests"] == 0
+    assert metrics["kv_cells_used"] == metrics["sequence_ids_used"] == metrics["cache_protected_size"] == 0
+
+
+async def test_cancel_ends_the_stream_with_what_was_generated_until_then(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        whole = await answer(engine, ask(max_tokens=FOREVER))
+        tokens: list[Token] = []
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(ask(max_tokens=FOREVER)) as stream:
+                while isinstance(event := await stream.__anext__(), Token):
+                    tokens.append(event)
+                    if len(tokens) == 3:
+                        stream.cancel()
+                        stream.cancel()
+    assert isinstance(event, Finished)
+    assert event.reason == "cancelled"
+    assert event.usage.completion_tokens == len(tokens) < FOREVER
+    assert [token.token_id for token in tokens] == list(whole.token_ids[: len(tokens)])
+
+
+async def test_a_cancelled_read_loses_no_event(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        whole = await answer(engine, ask(max_tokens=50))
+        tokens: list[int] = []
+        async with engine.generate(ask(max_tokens=50)) as stream:
+            while True:
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await stream.__anext__()
+                event = await stream.__anext__()
+                if isinstance(event, Finished):
+                    break
+                tokens.append(event.token_id)
+    assert tokens == list(whole.token_ids)
+
+
+async def test_a_request_that_waits_for_its_turn_can_be_cancelled(tiny: Path) -> None:
+    async with (
+        open_engine(config_for(tiny, max_sequences=1)) as engine,
+        engine.generate(ask(max_tokens=FOREVER)) as one,
+    ):
+        await one.__anext__()
+        async with engine.generate(ask("Another", FOREVER, id="b")) as two:
+            assert (await settled(engine))["queued_requests"] == 1
+            two.cancel()
+            with trio.fail_after(PATIENCE_SEC):
+                event = await two.__anext__()
+        assert isinstance(event, Finished)
+        assert (event.reason, event.usage.completion_tokens) == ("cancelled", 0)
+        assert (await settled(engine))["queued_requests"] == 0
+
+
+async def test_a_prompt_that_is_being_read_can_be_cancelled(tiny: Path) -> None:
+    config = config_for(tiny, n_ctx=16_384, n_batch=32, n_ubatch=32, **NO_CACHE)
+    async with open_engine(config) as engine:
+        async with engine.generate(ask(tokens_for(1, 12_000), 5)):
+            await engine.health()
+        metrics = await settled(engine)
+    assert 0 < metrics["prefill_tokens_total"] < 12_000
+    assert metrics["kv_cells_used"] == metrics["active_sequences"] == 0
+
+
+async def test_who_waits_for_a_prefix_goes_on_when_the_one_who_computes_it_is_cancelled(tiny: Path) -> None:
+    common = tokens_for(1, 1_000)
+    async with open_engine(config_for(tiny, n_batch=32, n_ubatch=32, **NO_CACHE)) as engine:
+        expected = await answer(engine, ask((*common, 1), 5))
+        async with engine.generate(ask((*common, 2), 5)), trio.open_nursery() as nursery:
+            got: list[Answer] = []
+
+            async def follow() -> None:
+                got.append(await answer(engine, ask((*common, 1), 5)))
+
+            nursery.start_soon(follow)
+            await settled(engine)
+            assert not got
+            # Leaving this nursery waits for the follower while the leader still runs; so it is cancelled first.
+            nursery.start_soon(engine.health)
+        assert got[0].token_ids == expected.token_ids
+
+
+async def test_a_thousand_cancels_at_random_moments_leave_nothing_behind(tiny: Path) -> None:
+    rng = random.Random(1)
+    prompts = [tokens_for(seed % 7, rng.randrange(2, 150)) for seed in range(400)]
+    async with open_engine(config_for(tiny, n_batch=64, n_ubatch=64, max_queue=2_000)) as engine:
+        expected = await answer(engine, ask(tokens_for(99, 40), 30))
+
+        async def live(prompt: tuple[int, ...], reads: int) -> None:
+            async with engine.generate(ask(prompt, 200)) as stream:
+                for _ in range(reads):
+                    await stream.__anext__()
+
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                for prompt in prompts:
+                    nursery.start_soon(live, prompt, rng.choice((0, 0, 1, 2, 20)))
+                    if rng.random() < 0.3:
+                        await trio.lowlevel.checkpoint()
+        metrics = await settled(engine)
+        assert metrics["active_sequences"] == metrics["queued_requests"] == metrics["cache_protected_size"] == 0
+        assert metrics["requests_cancelled"] == 400
+        assert metrics["kv_cells_used"] == metrics["cache_evictable_size"] <= 2_048
+        assert (await answer(engine, ask(tokens_for(99, 40), 30))).token_ids == expected.token_ids
+        assert (await answer(engine, ask(tokens_for(98, 1_500), 3))).finished.reason == "length"
+
+
+# Slow readers
+
+
+async def test_a_slow_reader_pauses_only_itself(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, ask(max_tokens=300))
+        before = engine.snapshot()["tokens_generated_total"]
+        async with engine.generate(ask(max_tokens=300)) as slow:
+            fast = await answer(engine, ask("Another", 200))
+            metrics = await settled(engine)
+            assert len(fast.tokens) == 200
+            assert metrics["tokens_generated_total"] - before == 200 + CREDITS
+            events = [event async for event in slow]
+    assert [event.token_id for event in events[:-1] if isinstance(event, Token)] == list(expected.token_ids)
+    assert isinstance(events[-1], Finished)
+
+
+async def test_slow_readers_take_no_places_from_others(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, max_sequences=2, n_ctx=512)) as engine:
+        expected = await answer(engine, ask("One", 200))
+        async with engine.generate(ask("One", 200)) as one, engine.generate(ask("Two", 200)) as two:
+            others = await answers(engine, [ask(str(index), 100, id=str(index)) for index in range(5)])
+            assert all(len(each.tokens) == 100 for each in others)
+            with trio.fail_after(PATIENCE_SEC):
+                tokens = [event.token_id async for event in one if isinstance(event, Token)]
+                assert len([event async for event in two]) == 201
+    assert tokens == list(expected.token_ids)
+
+
+async def test_cells_of_slow_readers_are_given_to_prompts_that_need_them(tiny: Path) -> None:
+    config = config_for(tiny, n_ctx=256)
+    async with open_engine(config) as engine, engine.generate(ask(tokens_for(1, 100), 100)) as slow:
+        other = await answer(engine, ask(tokens_for(2, 200), 50))
+        with trio.fail_after(PATIENCE_SEC):
+            events = [event async for event in slow]
+    assert len(other.tokens) == 50
+    assert len(events) == 101
+
+
+async def test_unstreamed_requests_have_no_reader_to_wait_for(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine, engine.generate(ask(max_tokens=300, stream=False)) as stream:
+        await answer(engine, ask(max_tokens=400))
+        await settled(engine)
+        assert engine.snapshot()["requests_length"] == 2
+        event = await stream.__anext__()
+    assert isinstance(event, Finished)
+    assert len(event.token_ids or ()) == 300
+
+
+# Health
+
+
+async def test_a_probe_is_answered_while_a_long_prompt_that_fills_the_memory_is_read(tiny: Path) -> None:
+    config = config_for(tiny, n_ctx=3_072, n_batch=32, n_ubatch=32)
+    async with open_engine(config) as engine, engine.generate(ask(tokens_for(1, 3_070), 1)) as stream:
+        await settled(engine)
+        for _ in range(2):
+            before = engine.snapshot()["prefill_tokens_total"]
+            health = await engine.health()
+            after = engine.snapshot()["prefill_tokens_total"]
+            assert (health.status, health.tokens_generated) == ("ok", 1)
+            assert health.latency_ms > 0
+            assert 0 < before < after < 3_070
+        assert isinstance(await stream.__anext__(), Token)
+
+
+async def test_a_probe_is_answered_while_all_places_are_taken(tiny: Path) -> None:
+    config = config_for(tiny, max_sequences=1)
+    async with open_engine(config) as engine, engine.generate(ask(max_tokens=FOREVER)) as stream:
+        await stream.__anext__()
+        assert (await engine.health()).tokens_generated == 1
+        metrics = engine.snapshot()
+    assert metrics["health_probes_total"] == 1
+    assert metrics["requests_total"] == 1
+
+
+async def test_health_without_a_probe_costs_no_token(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        assert (await engine.health(probe=False)).tokens_generated == 0
+        assert engine.snapshot()["batch_calls_total"] == 0
+
+
+# Draining, and the end
+
+
+async def test_draining_lets_running_requests_finish_and_takes_no_new_ones(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, max_sequences=1)) as engine:
+        got: list[Answer] = []
+
+        async def read(id: str) -> None:
+            got.append(await answer(engine, ask(id=id, max_tokens=150)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, "running")
+            nursery.start_soon(read, "waiting")
+            await settled(engine)
+            engine.begin_drain()
+            assert engine.status == "draining"
+            assert (await engine.health()).status == "draining"
+            with pytest.raises(ShuttingDown):
+                await answer(engine, ask())
+            with trio.fail_after(PATIENCE_SEC):
+                await engine.drained()
+    assert [len(each.tokens) for each in got] == [150, 150]
+
+
+async def test_an_idle_engine_is_drained_at_once(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        engine.begin_drain()
+        with trio.fail_after(PATIENCE_SEC):
+            await engine.drained()
+
+
+async def test_the_end_of_the_engine_is_an_error_for_those_who_still_read(tiny: Path) -> None:
+    ended: list[type[BaseException]] = []
+    async with trio.open_nursery() as nursery, open_engine(config_for(tiny, max_sequences=1)) as engine:
+
+        async def read() -> None:
+            with pytest.raises(ShuttingDown) as error:
+                await answer(engine, ask(max_tokens=FOREVER))
+            ended.append(error.type)
+
+        for _ in range(3):
+            nursery.start_soon(read)
+        await settled(engine)
+    assert ended == [ShuttingDown] * 3
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), ExceptionGroup("g", [OSError()])])
+async def test_what_ends_the_block_comes_out_as_it_is(tiny: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised:
+        async with open_engine(config_for(tiny)) as engine:
+            await answer(engine, ask(max_tokens=2))
+            raise error
+    assert raised.value is error
+
+
+async def test_a_cancelled_block_ends_quietly_with_requests_running(tiny: Path) -> None:
+    with trio.fail_after(PATIENCE_SEC), trio.CancelScope() as scope:
+        async with open_engine(config_for(tiny)) as engine, engine.generate(ask(max_tokens=FOREVER)) as stream:
+            await stream.__anext__()
+            scope.cancel()
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+async def test_a_fault_of_the_decode_thread_ends_the_block_and_is_raised_from_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        async with open_engine(config_for(tiny)) as engine:
+            monkeypatch.setattr(engine.worker, "_tick", fail)
+            with trio.fail_after(PATIENCE_SEC):
+                await answer(engine, ask())
+
+
+async def test_two_engines_in_one_process_do_not_disturb_each_other(tiny: Path) -> None:
+    requests = [ask(tokens_for(seed, 20 + seed), 40, id=str(seed)) for seed in range(4)]
+    async with open_engine(config_for(tiny)) as engine:
+        expected = [each.token_ids for each in await answers(engine, requests)]
+    found: dict[int, list[Answer]] = {}
+    async with open_engine(config_for(tiny)) as one, open_engine(config_for(tiny, n_ctx=512)) as two:
+
+        async def run(index: int, engine: Engine) -> None:
+            found[index] = await answers(engine, requests)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, 0, one)
+            nursery.start_soon(run, 1, two)
+    assert [[each.token_ids for each in got] for got in found.values()] == [expected, expected]
+
+
+# Counting, and saying no
+
+
+async def test_all_counters_agree_with_what_readers_counted(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, max_sequences=4)) as engine:
+        got = await answers(engine, [ask(tokens_for(seed, 30), 5 + seed, id=str(seed)) for seed in range(9)])
+        got.append(await answer(engine, ask(max_tokens=20, stop=(got[0].text[:1], "e", "t", "a"))))
+        with pytest.raises(ShuttingDown):
+            engine.begin_drain()
+            await answer(engine, ask())
+        metrics = engine.snapshot()
+    usage = [each.finished.usage for each in got]
+    reasons = [each.finished.reason for each in got]
+    assert metrics["tokens_generated_total"] == sum(len(each.tokens) for each in got)
+    assert metrics["tokens_generated_total"] == sum(each.completion_tokens for each in usage)
+    assert metrics["prompt_tokens_total"] == sum(each.prompt_tokens for each in usage)
+    assert metrics["cached_tokens_total"] == sum(each.cached_tokens for each in usage)
+    assert metrics["prefill_tokens_total"] == metrics["prompt_tokens_total"] - metrics["cached_tokens_total"]
+    assert metrics["requests_stop"] == reasons.count("stop")
+    assert metrics["requests_length"] == reasons.count("length")
+    assert (metrics["requests_total"], metrics["requests_rejected"]) == (11, 1)
+    assert metrics["ttft_ms_count"] == 10
+    assert metrics["inter_token_ms_count"] == metrics["tokens_generated_total"] - 10
+    assert metrics["decode_ms_count"] == metrics["batch_size_count"] == metrics["batch_calls_total"]
+    assert metrics["active_sequences"] == metrics["queued_requests"] == 0
+    assert max(each.finished.metrics.batch_size for each in got) <= 4
+
+
+async def test_a_full_queue_says_no_with_a_time_to_come_back(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, max_sequences=2, max_queue=3)) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(5):
+                nursery.start_soon(answer, engine, ask(str(index), 100, id=str(index)))
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(Overloaded, match="max_queue is 3") as error:
+                await answer(engine, ask("too many", 100))
+        metrics = engine.snapshot()
+    assert error.value.retry_after_ms is not None
+    assert error.value.retry_after_ms > 0
+    assert (metrics["requests_length"], metrics["requests_overloaded"]) == (5, 1)
+
+
+async def test_a_first_token_that_cannot_come_in_time_is_refused_and_without_hurry_is_not(tiny: Path) -> None:
+    config = config_for(tiny, n_ctx=8_192, n_batch=64, n_ubatch=64)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(tokens_for(5, 500), 5))
+        hasty = ask(tokens_for(6, 4_000), 2)
+        hasty = type(hasty)(id="h", token_ids=hasty.token_ids, sampling=hasty.sampling, slo=Slo(target_ttft_ms=0.01))
+        with pytest.raises(Overloaded, match="target_ttft_ms"):
+            await answer(engine, hasty)
+        assert (await answer(engine, ask(tokens_for(6, 4_000), 2))).finished.reason == "length"
+
+
+async def test_every_scheduler_decision_can_be_logged(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "uma.engine.scheduler")
+    async with open_engine(config_for(tiny)) as engine:
+        await answer(engine, ask(max_tokens=3))
+    words = [record.getMessage().split()[0] for record in caplog.records if record.name == "uma.engine.scheduler"]
+    assert words[0] == "start"
+    assert words.count("tick") == 3
+    assert words[-1] == "end"
