@@ -25,8 +25,10 @@ class Footprint:
 
     descriptors: int
     threads: int
-    kv_cells: int
-    sequence_ids: int
+    held_kv_cells: int
+    """Those that are no cache: a request's."""
+    protected_tokens: int
+    """Cached ones that a request uses."""
     resident_bytes: int
 
 
@@ -37,8 +39,8 @@ def footprint(server: ServerProcess) -> Footprint:
     return Footprint(
         descriptors=len(list((process / "fd").iterdir())),
         threads=len(list((process / "task").iterdir())),
-        kv_cells=metrics["kv_cells_used"],
-        sequence_ids=metrics["sequence_ids_used"],
+        held_kv_cells=metrics["kv_cells_used"] - metrics["cache_total_cached"],
+        protected_tokens=metrics["cache_protected_size"],
         resident_bytes=pages * 4096,
     )
 
@@ -71,7 +73,7 @@ def test_a_thousand_hang_ups_leave_nothing_behind(socket_dir: Path) -> None:
     with running_server(socket_dir / "s", "--max-sessions", "64", "--log-level", "info") as server:
         with server.connect() as raw:
             raw.hello()
-            for number in range(len(PROMPTS)):  # from here on every prefix that can be cached is
+            for number in range(len(PROMPTS)):
                 raw.send(ask("whole", number))
                 assert raw.last_of("whole")["reason"] == "length"
         calm = footprint(server)
@@ -83,6 +85,8 @@ def test_a_thousand_hang_ups_leave_nothing_behind(socket_dir: Path) -> None:
         # The last sessions, this question's included, may still be closing their sockets.
         after = until(lambda: footprint(server), lambda now: now.descriptors <= before.descriptors)
         assert after.threads <= before.threads
-        assert (after.kv_cells, after.sequence_ids) == (before.kv_cells, before.sequence_ids)
+        assert (
+            (after.held_kv_cells, after.protected_tokens) == (before.held_kv_cells, before.protected_tokens) == (0, 0)
+        )
         assert after.resident_bytes < before.resident_bytes + 8 * 2**20
         assert server.metrics()["requests_cancelled"] > 0

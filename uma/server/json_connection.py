@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -14,7 +15,7 @@ from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQ
 from uma.protocol.session import Incoming, Refused, ServerSession
 from uma.server.connection import Connection, Work
 from uma.server.logs import log
-from uma.types import EventStream, Finished, Health, Tokenized
+from uma.types import EventStream, Finished, Health, Request, Tokenized
 
 if TYPE_CHECKING:
     from uma.server.server import Server
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uma.server")
 
 Query = MetricsQuery | HealthQuery | TokenizeQuery
+
+MAX_STARTING = 64
+"""Requests of one session that are being tokenized; beyond it the session's input waits. Once they are tokenized the
+engine's own queue bounds them."""
 
 
 class JsonConnection(Connection):
@@ -35,6 +40,8 @@ class JsonConnection(Connection):
             max_tokens=info.limits.max_tokens,
             n_vocab=info.model.vocab_size,
         )
+        self._starting = 0
+        self._started = trio.lowlevel.ParkingLot()
 
     @property
     def is_mid_frame(self) -> bool:
@@ -61,6 +68,8 @@ class JsonConnection(Connection):
             self._act(message)
             # Trio starts new tasks in no particular order; this way requests reach the engine as they were sent.
             await trio.lowlevel.checkpoint()
+            while self._starting >= MAX_STARTING:
+                await self._started.park()
             if self.link.is_full:
                 await self.link.room()
         return had_frame
@@ -68,6 +77,7 @@ class JsonConnection(Connection):
     def _act(self, message: Incoming) -> None:
         match message:
             case Generate():
+                self._starting += 1
                 self._tasks.start_soon(self._generate, message, self.begin(message.request.id))
             case Cancel():
                 # Only requests that run come out of the session, so a cancel for any other never gets here.
@@ -87,13 +97,27 @@ class JsonConnection(Connection):
         request = message.request
         try:
             with work.scope:
-                async with self.engine.generate(request) as stream:
+                async with self._entered(request) as stream:
                     await self._relay(work.attach(stream))
             work.raise_if_aborted()
         except UmaError as error:
             self.link.post(self._session.fail(error, request.id))
             self._log_failure(request.id, error.code, error.message)
+        except trio.Cancelled:
+            log(logger, logging.INFO, "request.dropped", session=self.name, request=request.id)
+            raise
         self.done(request.id, work)
+
+    @asynccontextmanager
+    async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
+        """`generate`, with an account of who is still on the way in."""
+        async with AsyncExitStack() as stack:
+            try:
+                stream = await stack.enter_async_context(self.engine.generate(request))
+            finally:
+                self._starting -= 1
+                self._started.unpark_all()
+            yield stream
 
     async def _relay(self, stream: EventStream) -> None:
         # The hot path: once for each token of each stream. No task switch but the stream's own.
