@@ -3,7 +3,8 @@
     python -m benchmarks.simulate                      # table, and plots in benchmarks/results/
     python -m benchmarks.simulate --sessions 10000
 
-Nothing of the policy is written again here: `Scheduler`, `admission_key`, `may_begin` and `wait_ms` are the engine's.
+Nothing of the policy is written again here: `Scheduler`, `admission_key`, `may_begin`, `gives_way`, `wait_ms` are the
+engine's.
 What is simulated is the machine (how long a batch takes), the people (who asks for what, when) and the KV cells. The
 same load is run under UMA's policy and under the usual one, which fills each batch with as many prompt tokens as it
 holds; so the table shows what the policy buys and what it costs.
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from uma.engine.policy import Row, Scheduler, State, Targets
-from uma.engine.policy.order import admission_key, due_ms, may_begin
+from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
 
 LANES = {1: "interactive", 0: "normal", -1: "background"}
@@ -116,6 +117,8 @@ class Load10k:
 class Greedy:
     """The usual policy: a token for everyone, and prompts in order of arrival until the batch is full."""
 
+    displaces = False
+
     def __init__(self, targets: Targets) -> None:
         self._uma = Scheduler(attrs.evolve(targets, tick_budget_ms=1e9, start_chunk_tokens=targets.batch_tokens))
         self.cost = self._uma.cost
@@ -139,6 +142,8 @@ class Greedy:
 
 class Uma:
     """The engine's scheduler."""
+
+    displaces = True
 
     def __init__(self, targets: Targets) -> None:
         self._scheduler = Scheduler(targets)
@@ -166,7 +171,7 @@ class Simulation:
         self._targets = targets
         self._refuses = refuses
         self._rng = random.Random(seed)
-        self._waiting: list[tuple[int, float, int]] = []
+        self._waiting: list[tuple[float, int]] = []
         self._active: dict[int, Session] = {}
         self._by_key: dict[int, Session] = {}
         self._service_ms = 0.0
@@ -202,7 +207,8 @@ class Simulation:
         heapq.heappush(self._waiting, admission_key(row))
 
     def _is_hopeless(self, row: Row) -> bool:
-        ahead = [self._by_key[key] for lane, _, key in self._waiting if -lane >= row.lane]
+        waiting = [self._by_key[key] for _, key in self._waiting]
+        ahead = [each for each in waiting if each.row.lane >= row.lane]
         running = [each for each in self._active.values() if each.row.lane >= row.lane]
         load = Load(
             ahead_tokens=sum(each.row.remaining for each in (*ahead, *running)),
@@ -223,8 +229,13 @@ class Simulation:
             unread = sum(each.row.remaining for each in self._active.values())
             free = self._machine.cells - self._used
             needed = session.row.prompt_tokens + session.generated
-            if not may_begin(needed, free, unread, len(self._active), self._machine.places):
-                return
+            has_place = len(self._active) < self._machine.places
+            if not (has_place and may_begin(needed, free, unread, len(self._active))):
+                victims = gives_way(session.row, [each.row for each in self._active.values()], self.now_ms)
+                if has_place or not victims or not self._policy.displaces:
+                    return
+                self._preempt(victims[0].key)
+                continue
             heapq.heappop(self._waiting)
             self._active[session.row.key] = session
 
@@ -344,7 +355,10 @@ def simulate(machine: Machine, make: Callable[[Targets], Policy], name: str, loa
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
     """The table."""
-    table = Table(title="The policy, simulated", caption="attained: first token and worst gap within target")
+    table = Table(
+        title="The policy, simulated",
+        caption="attained: first token and worst gap within target, of those who were not refused",
+    )
     for column in ("machine", "load", "policy", "refused", "interactive", "normal", "background"):
         table.add_column(column)
     for column in ("TTFT p95 interactive", "worst gap p99", "Jain", "tokens/s"):

@@ -18,7 +18,7 @@ import attrs
 import orjson
 import trio
 
-from uma.engine.prefix import common_length
+from uma.engine.index import PrefixIndex
 from uma.engine.snapshots import Snapshot
 from uma.errors import ConfigError
 
@@ -37,6 +37,7 @@ class _Entry:
     size_bytes: int
     snapshot: weakref.ref[Snapshot] | None = None
     """The same in memory, for as long as the decode thread keeps it."""
+    written_at: float = 0.0
 
     @property
     def is_loaded(self) -> bool:
@@ -54,7 +55,8 @@ class DiskTier:
         self._folder = folder
         self._identity = identity
         self._capacity_bytes = capacity_bytes
-        self._entries: list[_Entry] = []
+        self._entries: PrefixIndex[_Entry] = PrefixIndex()
+        self._size_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder):
@@ -64,62 +66,76 @@ class DiskTier:
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
-        self._entries = await trio.to_thread.run_sync(self._scan)
+        for entry in await trio.to_thread.run_sync(self._scan):
+            self._keep(entry)
 
     async def fetch(self, tokens: array[int]) -> Snapshot | None:
         """The snapshot on disk that saves most of `tokens`, if it is not in memory anyway; None if there is none."""
-        best = max(self._entries, key=lambda each: self._gain(each, tokens), default=None)
-        if best is None or best.is_loaded or self._gain(best, tokens) < LEAST_GAIN_TOKENS:
+        found = self._entries.longest(tokens)
+        if found is None or found[0].is_loaded or min(found[1], len(tokens) - 1) < LEAST_GAIN_TOKENS:
             return None
-        snapshot = await trio.to_thread.run_sync(self._read, best)
+        entry = found[0]
+        snapshot = await trio.to_thread.run_sync(self._read, entry)
         if snapshot is None:
-            self._entries = [each for each in self._entries if each is not best]
+            self._forget(entry)
         else:
-            best.snapshot = weakref.ref(snapshot)
+            entry.snapshot = weakref.ref(snapshot)
         return snapshot
 
     async def write(self, snapshot: Snapshot) -> None:
         """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""
-        covered = [each for each in self._entries if common_length(each.tokens, snapshot.tokens) == len(each.tokens)]
-        if any(len(each.tokens) == len(snapshot.tokens) for each in covered):
+        if self._entries.has(snapshot.tokens):
             return
         try:
-            entry = await trio.to_thread.run_sync(self._write, snapshot)
+            self._keep(await trio.to_thread.run_sync(self._write, snapshot))
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
-        self._entries.append(entry)
-        for each in covered:
-            self._remove(each)
-        while sum(each.size_bytes for each in self._entries) > self._capacity_bytes and len(self._entries) > 1:
-            self._remove(self._entries[0])
+        for entry, size in list(self._entries.beginnings(snapshot.tokens)):
+            if size < len(snapshot.tokens):
+                self._remove(entry)
+
+    def _keep(self, entry: _Entry) -> None:
+        """Take an entry in; the oldest go until all fit."""
+        self._entries.put(entry.tokens, entry)
+        self._size_bytes += entry.size_bytes
+        while self._size_bytes > self._capacity_bytes and len(self._entries) > 1:
+            self._remove(next(iter(self._entries)))
+
+    def _forget(self, entry: _Entry) -> None:
+        if self._entries.has(entry.tokens):
+            self._entries.discard(entry.tokens)
+            self._size_bytes -= entry.size_bytes
 
     def _remove(self, entry: _Entry) -> None:
-        self._entries.remove(entry)
-        entry.path.unlink(missing_ok=True)
-
-    @staticmethod
-    def _gain(entry: _Entry, tokens: array[int]) -> int:
-        return min(common_length(entry.tokens, tokens), len(tokens) - 1)
+        self._forget(entry)
+        try:
+            entry.path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("cache_dir: %s could not be removed: %s", entry.path, error)
 
     def _scan(self) -> list[_Entry]:
-        files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
-        return [entry for path in files if (entry := self._read_header(path)) is not None]
+        files = self._folder.glob(f"*{SUFFIX}")
+        entries = [entry for path in files if (entry := self._read_header(path)) is not None]
+        for leftover in self._folder.glob("*.tmp"):
+            leftover.unlink(missing_ok=True)
+        return sorted(entries, key=lambda each: each.written_at)
 
     def _read_header(self, path: Path) -> _Entry | None:
         try:
+            status = path.stat()
             with path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
+                differs = [name for name, value in self._identity.items() if header.get(name) != value]
                 tokens: array[int] = array("i")
-                tokens.frombytes(file.read(4 * int(header["n_tokens"])))
+                tokens.frombytes(file.read(_token_bytes(header["n_tokens"], status.st_size)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: it is no snapshot (%s)", path, error)
             return None
-        differs = [name for name, value in self._identity.items() if header.get(name) != value]
         if differs:
             _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
-        return _Entry(path, tokens, path.stat().st_size)
+        return _Entry(path, tokens, status.st_size, written_at=status.st_mtime)
 
     @staticmethod
     def _parse_header(start: bytes, read: object) -> dict[str, str | int]:
@@ -168,6 +184,12 @@ class DiskTier:
                 raise
         snapshot.is_on_disk = True
         return _Entry(path, snapshot.tokens, path.stat().st_size, weakref.ref(snapshot))
+
+
+def _token_bytes(count: object, most: int) -> int:
+    if not isinstance(count, int) or not 0 < 4 * count < most:
+        raise ValueError(f"{count} tokens cannot be in it")
+    return 4 * count
 
 
 def _checksum(tokens: array[int], data: bytes) -> str:

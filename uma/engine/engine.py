@@ -140,9 +140,16 @@ class Engine:
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Most tokens, prompt and output together, of one request."""
         self._scheduler = Scheduler(
-            Targets(config.tick_budget_ms, context.n_batch, config.start_target_tokens, context.n_ubatch)
+            Targets(
+                config.tick_budget_ms,
+                context.n_batch,
+                config.start_target_tokens,
+                config.slo_ttft_ms,
+                context.n_ubatch,
+            )
         )
-        self._max_running = min(config.max_sequences, context.n_seq_max)
+        # One id is left for health probes.
+        self._max_running = max(1, min(config.max_sequences, context.n_seq_max - 1))
         self.worker = DecodeWorker(
             context,
             self._pool,
@@ -176,12 +183,15 @@ class Engine:
     async def generate(self, request: Request) -> AsyncIterator[RequestStream]:
         """See `types.Source.generate`. `BadRequest`, `PromptTooLarge`, `Overloaded`, `ShuttingDown` come on entry."""
         try:
+            self._check_open()
+            self._check_queue(request.priority)
             tokens = await self._tokens_of(request)
             self._check_fits(len(tokens))
+            await self._fetch_from_disk(tokens)
+            # Others came meanwhile. From here on nothing waits, so what is checked holds.
             self._check_open()
-            self._check_load(request, len(tokens))
-            if self._disk is not None and (snapshot := await self._disk.fetch(tokens)) is not None:
-                self.worker.preload(snapshot)
+            self._check_queue(request.priority)
+            self._check_deadline(request, len(tokens))
         except UmaError as error:
             self._metrics.requests_total += 1
             self._metrics.requests_rejected += 1
@@ -295,21 +305,30 @@ class Engine:
         if self._is_draining:
             raise ShuttingDown("the server is stopping and takes no new requests")
 
-    def _check_load(self, request: Request, prompt_tokens: int) -> None:
-        """Refuse what would wait too long, while the asker can still go elsewhere."""
-        if len(self._open) < self._max_running and request.slo.target_ttft_ms is None:
+    async def _fetch_from_disk(self, tokens: array[int]) -> None:
+        if self._disk is not None and (snapshot := await self._disk.fetch(tokens)) is not None:
+            self.worker.preload(snapshot)
+
+    def _check_queue(self, lane: int) -> None:
+        """Refuse what finds the queue full. A background request has no hurry, but the queue has an end for it too."""
+        waiting, most = len(self._open) - self._metrics.active_sequences, self.config.max_queue
+        if waiting < most:
             return
-        load = self._load_before(request.priority)
-        wait = wait_ms(load, prompt_tokens, self._scheduler.cost)
-        # What waits in a lower lane is in nobody's way; a background request has no hurry, but the queue has an end.
-        waiting, most = len(self._open) - load.running, self.config.max_queue
-        if (request.priority >= 0 and load.ahead_waiting >= most) or waiting >= 2 * most:
+        # What waits in a lower lane is in nobody's way.
+        ahead = sum(each.row.lane >= lane and each.started_ms == 0 for each in self._open.values())
+        if (lane >= 0 and ahead >= most) or waiting >= 2 * most:
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {most:,})",
-                retry_after_ms=retry_after_ms(load.service_ms / load.max_running, 0),
+                retry_after_ms=retry_after_ms(self._metrics.service_ms_ewma / self._max_running, 0),
             )
+
+    def _check_deadline(self, request: Request, prompt_tokens: int) -> None:
+        """Refuse what would wait too long for its first token, while the asker can still go elsewhere."""
         target = request.slo.target_ttft_ms
-        if target is not None and request.priority >= 0 and wait > BEYOND_REPAIR * target:
+        if target is None or request.priority < 0:
+            return
+        wait = wait_ms(self._load_before(request.priority), prompt_tokens, self._scheduler.cost)
+        if wait > BEYOND_REPAIR * target:
             raise Overloaded(
                 f"the first token would take about {wait:,.0f} ms; target_ttft_ms asks for {target:,.0f}",
                 retry_after_ms=retry_after_ms(wait, target),
@@ -318,9 +337,11 @@ class Engine:
     def _load_before(self, lane: int) -> Load:
         # A glimpse at what the decode thread is working on; an estimate needs no more.
         ahead = [each for each in self._open.values() if each.row.lane >= lane]
-        running = self._metrics.active_sequences
+        # Background gives its places up; and of prompts, a part will be in the cache, as it was for those before.
+        running = sum(each.holding is not None and each.row.lane >= min(lane, 0) for each in self._open.values())
+        uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)
         return Load(
-            ahead_tokens=sum(each.row.remaining for each in ahead),
+            ahead_tokens=round(uncached * sum(each.row.remaining for each in ahead)),
             ahead_waiting=sum(each.started_ms == 0 for each in ahead),
             running=running,
             decoding=sum(each.generated > 0 for each in self._open.values()),

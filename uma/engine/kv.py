@@ -21,6 +21,8 @@ LEAST_SHARED_TOKENS = 8
 """A common prefix shorter than this is computed again: it costs less than keeping track."""
 WORTH_RESTORING_TOKENS = 48
 """A snapshot is restored if it saves at least this many tokens more than the cells do."""
+LEAST_EVICTED_TOKENS = 256
+"""Cells given up at a time."""
 MOST_STALL_BYTES = 16 * 2**20
 """While someone decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
 
@@ -54,6 +56,8 @@ class KvPool:
         self.tree = PrefixTree(self)
         self.someone_decodes = False
         """Kept by the worker: large copies wait while it is set."""
+        self._uncopied: set[int] = set()
+        """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
 
     @property
     def used_cells(self) -> int:
@@ -102,7 +106,6 @@ class KvPool:
         node, length = self.match(tokens)
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
         if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
-            self.tree.stats.hits += 1
             return holding, kept[1]
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
@@ -111,11 +114,18 @@ class KvPool:
             node, length = self.tree.root, 0
             seq_id = self._take_id(keep=None)
         assert seq_id is not None, "asked for a sequence id when none can be had"
-        if length:
+        return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
+
+    def count_use(self, found: int) -> None:
+        """Count a request that found so many tokens of its prompt."""
+        if found:
             self.tree.stats.hits += 1
         else:
             self.tree.stats.misses += 1
-        return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
+
+    def batch_done(self) -> None:
+        """A batch was computed, and with it the copies that waited for it."""
+        self._uncopied.clear()
 
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
@@ -126,10 +136,23 @@ class KvPool:
         holding.tip = self.tree.append(holding.tip, holding.seq_id, token)
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
-        """The sequence ends; with `keep` what it computed stays as cache, the oldest of which leaves its cells."""
+        """The sequence ends; with `keep` what it computed stays as cache."""
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep and self.shares)
-        if self._is_unified:
-            self._evict(self.tree.evictable_tokens - self._cache_cells)
+        self.trim_cache()
+
+    def trim_cache(self) -> None:
+        """Let cache beyond `cache_cells` leave its cells, the oldest first, if it is not lost by it.
+
+        What is worth a snapshot that cannot be taken now stays until there is time or the room is needed; and what was
+        used last stays: it is the conversation that goes on.
+        """
+        if not (self._is_unified and self.store.is_enabled):
+            return
+        while (excess := self.tree.evictable_tokens - self._cache_cells) > 0:
+            seq_id = self.tree.oldest_leaf()
+            if seq_id is None or seq_id == self.tree.newest() or not self._save_before_drop(seq_id):
+                return
+            self.tree.shorten(seq_id, excess)
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that nobody but the holder uses."""
@@ -140,18 +163,24 @@ class KvPool:
             count += len(node.tokens)
         return count
 
-    def save(self, holding: Holding, now_ms: float) -> None:
-        """Keep a snapshot of what a running sequence has computed, if it is worth it: it is sure to be used again."""
+    def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
+        """Keep a snapshot of what a running sequence has computed, if it is worth it and has a place."""
         tokens = holding.tip.whole()
-        if self.store.accepts(tokens, len(tokens), 1):
-            self.store.add(Snapshot(tokens, self._context.state_get(holding.seq_id), 1, now_ms))
+        if holding.seq_id in self._uncopied or not self.store.accepts(tokens, len(tokens), 1):
+            return None
+        if not self.store.has_place_for(self._context.state_size(holding.seq_id), len(tokens), 1, now_ms):
+            return None
+        snapshot = Snapshot(tokens, self._context.state_get(holding.seq_id), 1, now_ms)
+        return snapshot if self.store.add(snapshot) else None
 
     def save_cached(self) -> bool:
         """For idle times: take a snapshot of one cached sequence that has none; False if there is nothing to do."""
         for seq_id, node in self.tree.cached.items():
             # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
-            if self._is_worth_saving(node) and self.store.has_place_for(
-                self._context.state_size(seq_id), node.end, node.reuses, node.used_at
+            if (
+                seq_id not in self._uncopied
+                and self._is_worth_saving(node)
+                and self.store.has_place_for(self._context.state_size(seq_id), node.end, node.reuses, node.used_at)
             ):
                 self.store.add(self._snapshot_of(seq_id))
                 return True
@@ -194,15 +223,21 @@ class KvPool:
         while cells > 0 and (seq_id := self.tree.oldest_leaf()) is not None:
             self._save_before_drop(seq_id)
             before = self.used_cells
-            self.tree.shorten(seq_id, cells)
+            # A little more than needed: in a full pool the next tick would be back at once.
+            self.tree.shorten(seq_id, max(cells, LEAST_EVICTED_TOKENS))
             cells -= before - self.used_cells
 
-    def _save_before_drop(self, seq_id: int) -> None:
+    def _save_before_drop(self, seq_id: int) -> bool:
+        """Take a snapshot of a cached sequence that is about to go. Whether what is worth keeping is kept."""
         node = self.tree.cached[seq_id]
-        if node.end * self._bytes_per_token > MOST_STALL_BYTES and self.someone_decodes:
-            return
-        if self._is_worth_saving(node):
-            self.store.add(self._snapshot_of(seq_id))
+        if not self._is_worth_saving(node):
+            return True
+        if seq_id in self._uncopied or (self.someone_decodes and node.end * self._bytes_per_token > MOST_STALL_BYTES):
+            return False
+        size = self._context.state_size(seq_id)
+        if not self.store.has_place_for(size, node.end, node.reuses, node.used_at):
+            return True
+        return self.store.add(self._snapshot_of(seq_id))
 
     @property
     def _bytes_per_token(self) -> int:
@@ -212,6 +247,9 @@ class KvPool:
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""
         whole = len(snapshot.tokens)
+        if self._uncopied:
+            # A state is written at once, but a queued copy only with the next batch, and over it.
+            return None
         if self._is_unified and whole > self.free_cells:
             return None
         self.make_room(whole)
@@ -256,6 +294,7 @@ class KvPool:
         else:
             self._context.seq_cp(source, target)
             self._context.seq_rm(target, length, -1)
+            self._uncopied |= {source, target}
 
     def trim(self, seq_id: int, length: int) -> None:
         """`prefix.Cells`: cut a sequence; one that is cut to nothing gives its id back."""

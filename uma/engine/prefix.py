@@ -176,6 +176,10 @@ class PrefixTree:
         """The cached sequence id unused longest; None if nothing is cached."""
         return min(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
 
+    def newest(self) -> int | None:
+        """The cached sequence id used last; None if nothing is cached."""
+        return max(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
+
     def oldest_leaf(self) -> int | None:
         """The cached id unused longest among those whose end can give cells back; None if no cell can be had."""
         ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]

@@ -9,6 +9,7 @@ import attrs
 
 from uma.engine.kv import Holding
 from uma.engine.policy.state import Row
+from uma.engine.snapshots import Snapshot
 from uma.engine.text import TextStream
 from uma.types import FinishReason, Request, RequestMetrics, Usage
 
@@ -40,6 +41,10 @@ class Sequence:
     text: TextStream = attrs.field(init=False)
     holding: Holding | None = None
     sampler: Sampler | None = None
+    kept: Snapshot | None = None
+    """While it is preempted: what it had computed, pinned in the store."""
+    paused_ms: float = 0.0
+    """When its reader fell behind."""
     computed: int = 0
     """Tokens whose KV is held."""
     cached_tokens: int = 0

@@ -9,6 +9,7 @@ import os
 import attrs
 
 from uma.config import RuntimeConfig
+from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, llama_version
@@ -31,7 +32,7 @@ RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
-    streams = config.max_sequences + 1
+    streams = min(config.max_sequences + 1, MOST_SEQUENCE_IDS)
     # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
     # nothing is lost by it, and `auto` takes it.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
@@ -39,7 +40,8 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     has_cells = model.memory in ("attention", "sliding-window")
     return ContextParams(
         n_ctx=n_ctx,
-        n_batch=min(config.n_batch, n_ctx),
+        # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
+        n_batch=min(max(config.n_batch, streams + SIZES[0]), n_ctx),
         n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
         # Ids cost nothing in one buffer of cells; a recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else streams,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import attrs
 
-from uma.engine.prefix import common_length
+from uma.engine.index import PrefixIndex
 
 LEAST_WORTH = 128.0
 """Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
@@ -29,6 +29,8 @@ class Snapshot:
     """How often it was found again, in its cells and here."""
     used_ms: float = 0.0
     is_on_disk: bool = False
+    is_pinned: bool = False
+    """Its owner was preempted and waits for it."""
 
     @property
     def size_bytes(self) -> int:
@@ -50,7 +52,10 @@ def _worth(n_tokens: int, reuses: int, used_ms: float) -> tuple[float, float]:
 
 
 class SnapshotStore:
-    """Snapshots up to `capacity_bytes`; the least worth goes first, among equals the one unused longest."""
+    """Snapshots up to `capacity_bytes`; the least worth goes first, among equals the one unused longest.
+
+    Those with a pin stay: their owner waits for them.
+    """
 
     def __init__(
         self, capacity_bytes: int, *, exact_ends: bool = False, on_added: Callable[[Snapshot], None] | None = None
@@ -58,18 +63,13 @@ class SnapshotStore:
         self._capacity_bytes = capacity_bytes
         self._exact_ends = exact_ends
         self._on_added = on_added
-        self._snapshots: list[Snapshot] = []
+        self._index: PrefixIndex[Snapshot] = PrefixIndex()
         self.size_bytes = 0
         self.hits = 0
         self.evictions = 0
 
     def __len__(self) -> int:
-        return len(self._snapshots)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens held, over all snapshots."""
-        return sum(len(each.tokens) for each in self._snapshots)
+        return len(self._index)
 
     @property
     def is_enabled(self) -> bool:
@@ -81,19 +81,18 @@ class SnapshotStore:
 
         Where a state cannot be cut (`exact_ends`: recurrent models) it must be used whole.
         """
-        best: tuple[Snapshot, int] | None = None
-        most = longer_than
-        for snapshot in self._snapshots:
-            common = min(common_length(snapshot.tokens, tokens), len(tokens) - 1)
-            if common > most and (not self._exact_ends or common == len(snapshot.tokens)):
-                best, most = (snapshot, common), common
-        return best
+        most = len(tokens) - 1
+        if self._exact_ends:
+            found = next(((each, size) for each, size in self._index.beginnings(tokens) if size <= most), None)
+        else:
+            found = self._index.longest(tokens)
+        if found is None or min(found[1], most) <= longer_than:
+            return None
+        return found[0], min(found[1], most)
 
     def covers(self, tokens: array[int]) -> bool:
         """Whether a snapshot holds all of `tokens`."""
-        if self._exact_ends:
-            return any(each.tokens == tokens for each in self._snapshots)
-        return any(common_length(each.tokens, tokens) == len(tokens) for each in self._snapshots)
+        return self._index.has(tokens) if self._exact_ends else self._index.covers(tokens)
 
     def accepts(self, tokens: array[int], saves_tokens: int, reuses: int) -> bool:
         """Whether a snapshot of `tokens` is worth taking, that would save `saves_tokens` as often as it was used."""
@@ -102,25 +101,30 @@ class SnapshotStore:
 
     def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
         """Whether a snapshot like this could be kept without giving up any that is worth more."""
+        size = _size(data_bytes, n_tokens)
+        if self.size_bytes + size <= self._capacity_bytes:
+            return True
         limit = _worth(n_tokens, reuses, used_ms)
-        kept = sum(each.size_bytes for each in self._snapshots if each.worth >= limit)
-        return kept + _size(data_bytes, n_tokens) <= self._capacity_bytes
+        kept = sum(each.size_bytes for each in self._index if each.is_pinned or each.worth >= limit)
+        return kept + size <= self._capacity_bytes
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot; those it covers go, and if need be those least worth."""
-        if snapshot.size_bytes > self._capacity_bytes:
-            return
+    def add(self, snapshot: Snapshot) -> bool:
+        """Keep a snapshot; those it covers go, and if need be those least worth. Whether there was room for it."""
+        loose = sum(each.size_bytes for each in self._index if not each.is_pinned)
+        if self.size_bytes - loose + snapshot.size_bytes > self._capacity_bytes:
+            return False
         if not self._exact_ends:
-            for each in self._snapshots[:]:
-                if common_length(each.tokens, snapshot.tokens) == len(each.tokens):
+            for each, _ in list(self._index.beginnings(snapshot.tokens)):
+                if not each.is_pinned:
                     self._remove(each)
         while self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
-            self._remove(min(self._snapshots, key=lambda each: each.worth))
+            self._remove(min((each for each in self._index if not each.is_pinned), key=lambda each: each.worth))
             self.evictions += 1
-        self._snapshots.append(snapshot)
+        self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
         if self._on_added is not None and not snapshot.is_on_disk:
             self._on_added(snapshot)
+        return True
 
     def used(self, snapshot: Snapshot, now_ms: float) -> None:
         """Note that a snapshot was restored."""
@@ -129,5 +133,5 @@ class SnapshotStore:
         self.hits += 1
 
     def _remove(self, snapshot: Snapshot) -> None:
-        self._snapshots.remove(snapshot)
+        self._index.discard(snapshot.tokens)
         self.size_bytes -= snapshot.size_bytes

@@ -20,16 +20,18 @@ from uma.engine.admission import WaitingRoom
 from uma.engine.kv import KvPool
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy import Row as PolicyRow
-from uma.engine.policy.order import preemption_order
+from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
 from uma.llama.batch import Batch
-from uma.llama.context import DONE, NO_ROOM, Context
+from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.llama.sampler import Sampler
 from uma.metrics import EngineMetrics
 from uma.types import Event, Finished, FinishReason, Token
 
+PATIENCE_MS = 250.0
+"""A request whose reader is behind keeps its place for this long, whoever waits."""
 IDLE_SEC = 0.25
 """Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
 
@@ -98,11 +100,12 @@ class DecodeWorker:
 
     def preload(self, snapshot: Snapshot) -> None:
         """Take in a snapshot that was read from disk."""
-        self._post(self._pool.store.add, snapshot)
+        self._post(self._on_preload, snapshot)
 
     def stop(self) -> None:
-        """End everything with `ShuttingDown`, then the thread."""
+        """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
         self._post(self._on_stop)
+        self._context.request_abort()
 
     def _post(self, command: Callable[..., None], *args: Any) -> None:
         self._inbox.append((command, args))
@@ -126,10 +129,15 @@ class DecodeWorker:
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
+        self._update_gauges()
         while not self._wakeup.wait(IDLE_SEC):
+            self._pool.someone_decodes = False
             if self._active or not self._pool.save_cached():
+                self._pool.trim_cache()
+                self._update_gauges()
                 self._wakeup.wait()
                 return
+            self._update_gauges()
 
     # Commands, on the thread
 
@@ -156,6 +164,9 @@ class DecodeWorker:
             if key in self._parked and not sequence.row.is_paused:
                 self._parked.remove(key)
                 self._waiting.add(sequence)
+
+    def _on_preload(self, snapshot: Snapshot) -> None:
+        self._pool.store.add(snapshot)
 
     def _on_stop(self) -> None:
         self._is_stopping = True
@@ -186,18 +197,34 @@ class DecodeWorker:
         return True
 
     def _admit(self, now: float) -> None:
-        """Begin whoever may begin; who waits for a slow reader gives up the place that somebody else needs."""
+        """Begin whoever may begin; for those who may not, others give way: slow readers' requests, then background."""
         while True:
             sequence = self._waiting.next(self._active)
             if sequence is not None:
                 self._start(sequence, now)
                 continue
-            idle = [each for each in self._active.values() if each.row.is_paused] if len(self._waiting) else []
-            if not idle:
+            head = self._waiting.head()
+            if head is None or not (victims := self._find_victims(head, now)):
                 return
-            victim = max(idle, key=lambda each: each.row.key)
-            self._take_place(victim, now)
-            self._parked.add(victim.row.key)
+            for victim in victims:
+                self._preempt(victim, now)
+
+    def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
+        """Who gives way to `head`: as few as will do, and nobody if all of them would not do."""
+        places, cells = self._waiting.lacks(head, self._active)
+        behind = [each for each in self._active.values() if each.row.is_paused and now - each.paused_ms >= PATIENCE_MS]
+        lower = [
+            self._active[row.key] for row in gives_way(head.row, (each.row for each in self._active.values()), now)
+        ]
+        victims: list[Sequence] = []
+        for each in dict.fromkeys([*behind, *lower]):
+            if places <= 0 and cells <= 0:
+                break
+            assert each.holding is not None
+            victims.append(each)
+            places -= 1
+            cells -= self._pool.own_cells(each.holding) + each.missing + RESERVE_PER_ROW
+        return victims if places <= 0 and cells <= 0 else []
 
     def _state(self) -> State:
         decoding: list[PolicyRow] = []
@@ -215,13 +242,16 @@ class DecodeWorker:
     def _start(self, sequence: Sequence, now: float) -> None:
         first = sequence.started_ms == 0.0
         sequence.holding, sequence.computed = self._pool.acquire(sequence.tokens, now)
+        self._unpin(sequence)
         sequence.update_row()
         self._active[sequence.row.key] = sequence
         if first:
             sequence.started_ms = now
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
-            self._metrics.prompt_tokens_total += 0 if sequence.is_probe else sequence.prompt_tokens
-            self._metrics.cached_tokens_total += sequence.cached_tokens
+            if not sequence.is_probe:
+                self._pool.count_use(sequence.computed)
+                self._metrics.prompt_tokens_total += sequence.prompt_tokens
+                self._metrics.cached_tokens_total += sequence.cached_tokens
             if not sequence.request.sampling.is_greedy:
                 sampling = sequence.request.sampling
                 sequence.sampler = Sampler(self._vocab, sampling, sequence.seed, sequence.tokens)
@@ -233,20 +263,28 @@ class DecodeWorker:
 
         Its reader sees a pause, and then exactly the tokens it would have seen.
         """
-        self._take_place(sequence, now)
-        self._waiting.add(sequence)
-
-    def _take_place(self, sequence: Sequence, now: float) -> None:
-        """Take what an active sequence holds, with a snapshot of it where that is worth it."""
         assert sequence.holding is not None
+        key = sequence.row.key
         self._metrics.preemptions_total += 1
-        self._pool.save(sequence.holding, now)
+        sequence.kept = self._pool.save(sequence.holding, now)
+        if sequence.kept is not None:
+            sequence.kept.is_pinned = True
         self._pool.release(sequence.holding, now, keep=False)
         sequence.holding, sequence.computed = None, 0
         sequence.update_row()
-        del self._active[sequence.row.key]
+        del self._active[key]
+        # Whoever waits for its reader anyway comes back only when that has caught up.
+        if sequence.row.is_paused:
+            self._parked.add(key)
+        else:
+            self._waiting.add(sequence)
         if self._trace:
-            self._trace(f"preempt key={sequence.row.key} tokens={len(sequence.tokens)}")
+            self._trace(f"preempt key={key} tokens={len(sequence.tokens)} kept={sequence.kept is not None}")
+
+    def _unpin(self, sequence: Sequence) -> None:
+        if sequence.kept is not None:
+            sequence.kept.is_pinned = False
+            sequence.kept = None
 
     def _decode(self, plan: Plan) -> list[Row]:
         """Run the plan's batch, made smaller where llama.cpp finds no room; returns the rows that have logits."""
@@ -265,10 +303,12 @@ class DecodeWorker:
             if code == DONE:
                 self._computed(decode, prefill, took)
                 return rows
-            if code == NO_ROOM:
-                decode, prefill = self._with_less(decode, prefill)
-            else:
-                decode, prefill = self._without_culprit(decode, prefill, code)
+            if code == ABORTED:
+                return []
+            if code != NO_ROOM:
+                self._run_alone(decode, prefill)
+                return []
+            decode, prefill = self._with_less(decode, prefill)
         return []
 
     def _build(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]) -> list[Row]:
@@ -292,6 +332,7 @@ class DecodeWorker:
 
     def _computed(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]], took: float) -> None:
         """Book what a batch has computed."""
+        self._pool.batch_done()
         tokens = len(decode)
         for sequence in decode:
             assert sequence.holding is not None
@@ -342,21 +383,34 @@ class DecodeWorker:
             self._finish(sequence, "length", now_ms())
         return [], []
 
-    def _without_culprit(
-        self, decode: list[Sequence], prefill: list[tuple[Sequence, int]], code: int
-    ) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
-        """After a failed batch: put memory back as it was, and find by halves whose row fails. The others go on."""
-        everyone = [*decode, *(sequence for sequence, _ in prefill)]
-        for sequence in everyone:
-            assert sequence.holding is not None
-            self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1)
-        if len(everyone) == 1:
-            self._end(everyone[0], DecodeFailed(f"llama_decode failed with {code} for this request"))
-            return [], []
-        if prefill:
-            # The decoding streams run on the next tick as ever; first the prompts, one by one.
-            return ([], prefill[:1]) if decode or len(prefill) > 1 else (decode, prefill)
-        return decode[: len(decode) // 2], []
+    def _run_alone(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]) -> None:
+        """After a failed batch: put memory back as it was, and run each of its rows alone; who fails then, ends."""
+        for sequence, count in [*((each, 1) for each in decode), *prefill]:
+            if not self._cut_back(sequence):
+                continue
+            rows = self._build([], [(sequence, count)])
+            began = now_ms()
+            code = self._context.decode(self._batch)
+            if code == DONE:
+                self._computed([], [(sequence, count)], now_ms() - began)
+                self._sample(rows, now_ms())
+            elif code == NO_ROOM:
+                self._preempt(sequence, now_ms())
+            elif code != ABORTED:
+                self._cut_back(sequence)
+                self._end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+
+    def _cut_back(self, sequence: Sequence) -> bool:
+        """Forget what a failed batch may have left in memory. False where memory cannot be cut: it begins anew."""
+        assert sequence.holding is not None
+        if self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1):
+            return True
+        self._pool.release(sequence.holding, now_ms(), keep=False)
+        sequence.holding, sequence.computed = None, 0
+        sequence.update_row()
+        del self._active[sequence.row.key]
+        self._waiting.add(sequence)
+        return False
 
     # Tokens out
 
@@ -415,7 +469,7 @@ class DecodeWorker:
             self._deliveries.append((sequence.stream, Token(sequence.request.id, text, token)))
             sequence.credits -= 1
             if sequence.credits <= 0:
-                sequence.row.is_paused = True
+                sequence.row.is_paused, sequence.paused_ms = True, now
         else:
             sequence.pieces.append(text)
 
@@ -441,7 +495,10 @@ class DecodeWorker:
         self._active.pop(key, None)
         self._parked.discard(key)
         self._waiting.discard(sequence)
+        self._unpin(sequence)
         if sequence.holding is not None:
+            others = (each.row for each in self._active.values())
+            self._pool.someone_decodes = any(not row.remaining and not row.is_paused for row in others)
             if isinstance(event, Finished) and not self._pool.shares:
                 self._pool.save(sequence.holding, now_ms())
             self._pool.release(sequence.holding, now_ms(), keep=not isinstance(event, UmaError))
@@ -452,7 +509,7 @@ class DecodeWorker:
         if sequence.is_probe:
             self._metrics.health_probes_total += 1
         else:
-            if sequence.started_ms:
+            if sequence.started_ms and isinstance(event, Finished) and event.reason in ("stop", "length"):
                 self._metrics.served(now_ms() - sequence.started_ms)
             self._metrics.finished(event.reason if isinstance(event, Finished) else "error")
         self._deliveries.append((sequence.stream, event))

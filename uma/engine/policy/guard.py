@@ -25,11 +25,13 @@ class LatencyGuard:
         self._is_suspended = False
         self._ticks = 0
 
-    def allows_prefill(self, decoding: Iterable[Row], now_ms: float) -> bool:
-        """Whether prefill may be part of this tick. Background streams make no one wait."""
+    def allows_prefill(self, decoding: Iterable[Row], now_ms: float, decode_ms: float = 0.0) -> bool:
+        """Whether prefill may be part of this tick. Background streams make no one wait, nor does a target shorter than
+        `decode_ms`, what decoding alone takes.
+        """
         worst = max(
             (
-                (now_ms - row.last_token_ms) / row.target_tbt_ms
+                (now_ms - row.last_token_ms) / max(row.target_tbt_ms, decode_ms)
                 for row in decoding
                 if row.lane >= 0 and not row.is_paused
             ),

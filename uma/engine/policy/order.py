@@ -15,6 +15,9 @@ fixed on arrival, and nobody who comes after it can get before it. That bounds e
 """
 LEAST_DUE_MS = 50.0
 """No deadline is nearer than this, so that prompts of a few tokens keep their order of arrival among themselves."""
+LANE_DELAY_MS = {1: 0.0, 0: 10_000.0, -1: 60_000.0}
+"""By how much a lane's deadlines are later than they are. Whoever comes within that time in a higher lane goes before;
+nobody who comes after it does. So that is the bound on how long a lane can starve."""
 RESERVE_PER_ROW = 16
 """Cells left free for each running row before another begins."""
 
@@ -27,24 +30,32 @@ def due_ms(row: Row, cost: CostModel) -> float:
     return row.arrived_ms + max(LEAST_DUE_MS, STRETCH * alone_ms)
 
 
-def admission_key(row: Row) -> tuple[int, float, int]:
-    """Sorts waiting rows in the order in which they begin; the last part is the row's key."""
-    return (-row.lane, row.due_ms, row.key)
+def admission_key(row: Row) -> tuple[float, int]:
+    """Sorts rows in the order in which they begin and are read; the last part is the row's key. It never changes."""
+    return (row.due_ms + LANE_DELAY_MS[row.lane], row.key)
 
 
-def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: int, max_running: int) -> bool:
-    """Whether another row may begin: a place is free, and its prompt fits beside what is promised to those that run.
+def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: int) -> bool:
+    """Whether another row's prompt fits beside what is promised to those that run.
 
     `unread_tokens` are the prompt tokens the running rows have still to compute; each also gets a small reserve, so
     that it does not have to give way as soon as it decodes. Alone, a row may always begin.
     """
-    if running == 0:
-        return True
-    return running < max_running and cells_needed <= free_cells - unread_tokens - RESERVE_PER_ROW * running
+    return running == 0 or cells_needed <= free_cells - unread_tokens - RESERVE_PER_ROW * running
+
+
+def gives_way(head: Row, active: Iterable[Row], now_ms: float) -> list[Row]:
+    """Background rows that may lose their place or cells to a waiting `head` of a higher lane, in that order.
+
+    One that has been due for as long as its lane may be starved keeps what it has, or it would never end.
+    """
+    if head.lane < 0:
+        return []
+    return [row for row in preemption_order(active) if row.lane < 0 and now_ms < admission_key(row)[0]]
 
 
 def first_token_first(rows: Iterable[Row]) -> list[Row]:
-    """Prefill order: by lane, deadline first within a lane, then by arrival."""
+    """Prefill order: deadline first, each lane behind the higher ones by a stated time, then by arrival."""
     return sorted(rows, key=admission_key)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
 from uma.engine.policy.cost import SIZES, CostModel
@@ -11,6 +13,8 @@ from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
+HOPELESS = 1.25
+"""A `target_tbt_ms` under this times what decoding alone takes cannot be met by reading prompts more slowly."""
 AT_RISK = 0.3
 """Of its target, the spare time below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
@@ -77,12 +81,16 @@ class Scheduler:
                 preempted.append(row)
                 free += row.cells
                 decoding = [other for other in decoding if other is not row]
+            if not preempted and free < max(len(decoding), is_stuck) and candidates:
+                # Two that end in the same cells give nothing alone; once one has gone, the other gives all.
+                preempted.append(candidates[0])
+                decoding = [other for other in decoding if other is not candidates[0]]
         return decoding[: max(free, 0)], preempted
 
     def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> tuple[list[Row], int]:
         """All but the background rows that would make an interactive stream late."""
         if len(rows) > self.targets.batch_tokens:
-            rows = sorted(rows, key=lambda row: row.last_token_ms)[: self.targets.batch_tokens]
+            rows = sorted(rows, key=lambda row: (row.lane < 0, row.last_token_ms))[: self.targets.batch_tokens]
         background = [row for row in rows if row.lane < 0]
         if not background or not self._is_interactive_at_risk(rows, state, now_ms):
             return rows, 0
@@ -95,9 +103,10 @@ class Scheduler:
         if any(row.lane > 0 and tick_ms > row.target_tbt_ms for row in rows):
             return True
         for row in state.prefilling:
-            if row.lane > 0 and row.target_ttft_ms is not None and not row.is_paused:
+            if row.lane > 0 and not row.is_paused:
+                target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
                 needed_ms = self.cost.prefill_ms(row.remaining, state.used_cells)
-                if now_ms + needed_ms > row.due_ms - AT_RISK * row.target_ttft_ms:
+                if now_ms + needed_ms > row.arrived_ms + (1 - AT_RISK) * target_ms:
                     return True
         return False
 
@@ -105,7 +114,11 @@ class Scheduler:
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
     ) -> tuple[tuple[int, int], ...]:
         room = min(self.targets.batch_tokens - len(decode), free_cells)
-        if not waiting or room <= 0 or not self._guard.allows_prefill(decode, now_ms):
+        if (
+            not waiting
+            or room <= 0
+            or not self._guard.allows_prefill(decode, now_ms, self.cost.decode_ms(len(decode), state.used_cells))
+        ):
             return ()
         left = min(room, self._budget_tokens(waiting, decode, state))
         chosen: list[tuple[int, int]] = []
@@ -124,6 +137,8 @@ class Scheduler:
         wanted = sum(row.remaining for row in waiting)
         if not self.cost.knows_prefill:
             return self.targets.start_chunk_tokens
-        budget_ms = min(self.targets.tick_budget_ms, *(row.target_tbt_ms for row in decode))
-        left_ms = budget_ms - self.cost.decode_ms(len(decode), state.used_cells)
+        decode_ms = self.cost.decode_ms(len(decode), state.used_cells)
+        # A background stream's wish throttles nobody, nor does one that decoding alone cannot meet.
+        wishes = [row.target_tbt_ms for row in decode if row.lane >= 0 and row.target_tbt_ms > HOPELESS * decode_ms]
+        left_ms = min(self.targets.tick_budget_ms, *wishes, math.inf) - decode_ms
         return max(self.cost.largest_chunk(left_ms, state.used_cells, wanted), min(SMALLEST_CHUNK, wanted))

@@ -39,6 +39,8 @@ class Targets:
     """Most tokens of one batch."""
     start_chunk_tokens: int
     """Prefill chunk while nothing is known of this machine."""
+    slo_ttft_ms: float = 2_000.0
+    """Time to first token to aim for where the asker has named none."""
     solo_tokens: int = 512
     """Prefill tokens of one batch while nobody decodes: as many as are computed at once. More would be no faster, and
     whoever comes next would wait for all of it."""

@@ -1,0 +1,99 @@
+"""Items by their tokens, found by the longest common prefix in logarithmic time, however many there are.
+
+Token ids written big-endian sort like the sequences they stand for, and in a sorted list the longest common prefix of
+anything is with one of its two neighbours.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+ITEM_BYTES = 4
+
+
+class PrefixIndex(Generic[T]):
+    """A mapping from token sequences to items."""
+
+    def __init__(self) -> None:
+        self._keys: list[bytes] = []
+        self._items: dict[bytes, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._items.values()))
+
+    def put(self, tokens: array[int], item: T) -> None:
+        """Add an item, in place of one with the very same tokens."""
+        key = _key(tokens)
+        if key not in self._items:
+            insort(self._keys, key)
+        self._items[key] = item
+
+    def discard(self, tokens: array[int]) -> None:
+        """Remove the item with these tokens, if there is one."""
+        key = _key(tokens)
+        if self._items.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def longest(self, tokens: array[int]) -> tuple[T, int] | None:
+        """The item that shares the most tokens with the beginning of `tokens`, and how many; None without any."""
+        key = _key(tokens)
+        at = bisect_left(self._keys, key)
+        best: tuple[T, int] | None = None
+        for near in self._keys[max(0, at - 1) : at + 1]:
+            common = _common_bytes(near, key) // ITEM_BYTES
+            if common > (best[1] if best else 0):
+                best = self._items[near], common
+        return best
+
+    def covers(self, tokens: array[int]) -> bool:
+        """Whether some item begins with all of `tokens`."""
+        key = _key(tokens)
+        at = bisect_left(self._keys, key)
+        return at < len(self._keys) and self._keys[at].startswith(key)
+
+    def has(self, tokens: array[int]) -> bool:
+        """Whether there is an item with exactly these tokens."""
+        return _key(tokens) in self._items
+
+    def beginnings(self, tokens: array[int]) -> Iterator[tuple[T, int]]:
+        """All items whose tokens are a beginning of `tokens`, or all of it, with their lengths; the longest first."""
+        key = _key(tokens)
+        while True:
+            at = bisect_left(self._keys, key)
+            if at < len(self._keys) and self._keys[at] == key:
+                yield self._items[key], len(key) // ITEM_BYTES
+                key = key[:-ITEM_BYTES]
+                continue
+            if at == 0:
+                return
+            before = self._keys[at - 1]
+            common = _common_bytes(before, key) // ITEM_BYTES * ITEM_BYTES
+            # What sorts just before is a beginning itself, or shows how much of `tokens` a beginning can have.
+            key = key[:common]
+            if not key:
+                return
+
+
+def _key(tokens: array[int]) -> bytes:
+    swapped = array("i", tokens)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def _common_bytes(left: bytes, right: bytes) -> int:
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
