@@ -45,7 +45,7 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
     question: str | None = None
     while True:
         try:
-            async with open_source(loaded, local=options.local, say=chat.view.tell) as opened:
+            async with open_source(loaded, interrupts, local=options.local, say=chat.view.tell) as opened:
                 chat.meet(opened)
                 question = await chat.talk(question)
         except UmaError as error:

@@ -115,7 +115,7 @@ def tell(line: str) -> None:
 
 
 async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, interrupts: Interrupts) -> int:
-    async with open_source(loaded, local=options.local, say=tell) as opened:
+    async with open_source(loaded, interrupts, local=options.local, say=tell) as opened:
         command = "uma run" if opened.is_server else "uma generate"
         if line := words.demonstration(opened.source.info.model, command):
             tell(line)

@@ -16,6 +16,7 @@ import attrs
 
 from uma.cli import words
 from uma.cli.options import SERVER_ONLY
+from uma.cli.trio_run import Interrupts
 from uma.client import connect
 from uma.config import Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost
@@ -36,18 +37,23 @@ class Opened:
 
 
 @asynccontextmanager
-async def open_source(loaded: Loaded, *, local: bool, say: Callable[[str], None]) -> AsyncIterator[Opened]:
+async def open_source(
+    loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None]
+) -> AsyncIterator[Opened]:
     """A source for `loaded`; `say` gets a line where a choice was made that the caller may not expect.
 
-    With `local` no server is looked for. Raises `ConnectionLost` where one is there but cannot be used, `ModelError`
-    where the model cannot be loaded.
+    With `local` no server is looked for. While a model is being loaded, which nothing can interrupt, a signal ends the
+    process at once. Raises `ConnectionLost` where a server is there but cannot be used, `ModelError` where the model
+    cannot be loaded.
     """
     async with AsyncExitStack() as stack:
         server = None if local or _asks_for_its_own(loaded, say) else await _server(stack, loaded, say)
         if server is not None:
             yield Opened(server, is_server=True)
             return
-        yield Opened(await _engine(stack, loaded.config, say), is_server=False)
+        with interrupts.abruptly():
+            engine = await _engine(stack, loaded.config, say)
+        yield Opened(engine, is_server=False)
 
 
 def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:

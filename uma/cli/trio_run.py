@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import attrs
@@ -55,6 +56,7 @@ class Interrupts:
     _innermost: Stop | None = None
     stopped_by: int | None = None
     """The signal that ended the whole command."""
+    _is_abrupt: bool = False
 
     @contextmanager
     def stopping(self, politely: Callable[[], None] | None = None) -> Iterator[Stop]:
@@ -66,8 +68,19 @@ class Interrupts:
         finally:
             self._innermost = before
 
+    @contextmanager
+    def abruptly(self) -> Iterator[None]:
+        """A block in which any signal ends the process at once: nothing can be interrupted in it, or need be."""
+        self._is_abrupt = True
+        try:
+            yield
+        finally:
+            self._is_abrupt = False
+
     def take(self, number: int) -> None:
         """Act on a signal."""
+        if self._is_abrupt:
+            _leave_now(number)
         stop = self._everything if self._innermost is None or number != signal.SIGINT else self._innermost
         if stop.is_in_vain:
             _leave_now(number)
@@ -94,14 +107,16 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     code = 0
     with trio.open_signal_receiver(*heeded) as arrivals:
         async with trio.open_nursery() as nursery:
-            interrupts = Interrupts(Stop(scope=nursery.cancel_scope))
+            everything = Stop()
+            interrupts = Interrupts(everything)
 
             async def listen() -> None:
                 async for number in arrivals:
                     interrupts.take(number)
 
             nursery.start_soon(listen)
-            code = await work(interrupts)
+            with everything.scope:
+                code = await work(interrupts)
             nursery.cancel_scope.cancel()
     return code if interrupts.stopped_by is None else 128 + interrupts.stopped_by
 
@@ -113,5 +128,8 @@ def sole_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _leave_now(number: int) -> NoReturn:
-    """End without waiting: a thread may be inside a long computation that nothing can interrupt."""
+    """End without waiting for threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(128 + number)
