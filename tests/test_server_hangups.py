@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
 from harness import HELLO, Raw, ServerProcess, frame, running_server, until
 
@@ -68,6 +70,7 @@ def leave_somewhere(server: ServerProcess, chance: random.Random, number: int) -
     raw.sock.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_thousand_hang_ups_leave_nothing_behind(socket_dir: Path) -> None:
     chance = random.Random(1)
     with running_server(socket_dir / "s", "--max-sessions", "64", "--log-level", "info") as server:
