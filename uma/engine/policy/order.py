@@ -15,7 +15,7 @@ fixed on arrival, and nobody who comes after it can get before it. That bounds e
 """
 LEAST_DUE_MS = 50.0
 """No deadline is nearer than this, so that prompts of a few tokens keep their order of arrival among themselves."""
-LANE_DELAY_MS = {1: 0.0, 0: 10_000.0, -1: 60_000.0}
+LANE_DELAY_MS = {1: 0.0, 0: 60_000.0, -1: 120_000.0}
 """By how much a lane's deadlines are later than they are. Whoever comes within that time in a higher lane goes before;
 nobody who comes after it does. So that is the bound on how long a lane can starve."""
 RESERVE_PER_ROW = 16
