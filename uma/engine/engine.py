@@ -311,11 +311,14 @@ class Engine:
 
     def _check_queue(self, lane: int) -> None:
         """Refuse what finds the queue full. A background request has no hurry, but the queue has an end for it too."""
-        waiting, most = len(self._open) - self._metrics.active_sequences, self.config.max_queue
+        running, most = self._metrics.active_sequences, self.config.max_queue
+        # Those who came a moment ago and begin with the next tick do not wait.
+        places = max(0, self._max_running - running)
+        waiting = len(self._open) - running - places
         if waiting < most:
             return
         # What waits in a lower lane is in nobody's way.
-        ahead = sum(each.row.lane >= lane and each.started_ms == 0 for each in self._open.values())
+        ahead = sum(each.row.lane >= lane and each.started_ms == 0 for each in self._open.values()) - places
         if (lane >= 0 and ahead >= most) or waiting >= 2 * most:
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {most:,})",

@@ -130,6 +130,10 @@ class DecodeWorker:
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
         self._update_gauges()
+        if self._active and len(self._waiting):
+            # Nothing runs because readers are behind, and somebody waits for what their requests hold.
+            self._wakeup.wait(PATIENCE_MS / 1000)
+            return
         while not self._wakeup.wait(IDLE_SEC):
             self._pool.someone_decodes = False
             if self._active or not self._pool.save_cached():
