@@ -9,7 +9,7 @@ import sys
 import attrs
 import pytest
 
-from harness import clean_environ, uma_command
+from harness import ServerProcess, clean_environ, uma_command
 from uma.cli.options import PEOPLE, SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
 from uma.config import Setting, settings
@@ -148,7 +148,7 @@ def imported_by(*arguments: str) -> set[str]:
     """The top-level packages that a run of `uma` imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *uma_command(*arguments)[1:]],
-        capture_output=True, text=True, timeout=60, env=clean_environ(), check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=clean_environ(), check=False,
     )  # fmt: skip
     return {name.partition(".")[0] for name in re.findall(r"^import time:.*\|\s+(\S+)$", done.stderr, re.MULTILINE)}
 
@@ -158,6 +158,15 @@ def test_what_needs_no_model_imports_nothing_heavy(arguments: tuple[str, ...]) -
     found = imported_by(*arguments)
     assert "uma" in found
     assert not found & HEAVY
+
+
+@pytest.mark.parametrize("command", [("generate", "hello", "--max-tokens", "2"), ("chat",)])
+def test_a_client_of_a_server_in_a_pipe_imports_no_model_library_and_no_terminal_library(
+    command: tuple[str, ...], server: ServerProcess
+) -> None:
+    found = imported_by(*command, "--socket", str(server.socket))
+    assert "trio" in found
+    assert not found & {"llama_cpp", "numpy", "rich", "prompt_toolkit", "jinja2"}
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

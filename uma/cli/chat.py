@@ -14,13 +14,12 @@ from pathlib import Path
 import attrs
 
 from uma.cli import words
-from uma.cli.chat_view import View, standard_view
 from uma.cli.conversation import Conversation
-from uma.cli.editor import DROPPED
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.source import Opened, open_source
 from uma.cli.trio_run import Interrupts, run
+from uma.cli.view import DROPPED, View, standard_view
 from uma.config import Loaded, nearest
 from uma.errors import ConnectionLost, PromptTooLarge, ShuttingDown, UmaError
 from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token

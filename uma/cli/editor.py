@@ -1,7 +1,7 @@
-"""Where a chat's lines come from: a line editor with history on a terminal, and the plain lines of anything else.
+"""The line editor of a chat on a terminal, with history.
 
-Both wait in a thread, so that Trio, and with it the engine or the session with the server, goes on meanwhile. Neither
-thread outlives the wait: cancelling it ends the editor, which gives the terminal back as it was.
+It waits in a thread, so that Trio, and with it the engine or the session with the server, goes on meanwhile. The
+thread does not outlive the wait: cancelling it ends the editor, which gives the terminal back as it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import attrs
 import trio
@@ -22,16 +21,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
-PROMPT = "> "
-DROPPED = "\x03"
-"""In place of a line: Ctrl-C dropped what was typed."""
-
-
-class LineSource(Protocol):
-    """What a chat reads its lines from."""
-
-    async def read(self) -> str | None:
-        """The next line, or `DROPPED`; None at the end."""
+from uma.cli.view import DROPPED, PROMPT
 
 
 @attrs.define(eq=False)
@@ -155,30 +145,3 @@ class LastingHistory(FileHistory):
         """Append `string` to the file."""
         with suppress(OSError):
             super().store_string(string)
-
-
-@attrs.define(eq=False)
-class PlainLines:
-    """The lines of a pipe, a file or a terminal that can do nothing but print."""
-
-    _fd: int
-    _prompt: str = ""
-    """Written before each line, where a person types them."""
-    _rest: bytes = b""
-    _is_over: bool = False
-
-    async def read(self) -> str | None:
-        """As `LineSource.read`. Bytes that are not UTF-8 come as surrogates, which no request takes."""
-        if self._prompt:
-            print(self._prompt, end="", flush=True)
-        while b"\n" not in self._rest and not self._is_over:
-            with suppress(PermissionError):  # a regular file cannot be waited on: it is always readable
-                await trio.lowlevel.wait_readable(self._fd)
-            await trio.lowlevel.checkpoint()
-            data = os.read(self._fd, 65536)
-            self._rest += data
-            self._is_over = not data
-        if not self._rest:
-            return None
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode("utf-8", "surrogateescape").removesuffix("\r")

@@ -80,6 +80,8 @@ class LiveMarkdown:
     """Of the last drawing."""
     _n_lines: int = 0
     """Of the last drawing, on whose first the cursor is."""
+    _drawn: tuple[int, int, int] | None = None
+    """Characters of `_text`, columns and lines of the last drawing."""
 
     def add(self, text: str) -> None:
         """More of the answer; shown by the next `draw`."""
@@ -91,7 +93,11 @@ class LiveMarkdown:
         return self._text
 
     def draw(self) -> None:
-        """Show the answer as far as it has come, and dots where there is nothing yet."""
+        """Show the answer as far as it has come, where it is not shown already, and dots where there is nothing yet."""
+        now = (len(self._text), *self._size())
+        if now == self._drawn:
+            return
+        self._drawn = now
         end = self._n_printed + settled(self._text[self._n_printed :])
         width, height = self._size()
         # Lines that the terminal has wrapped anew count as one for it, until they are erased.
@@ -109,6 +115,7 @@ class LiveMarkdown:
     def pause(self) -> None:
         """Leave what is drawn, and the cursor below it; the next `draw` begins there."""
         self._write("\r\n" * self._n_lines + SHOW_CURSOR)
+        self._drawn = None
 
     def finish(self) -> None:
         """Print what is open for good, and leave the cursor on the line below it."""

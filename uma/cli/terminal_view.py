@@ -1,0 +1,95 @@
+"""A chat on a terminal: line editing, colours, and answers as live Markdown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uma.cli.editor import Editor
+from uma.cli.markdown import LiveMarkdown
+from uma.cli.terminal import SilentTyping, harmless
+from uma.cli.view import Answer
+
+FRAME_SEC = 0.05
+"""Between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
+
+
+@attrs.frozen
+class TerminalView:
+    """Colours, live Markdown, and line editing."""
+
+    console: Console
+    lines: Editor
+
+    @classmethod
+    def standard(cls, commands: Iterable[str]) -> TerminalView:
+        """On this process's terminal; `commands` are what Tab completes."""
+        return cls(Console(highlight=False), Editor.on_terminal(commands, os.environ))
+
+    def tell(self, text: str) -> None:
+        """As `View.tell`."""
+        self.console.print(Text(harmless(text), style="dim"))
+
+    def complain(self, text: str) -> None:
+        """As `View.complain`."""
+        self.console.print(Text(harmless(text), style="red"))
+
+    def listing(self, rows: Sequence[tuple[str, str]]) -> None:
+        """As `View.listing`."""
+        grid = Table.grid(padding=(0, 2))
+        for name, words in rows:
+            grid.add_row(Text(name, style="bold"), Text(harmless(words)))
+        self.console.print(grid)
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[Answer]:
+        """As `View.answering`. However the block is left, the terminal is as it was before."""
+        live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
+        silence.begin()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_draw, live)
+                nursery.start_soon(_suspend, live, silence)
+                yield LiveAnswer(live)
+                nursery.cancel_scope.cancel()
+        finally:
+            silence.end()
+            live.finish()
+
+
+@attrs.frozen
+class LiveAnswer:
+    """An answer drawn by a task beside the one that receives it."""
+
+    _live: LiveMarkdown
+
+    async def add(self, text: str) -> None:
+        """As `Answer.add`."""
+        self._live.add(text)
+
+
+async def _draw(live: LiveMarkdown) -> None:
+    while True:
+        live.draw()
+        await trio.sleep(FRAME_SEC)
+
+
+async def _suspend(live: LiveMarkdown, silence: SilentTyping) -> None:
+    """Let Ctrl-Z leave the shell a terminal as it should be, and go on from there when the shell says so."""
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+        return
+    with trio.open_signal_receiver(signal.SIGTSTP) as arrivals:
+        async for _ in arrivals:
+            live.pause()
+            silence.end()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            silence.begin()

@@ -1,0 +1,134 @@
+"""What a chat needs of whoever sits in front of it, and the plainest one: text in, text out.
+
+The plain view puts the answers alone on standard output, so that a chat can be part of a script; everything else that
+is to be said goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Protocol
+
+import attrs
+import trio
+
+from uma.cli.terminal import Output, harmless
+
+PROMPT = "> "
+DROPPED = "\x03"
+"""In place of a line: Ctrl-C dropped what was typed."""
+
+
+class LineSource(Protocol):
+    """What a chat reads its lines from."""
+
+    async def read(self) -> str | None:
+        """The next line, or `DROPPED`; None at the end."""
+
+
+class Answer(Protocol):
+    """An answer that is being written."""
+
+    async def add(self, text: str) -> None:
+        """More of it."""
+
+
+class View(Protocol):
+    """How a chat talks to its person."""
+
+    @property
+    def lines(self) -> LineSource:
+        """What the person types."""
+
+    def tell(self, text: str) -> None:
+        """Something about the chat, beside what is said in it."""
+
+    def complain(self, text: str) -> None:
+        """Something went wrong."""
+
+    def listing(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Names, each with what there is to say of it."""
+
+    def answering(self) -> AbstractAsyncContextManager[Answer]:
+        """A block in which an answer is shown as it is added to."""
+
+
+def standard_view(commands: Iterable[str]) -> View:
+    """The view that this process's standard input and output allow."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        from uma.cli.terminal_view import TerminalView  # noqa: PLC0415  (slow to import, and a pipe has no use for it)
+
+        return TerminalView.standard(commands)
+    return PlainView(PlainLines(0, PROMPT if is_terminal else ""), Output.standard())
+
+
+@attrs.define(eq=False)
+class PlainLines:
+    """The lines of a pipe, a file or a terminal that can do nothing but print."""
+
+    _fd: int
+    _prompt: str = ""
+    """Written before each line, where a person types them."""
+    _rest: bytes = b""
+    _is_over: bool = False
+
+    async def read(self) -> str | None:
+        """As `LineSource.read`. Bytes that are not UTF-8 come as surrogates, which no request takes."""
+        if self._prompt:
+            print(self._prompt, end="", flush=True)
+        while b"\n" not in self._rest and not self._is_over:
+            with suppress(PermissionError):  # a regular file cannot be waited on: it is always readable
+                await trio.lowlevel.wait_readable(self._fd)
+            await trio.lowlevel.checkpoint()
+            data = os.read(self._fd, 65536)
+            self._rest += data
+            self._is_over = not data
+        if not self._rest:
+            return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "surrogateescape").removesuffix("\r")
+
+
+@attrs.frozen
+class PlainView:
+    """Text as it is."""
+
+    lines: PlainLines
+    _output: Output
+
+    def tell(self, text: str) -> None:
+        """As `View.tell`."""
+        print(harmless(text), file=sys.stderr, flush=True)
+
+    def complain(self, text: str) -> None:
+        """As `View.complain`."""
+        print(f"uma: error: {harmless(text)}", file=sys.stderr, flush=True)
+
+    def listing(self, rows: Sequence[tuple[str, str]]) -> None:
+        """As `View.listing`."""
+        width = max(len(name) for name, _ in rows)
+        for name, words in rows:
+            self.tell(f"{name:<{width}}  {words}")
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[Answer]:
+        """As `View.answering`."""
+        try:
+            yield PlainAnswer(self._output)
+        finally:
+            self._output.end_line()
+
+
+@attrs.frozen
+class PlainAnswer:
+    """An answer written as it comes."""
+
+    _output: Output
+
+    async def add(self, text: str) -> None:
+        """As `Answer.add`."""
+        await self._output.write(text)
