@@ -120,11 +120,14 @@ def test_a_first_signal_lets_what_runs_finish_and_takes_nothing_new(
         server.log.wait_for("event=server.draining")
         assert idle.rest()[-1]["code"] == "E_RUNTIME_SHUTDOWN"
         assert is_refused(server.socket)
-        raw.send(ask("late"))
-        late, runs = None, None
+        raw.send(ask("late"), {"type": "health"})
+        late, health, runs = None, None, None
         for event in raw.rest():
             late = event if event.get("id") == "late" else late
+            health = event if event["event"] == "health" else health
             runs = event if event["event"] == "eos" else runs
+        assert health is not None
+        assert health["status"] == "draining"
         assert late is not None
         assert late["code"] == "E_RUNTIME_SHUTDOWN"
         assert runs is not None

@@ -179,3 +179,17 @@ def test_a_flood_of_bad_requests_from_one_who_never_reads_does_not_grow_without_
                 raw.send(*({"id": "a", "prompt": 5} for _ in range(100)))
         server.log.wait_for("event=session.stalled")
         assert server.settled()["active_sessions"] == 1
+
+
+def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_are_served(
+    socket_dir: Path, tiny: Path
+) -> None:
+    flags = ("--model", str(tiny), "--max-session-queue", "3", "--max-tokens", "30000")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as crowd, server.connect() as other:
+        crowd.hello()
+        crowd.send(*(ask(str(number), max_tokens=20_000) for number in range(4)))
+        refused = crowd.last_of("3")
+        assert (refused["code"], refused["retry_after_ms"] > 0) == ("E_LIMIT_OVERLOADED", True)
+        other.hello()
+        other.send(ask("a"))
+        assert other.last_of("a")["reason"] == "length"

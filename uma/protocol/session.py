@@ -184,7 +184,8 @@ class ServerSession:
         self._hello_warnings = hello.warnings
 
     def _take_request(self, message: Generate | Query) -> None:
-        if self._is_draining:
+        # Whoever watches a server wants to see it drain.
+        if self._is_draining and not isinstance(message, HealthQuery | MetricsQuery):
             raise ShuttingDown(_STOPPING)
         if self.phase is Phase.PLAIN and self._running:
             raise Busy(
@@ -276,7 +277,10 @@ class ServerSession:
         return self._fail(error, key, key if isinstance(key, str) else None)
 
     def drain(self) -> bytes:
-        """No more requests: each new one is refused with `E_RUNTIME_SHUTDOWN`. Closes once nothing runs; now, if so."""
+        """No more requests: each new one is refused with `E_RUNTIME_SHUTDOWN`, but health and metrics are answered.
+
+        Closes once nothing runs; now, if so.
+        """
         self._is_draining = True
         return b"" if self._running else self.fail(ShuttingDown(_STOPPING))
 

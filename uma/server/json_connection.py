@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from uma.errors import UmaError
+from uma.errors import Overloaded, UmaError
 from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
 from uma.protocol.session import Incoming, Refused, ServerSession
 from uma.server.connection import Connection, Work
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from uma.server.server import Server
 
 logger = logging.getLogger("uma.server")
+
+LEAST_RETRY_MS = 50
 
 Query = MetricsQuery | HealthQuery | TokenizeQuery
 
@@ -96,6 +98,7 @@ class JsonConnection(Connection):
     async def _generate(self, message: Generate, work: Work) -> None:
         request = message.request
         try:
+            self._check_crowd()
             with work.scope:
                 async with self._entered(request) as stream:
                     await self._relay(work.attach(stream))
@@ -118,6 +121,15 @@ class JsonConnection(Connection):
                 self._starting -= 1
                 self._started.unpark_all()
             yield stream
+
+    def _check_crowd(self) -> None:
+        most = self.server.config.max_session_queue
+        if len(self.work) > most:
+            service_ms = self.engine.snapshot()["service_ms_ewma"]
+            raise Overloaded(
+                f"this session has {most:,} requests running and waiting (max_session_queue); wait for one to end",
+                retry_after_ms=max(LEAST_RETRY_MS, round(service_ms / most)),
+            )
 
     async def _relay(self, stream: EventStream) -> None:
         # The hot path: once for each token of each stream. No task switch but the stream's own.
