@@ -47,14 +47,17 @@ class _Entry:
 class DiskTier:
     """Snapshots in a folder, up to `capacity_bytes`; the files read or written longest ago go first.
 
-    `identity` is everything a snapshot depends on. Belongs to the Trio thread. Raises `ConfigError` where the folder
-    cannot be used.
+    `identity` is everything a snapshot depends on; `exact_ends` as for the `SnapshotStore`. Belongs to the Trio thread.
+    Raises `ConfigError` where the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, str | int], capacity_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, identity: dict[str, str | int], capacity_bytes: int, *, exact_ends: bool = False
+    ) -> None:
         self._folder = folder
         self._identity = identity
         self._capacity_bytes = capacity_bytes
+        self._exact_ends = exact_ends
         self._entries: PrefixIndex[_Entry] = PrefixIndex()
         self._size_bytes = 0
         try:
@@ -71,8 +74,8 @@ class DiskTier:
 
     async def fetch(self, tokens: array[int]) -> Snapshot | None:
         """The snapshot on disk that saves most of `tokens`, if it is not in memory anyway; None if there is none."""
-        found = self._entries.longest(tokens)
-        if found is None or found[0].is_loaded or min(found[1], len(tokens) - 1) < LEAST_GAIN_TOKENS:
+        found = self._entries.most_useful(tokens, exact_ends=self._exact_ends)
+        if found is None or found[0].is_loaded or found[1] < LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
         snapshot = await trio.to_thread.run_sync(self._read, entry)
@@ -91,7 +94,8 @@ class DiskTier:
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
-        for entry, size in list(self._entries.beginnings(snapshot.tokens)):
+        # A longer one can do all that a shorter one can, unless it must be used whole.
+        for entry, size in [] if self._exact_ends else list(self._entries.beginnings(snapshot.tokens)):
             if size < len(snapshot.tokens):
                 self._remove(entry)
 

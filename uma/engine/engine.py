@@ -110,7 +110,8 @@ async def _open_disk(config: RuntimeConfig, context: Context) -> DiskTier | None
     if not config.cache_dir:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
-    disk = DiskTier(Path(config.cache_dir), identity, config.cache_disk_mb * 2**20)
+    exact_ends = not sizing.shares_prefixes(context)
+    disk = DiskTier(Path(config.cache_dir), identity, config.cache_disk_mb * 2**20, exact_ends=exact_ends)
     await disk.open()
     return disk
 

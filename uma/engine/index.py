@@ -53,6 +53,17 @@ class PrefixIndex(Generic[T]):
                 best = self._items[near], common
         return best
 
+    def most_useful(self, tokens: array[int], *, exact_ends: bool) -> tuple[T, int] | None:
+        """The item that spares computing most of `tokens`, and how many; never all, since the last gives the logits.
+
+        With `exact_ends` an item can only be used whole.
+        """
+        most = len(tokens) - 1
+        if exact_ends:
+            return next(((item, size) for item, size in self.beginnings(tokens) if size <= most), None)
+        found = self.longest(tokens)
+        return None if found is None else (found[0], min(found[1], most))
+
     def covers(self, tokens: array[int]) -> bool:
         """Whether some item begins with all of `tokens`."""
         key = _key(tokens)

@@ -81,14 +81,8 @@ class SnapshotStore:
 
         Where a state cannot be cut (`exact_ends`: recurrent models) it must be used whole.
         """
-        most = len(tokens) - 1
-        if self._exact_ends:
-            found = next(((each, size) for each, size in self._index.beginnings(tokens) if size <= most), None)
-        else:
-            found = self._index.longest(tokens)
-        if found is None or min(found[1], most) <= longer_than:
-            return None
-        return found[0], min(found[1], most)
+        found = self._index.most_useful(tokens, exact_ends=self._exact_ends)
+        return found if found is not None and found[1] > longer_than else None
 
     def covers(self, tokens: array[int]) -> bool:
         """Whether a snapshot holds all of `tokens`."""

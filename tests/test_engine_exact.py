@@ -1,0 +1,195 @@
+"""Nothing that the engine does to be fast may change a result: batching, shared prefixes, snapshots, preemption.
+
+Every output here is compared with that of the same request alone, in an engine with no cache at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from engine_world import alone, answer, answers, ask, config_for, tokens_for
+
+from models import Kind, write_model
+from uma import Request, open_engine
+
+KINDS = get_args(Kind)
+COLD = {"cache_tokens": 0, "cache_ram_mb": 0}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each kind of memory."""
+    folder = tmp_path_factory.mktemp("exact")
+    return write_model(folder / f"{request.param}.gguf", kind=request.param, context_length=2_048)
+
+
+@pytest.fixture(params=["on", "off"])
+def layout(request: pytest.FixtureRequest) -> str:
+    """One KV buffer for all, or one each."""
+    return str(request.param)
+
+
+def shares(model: Path) -> bool:
+    return model.stem in ("attention", "sliding-window")
+
+
+async def plain(model: Path, requests: Sequence[Request], **settings: Any) -> list[tuple[int, ...]]:
+    """The reference: each in an engine of its own, computed from its first token."""
+    expected = []
+    for request in requests:
+        async with open_engine(config_for(model, **(COLD | {"max_sequences": 1} | settings))) as engine:
+            got = await answer(engine, request)
+        assert got.finished.usage.cached_tokens == 0
+        expected.append(got.token_ids)
+    return expected
+
+
+async def test_an_output_alone_is_the_same_beside_others(model: Path, layout: str) -> None:
+    requests = [ask(tokens_for(seed, 5 + 17 * seed), 10 + 5 * seed, id=str(seed)) for seed in range(8)]
+    requests += [ask(tokens_for(90, 30), 30, seed=7, temperature=0.9, top_p=0.9, repetition_penalty=1.2)]
+    expected = await plain(model, requests, kv_unified=layout)
+    config = config_for(model, **COLD, kv_unified=layout, n_batch=64, n_ubatch=32, max_sequences=9, n_ctx=4_608)
+    async with open_engine(config) as engine:
+        got = await answers(engine, requests)
+    assert [each.token_ids for each in got] == expected
+    assert max(each.finished.metrics.batch_size for each in got) > 2, "nothing was batched"
+
+
+async def test_a_warm_cache_changes_nothing_but_the_time(model: Path, layout: str) -> None:
+    common = tokens_for(1, 150)
+    requests = [ask((*common, *tokens_for(seed, seed)), 20) for seed in (1, 9, 30)]
+    requests += [ask(common[:100], 20), ask((*common[:70], *tokens_for(5, 40)), 20), requests[0]]
+    expected = await plain(model, requests, kv_unified=layout)
+    async with open_engine(config_for(model, kv_unified=layout, max_sequences=7)) as engine:
+        got = await alone(engine, requests)
+    assert [each.token_ids for each in got] == expected
+    cached = [each.finished.usage.cached_tokens for each in got]
+    assert cached == ([0, 150, 150, 99, 70, 150] if shares(model) else [0] * 6)
+
+
+async def test_the_next_turn_of_a_conversation_computes_only_what_is_new(model: Path, layout: str) -> None:
+    prompt = tokens_for(3, 120)
+    async with open_engine(config_for(model, kv_unified=layout, max_sequences=7)) as engine:
+        first = await answer(engine, ask(prompt, 30))
+        turn = ask((*prompt, *first.token_ids, *tokens_for(4, 25)), 30)
+        second = await answer(engine, turn)
+    assert [second.token_ids] == await plain(model, [turn], kv_unified=layout)
+    # The last token that was sampled was never computed: it is new too.
+    assert second.finished.usage.cached_tokens == 120 + 30 - 1
+
+
+async def test_requests_that_come_together_share_a_prefix_that_is_still_being_computed(
+    model: Path, layout: str
+) -> None:
+    common = tokens_for(1, 300)
+    requests = [ask((*common, *tokens_for(seed, 10 + seed)), 12, id=str(seed)) for seed in range(6)]
+    expected = await plain(model, requests, kv_unified=layout)
+    config = config_for(model, kv_unified=layout, n_batch=64, n_ubatch=64, max_sequences=7, n_ctx=4_096)
+    async with open_engine(config) as engine:
+        got = await answers(engine, requests)
+        computed = engine.snapshot()["prefill_tokens_total"]
+    assert [each.token_ids for each in got] == expected
+    if shares(model):
+        assert sorted(each.finished.usage.cached_tokens for each in got) == [0, 300, 300, 300, 300, 300]
+        assert computed == sum(len(request.token_ids or ()) for request in requests) - 5 * 300
+
+
+async def test_a_pool_a_fraction_of_what_is_needed_finishes_everything_unchanged(model: Path) -> None:
+    requests = [ask(tokens_for(seed, 70), 60, id=str(seed), priority=seed % 3 - 1) for seed in range(6)]
+    requests += [ask(tokens_for(9, 70), 60, id="s", seed=11, temperature=0.8, repetition_penalty=1.3)]
+    expected = await plain(model, requests)
+    async with open_engine(config_for(model, n_ctx=256, n_batch=64, n_ubatch=64)) as engine:
+        got = await answers(engine, requests)
+        metrics = engine.snapshot()
+    assert [each.token_ids for each in got] == expected
+    assert all(each.finished.reason == "length" for each in got)
+    if model.stem != "recurrent":
+        assert metrics["preemptions_total"] > 0, "there was no pressure"
+    assert metrics["tokens_generated_total"] == sum(len(each.tokens) for each in got)
+
+
+@pytest.mark.parametrize("settings", [COLD, {"cache_ram_mb": 1}], ids=["computed again", "from snapshots"])
+async def test_pressure_from_shared_prefixes_changes_nothing(tiny: Path, settings: dict[str, int]) -> None:
+    common = tokens_for(2, 90)
+    requests = [ask((*common, *tokens_for(seed, 5)), 70, id=str(seed)) for seed in range(5)]
+    expected = await plain(tiny, requests)
+    async with open_engine(config_for(tiny, n_ctx=256, n_batch=32, n_ubatch=32, **settings)) as engine:
+        got = await answers(engine, requests)
+        assert engine.snapshot()["preemptions_total"] > 0, "there was no pressure"
+    assert [each.token_ids for each in got] == expected
+
+
+async def test_a_prefix_that_left_its_cells_comes_back_from_memory_unchanged(model: Path, layout: str) -> None:
+    prompt = tokens_for(6, 600)
+    requests = [ask(prompt, 10), ask((*prompt, *tokens_for(7, 20)), 25)]
+    expected = await plain(model, requests, kv_unified=layout)
+    config = config_for(model, cache_tokens=0, cache_ram_mb=16, kv_unified=layout, max_sequences=2)
+    async with open_engine(config) as engine:
+        got = [await answer(engine, requests[0])]
+        # Others need all the cells and ids there are.
+        await alone(engine, [ask(tokens_for(50 + seed, 600), 2) for seed in range(4)])
+        got.append(await answer(engine, requests[1]))
+        metrics = engine.snapshot()
+    assert [each.token_ids for each in got] == expected
+    assert metrics["cache_ram_hits"] == 1
+    assert got[1].finished.usage.cached_tokens >= 600
+
+
+async def test_a_prefix_survives_a_restart_on_disk_unchanged(model: Path, layout: str, tmp_path: Path) -> None:
+    prompt = tokens_for(6, 600)
+    request = ask((*prompt, *tokens_for(7, 20)), 25)
+    expected = await plain(model, [request], kv_unified=layout)
+    config = config_for(model, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16, kv_unified=layout, max_sequences=2)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(prompt, 10))
+    async with open_engine(config) as engine:
+        got = await answer(engine, request)
+    assert [got.token_ids] == expected
+    assert got.finished.usage.cached_tokens >= 600
+
+
+async def test_a_snapshot_of_another_model_is_not_used(tmp_path: Path) -> None:
+    prompt = tokens_for(6, 600)
+    paths = [write_model(tmp_path / f"{seed}.gguf", seed=seed, context_length=2_048) for seed in (0, 1)]
+    folder = str(tmp_path / "kv")
+    async with open_engine(config_for(paths[0], cache_dir=folder, cache_ram_mb=16)) as engine:
+        await answer(engine, ask(prompt, 2))
+    expected = await plain(paths[1], [ask(prompt, 25)])
+    async with open_engine(config_for(paths[1], cache_dir=folder, cache_ram_mb=16)) as engine:
+        got = await answer(engine, ask(prompt, 25))
+    assert [got.token_ids] == expected
+    assert got.finished.usage.cached_tokens == 0
+
+
+async def test_a_damaged_snapshot_is_not_used(tiny: Path, tmp_path: Path) -> None:
+    prompt = tokens_for(6, 600)
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(prompt, 2))
+    (kept,) = (tmp_path / "kv").glob("*.umakv")
+    data = bytearray(kept.read_bytes())
+    data[-1000] ^= 1
+    kept.write_bytes(data)
+    async with open_engine(config) as engine:
+        got = await answer(engine, ask(prompt, 25))
+    assert [got.token_ids] == await plain(tiny, [ask(prompt, 25)])
+    assert got.finished.usage.cached_tokens == 0
+
+
+async def test_an_engine_with_more_cache_than_memory_for_it_still_ends(tiny: Path, tmp_path: Path) -> None:
+    """At the end what is cached is saved; what does not fit together must not take turns for ever."""
+    config = config_for(tiny, n_ctx=8_192, cache_tokens=8_192, cache_ram_mb=1, cache_dir=str(tmp_path / "kv"))
+    async with open_engine(config) as engine:
+        await alone(engine, [ask(tokens_for(seed, 1_500), 2) for seed in range(4)])
+        assert engine.snapshot()["cache_total_cached"] > 6_000 - 4
+
+
+async def test_different_beginnings_share_nothing(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        got = await alone(engine, [ask(tokens_for(seed, 100), 2) for seed in range(4)])
+        metrics = engine.snapshot()
+    assert [each.finished.usage.cached_tokens for each in got] == [0, 0, 0, 0]
+    assert (metrics["cache_hits"], metrics["cache_misses"], metrics["cached_tokens_total"]) == (0, 4, 0)
