@@ -65,7 +65,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # torch is not typed here
         self.v = nn.Linear(shape.dim, shape.kv_heads * shape.head_dim, bias=False)
         self.out = nn.Linear(shape.heads * shape.head_dim, shape.dim, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         batch, tokens, _ = x.shape
         q = self.q(x).view(batch, tokens, self.heads, self.head_dim).transpose(1, 2)
         k = self.k(x).view(batch, tokens, self.kv_heads, self.head_dim).transpose(1, 2)
@@ -73,7 +73,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # torch is not typed here
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
 
@@ -96,8 +96,8 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is not typed here
         self.ffn_norm = RMSNorm(shape.dim, shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), cos, sin, mask)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -123,15 +123,18 @@ class TinyLlama(nn.Module):  # type: ignore[misc]  # torch is not typed here
                 into_residual = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(weight, std=residual_std if into_residual else 0.02)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         tokens = ids.shape[1]
         x = self.embed(ids)
         cos, sin = self.cos[:tokens].to(x.dtype), self.sin[:tokens].to(x.dtype)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         return F.linear(self.norm(x), self.embed.weight)
 
-    def loss(self, ids: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats, of each token given those before it. `ids` is [batch, tokens + 1]."""
-        logits = self(ids[:, :-1])
+    def loss(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy, in nats, of each token given those before it that `mask` lets it see.
+
+        `ids` is [batch, tokens + 1]. `mask` is [batch, 1, tokens, tokens], true where one may look; None: all before.
+        """
+        logits = self(ids[:, :-1], mask)
         return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
