@@ -246,6 +246,19 @@ def test_a_server_that_goes_away_costs_an_answer_and_not_the_conversation(socket
             assert again.metrics()["tokens_generated_total"] == 12
 
 
+def test_a_session_that_the_server_closed_meanwhile_is_opened_again_without_a_word(
+    socket_dir: Path, home: Path
+) -> None:
+    idle = ("--idle-timeout-sec", "0.2")
+    with running_server(socket_dir / "uma.sock", *idle) as server, chat(server, home, *SHORT) as terminal:
+        ask(terminal, "hello")
+        until(server.metrics, lambda metrics: metrics["active_sessions"] == 1)  # this question's own
+        ask(terminal, "and now?")
+        assert terminal.text.count("served") == 1
+        tell(terminal, "/undo", "Taken back: and now?")
+        tell(terminal, "/undo", "Taken back: hello")
+
+
 def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG, "--max-tokens", "100") as terminal:
         ask(terminal, "hello")

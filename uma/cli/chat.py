@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +16,17 @@ from uma.cli import words
 from uma.cli.conversation import Conversation
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
+from uma.cli.slash import COMMANDS, NO_ROOM
 from uma.cli.source import Opened, open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View, standard_view
 from uma.config import Loaded, nearest
-from uma.errors import ConnectionLost, PromptTooLarge, ShuttingDown, UmaError
+from uma.errors import ConnectionLost, IdleTimeout, PromptTooLarge, ShuttingDown, UmaError
 from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token
 
-NO_ROOM = "/undo takes back the last turn, /reset begins anew; a larger --n-ctx gives more room"
+HUNG_UP = (ConnectionLost, IdleTimeout)
+"""How a session ends that the server has closed while nobody spoke."""
+__all__ = ["COMMANDS", "Chat", "main"]
 
 
 def main(options: argparse.Namespace) -> int:
@@ -44,7 +46,8 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
     question: str | None = None
     while True:
         try:
-            async with open_source(loaded, interrupts, local=options.local, say=chat.view.tell) as opened:
+            place = open_source(loaded, interrupts, local=options.local, say=chat.view.tell, again=chat.is_hung_up_on)
+            async with place as opened:
                 chat.meet(opened)
                 question = await chat.talk(question)
         except UmaError as error:
@@ -70,14 +73,22 @@ class Chat:
     last: Finished | None = None
     last_file: Path | None = None
     """Where `/save` writes when no name is given."""
+    is_hung_up_on: bool = False
+    """A server has closed the session, before the first word of an answer: it is to be asked again, once."""
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False
     is_interactive: bool = attrs.field(factory=lambda: os.isatty(0) and os.isatty(1))
 
     def meet(self, opened: Opened) -> None:
-        """There is someone to talk to: say who."""
+        """There is someone to talk to: say who, unless it is the same as before."""
+        is_known = self.is_hung_up_on and opened.source.info == self.info
         self.opened, self.info = opened, opened.source.info
+        if not is_known:
+            self._introduce(opened)
+
+    def _introduce(self, opened: Opened) -> None:
+        assert self.info is not None
         model = self.info.model
         place = "served" if opened.is_server else "loaded in this process"
         self.view.tell(words.model_line(model))
@@ -96,6 +107,8 @@ class Chat:
                 return question
             if question is not None:
                 await self.ask(question)
+            if self.is_hung_up_on:
+                return question
             question = await self._next_question()
         return None
 
@@ -142,8 +155,13 @@ class Chat:
                                 finished = event
                 except UmaError as error:
                     failure = error
+        was_hung_up_on, self.is_hung_up_on = self.is_hung_up_on, False
         if failure is not None:
-            self.fail(failure)
+            # A session that was silent for long is closed by the server: no reason to bother anyone.
+            if isinstance(failure, HUNG_UP) and self.opened.is_server and not answer and not was_hung_up_on:
+                self.opened, self.is_hung_up_on = None, True
+            else:
+                self.fail(failure)
             return
         self.last = finished or self.last
         self._conclude(question, "".join(answer), finished)
@@ -175,10 +193,11 @@ class Chat:
     def fail(self, error: UmaError) -> None:
         """Say what went wrong and what can be done. The conversation is as it was."""
         self.n_failed += 1
+        self.is_hung_up_on = False
         self.view.complain(error.message)
         if isinstance(error, PromptTooLarge):
             self.view.tell(f"The conversation has become too long: {NO_ROOM}.")
-        elif isinstance(error, ConnectionLost | ShuttingDown):
+        elif isinstance(error, (*HUNG_UP, ShuttingDown)):
             self.opened = None
             self.view.tell("The conversation is kept. The next question looks for a server, or loads the model here.")
 
@@ -196,90 +215,3 @@ class Chat:
         except UmaError as error:
             self.n_failed += 1
             self.view.complain(error.message)
-
-
-def _help(chat: Chat, _: str) -> None:
-    chat.view.listing([(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()])
-    chat.view.tell("Esc Enter begins a new line. A question that starts with a slash needs a space before it.")
-
-
-def _reset(chat: Chat, _: str) -> None:
-    chat.conversation.reset()
-    kept = " The instructions stay." if chat.conversation.system is not None else ""
-    chat.view.tell(f"The conversation begins anew.{kept}")
-
-
-def _system(chat: Chat, text: str) -> None:
-    if text == "-":
-        chat.conversation.system = None
-    elif text:
-        chat.conversation.system = text
-    now = chat.conversation.system
-    chat.view.tell("There are no instructions." if now is None else f"Instructions: {now}")
-
-
-def _undo(chat: Chat, _: str) -> None:
-    question = chat.conversation.undo()
-    chat.view.tell("There is nothing to take back." if question is None else f"Taken back: {_short(question)}")
-
-
-def _save(chat: Chat, name: str) -> None:
-    default = chat.last_file or Path(f"uma-chat-{datetime.now():%Y-%m-%d-%H%M%S}.json")
-    path = Path(name).expanduser() if name else default
-    chat.conversation.save(path)
-    chat.last_file = path
-    chat.view.tell(f"Saved to {path}")
-
-
-def _load(chat: Chat, name: str) -> None:
-    if not name:
-        chat.view.complain("which file? /load FILE")
-        return
-    path = Path(name).expanduser()
-    chat.conversation = Conversation.load(path)
-    chat.last_file = path
-    turns = chat.conversation.turns
-    last = f"; the last question was: {_short(turns[-1][0])}" if turns else ""
-    chat.view.tell(f"{len(turns)} turn{'s' * (len(turns) != 1)} from {path}{last}")
-
-
-def _stats(chat: Chat, _: str) -> None:
-    if chat.last is None:
-        chat.view.tell("There is no answer yet.")
-        return
-    rows = words.stats(chat.last)
-    if chat.info is not None:
-        used = chat.last.usage.prompt_tokens + chat.last.usage.completion_tokens
-        rows.append(("context", f"{used:,} of {chat.info.limits.n_ctx:,} tokens used"))
-    chat.view.listing(rows)
-
-
-def _quit(chat: Chat, _: str) -> None:
-    chat.is_over = True
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 60 else line[:59] + "…"
-
-
-@attrs.frozen
-class SlashCommand:
-    """A command of the chat: what follows its name, what `/help` says of it, and what it does."""
-
-    argument: str
-    help: str
-    act: Callable[[Chat, str], None]
-
-
-COMMANDS: dict[str, SlashCommand] = {
-    "/help": SlashCommand("", "the commands of the chat", _help),
-    "/reset": SlashCommand("", "forget the conversation and begin anew", _reset),
-    "/system": SlashCommand("[TEXT]", "instructions for the model: show, set, or remove them with -", _system),
-    "/undo": SlashCommand("", "take back the last question and its answer", _undo),
-    "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
-    "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
-    "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
-    "/quit": SlashCommand("", "leave", _quit),
-}
-"""The chat's commands, by name."""

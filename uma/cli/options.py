@@ -24,6 +24,7 @@ SERVER_ONLY = frozenset(
         "socket_mode",
         "protocol",
         "max_sessions",
+        "max_session_queue",
         "max_frame_bytes",
         "idle_timeout_sec",
         "drain_timeout_sec",

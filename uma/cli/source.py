@@ -38,16 +38,18 @@ class Opened:
 
 @asynccontextmanager
 async def open_source(
-    loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None]
+    loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None], again: bool = False
 ) -> AsyncIterator[Opened]:
     """A source for `loaded`; `say` gets a line where a choice was made that the caller may not expect.
 
-    With `local` no server is looked for. While a model is being loaded, which nothing can interrupt, a signal ends the
-    process at once. Raises `ConnectionLost` where a server is there but cannot be used, `ModelError` where the model
-    cannot be loaded.
+    With `local` no server is looked for; with `again` nothing but a server will do (`ConnectionLost`). While a model is
+    being loaded, which nothing can interrupt, a signal ends the process at once. Raises `ConnectionLost` where a server
+    is there but cannot be used, `ModelError` where the model cannot be loaded.
     """
     async with AsyncExitStack() as stack:
         server = None if local or _asks_for_its_own(loaded, say) else await _server(stack, loaded, say)
+        if server is None and again:
+            raise ConnectionLost(f"{loaded.config.socket}: the server went away; start it with `uma run`")
         if server is not None:
             yield Opened(server, is_server=True)
             return
