@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from uma.cli import words
@@ -17,7 +17,7 @@ from uma.cli.terminal import harmless
 from uma.llama import catalog
 from uma.llama.catalog import ModelFile
 
-COLUMNS = ("name", "parameters", "quantization", "context", "size", "architecture", "problem")
+COLUMNS = ("name", "parameters", "quantization", "context", "size", "architecture")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -26,8 +26,11 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([as_json(each) for each in models], indent=2, ensure_ascii=False))
         return 0
-    print_table(*_without_empty(COLUMNS, [_row(each) for each in models]))
-    print(f"\n{_advice(os.environ)}", file=sys.stderr)
+    print_table(COLUMNS, [_row(each) for each in models if each.problem is None])
+    for each in models:
+        if each.problem is not None:
+            print(f"cannot be loaded: {_one_line(each.problem)}")
+    print(_advice(os.environ), file=sys.stderr)
     return 0
 
 
@@ -53,19 +56,13 @@ def _row(model: ModelFile) -> tuple[str, ...]:
         f"{model.context_length:,}" if model.context_length else "",
         words.size(model.size_bytes),
         model.architecture,
-        model.problem or "",
     )
-    # Names and problems quote what a file says of itself.
-    return tuple(harmless(cell).replace("\n", " ") for cell in cells)
+    return tuple(_one_line(cell) for cell in cells)
 
 
-Rows = Sequence[Sequence[str]]
-
-
-def _without_empty(columns: Sequence[str], rows: Rows) -> tuple[Sequence[str], Rows]:
-    """The same without the columns where no row says anything (nothing is broken, most often)."""
-    kept = [index for index in range(len(columns)) if any(row[index] for row in rows)]
-    return [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+def _one_line(text: str) -> str:
+    """What a file says of itself, harmless for a table on a terminal."""
+    return harmless(text).replace("\n", " ")
 
 
 def _advice(environ: Mapping[str, str]) -> str:

@@ -1,17 +1,21 @@
-"""A table for people: rich on a terminal, and elsewhere plain columns that are never cut or wrapped."""
+"""A table for people: rich where a terminal is wide enough, and elsewhere plain columns that are never cut."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
+
+GAP = 3
+"""Columns that rich leaves between two cells."""
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write rows under their columns' names to standard output."""
-    if sys.stdout.isatty():
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    if sys.stdout.isatty() and sum(widths) + GAP * len(widths) <= shutil.get_terminal_size().columns:
         _print_rich(columns, rows)
         return
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     for row in (columns, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
@@ -24,7 +28,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
