@@ -61,7 +61,8 @@ def stats(finished: Finished) -> list[tuple[str, str]]:
     usage, metrics = finished.usage, finished.metrics
     return [
         ("time to first token", duration(metrics.ttft_ms)),
-        ("speed", f"{metrics.tokens_per_second:.1f} tokens/s"),
+        # One token alone has no speed.
+        *([("speed", f"{metrics.tokens_per_second:.1f} tokens/s")] if usage.completion_tokens > 1 else []),
         ("prompt", f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"),
         ("output", f"{usage.completion_tokens:,} tokens, {ENDINGS[finished.reason]}"),
         (
