@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import termios
 from pathlib import Path
 from typing import Any
@@ -168,11 +169,32 @@ def test_a_stopped_server_leaves_nothing_behind(socket_dir: Path, tiny: Path) ->
     assert list(socket_dir.iterdir()) == []
 
 
-def test_a_signal_while_the_model_is_loaded_ends_it_too(socket_dir: Path) -> None:
-    server = start_server(socket_dir / "s", UMA_DEBUG="1")
-    server.log.wait_for("uma.llama")
-    server.signal(signal.SIGTERM)
-    assert server.wait() == 0
+ENDLESS_LOAD = """
+import sys, threading
+from uma.config import RuntimeConfig
+from uma.llama.model import Model
+from uma.server import run_server
+
+def load(*_args, **_options):
+    print("loading", flush=True)
+    threading.Event().wait()
+
+Model.load = load
+sys.exit(run_server(RuntimeConfig(socket=sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_load_that_would_never_end_by_itself(socket_dir: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", ENDLESS_LOAD, str(socket_dir / "s")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environ()) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"loading\n"
+            process.send_signal(number)
+            assert process.wait(PATIENCE_SEC) == 0
+        finally:
+            process.kill()
     assert list(socket_dir.iterdir()) == []
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import HELLO, Raw, ServerProcess, frame
+from harness import HELLO, Raw, ServerProcess, frame, running_server, until
 
 STORY = "Once upon a time"
 
@@ -94,6 +95,16 @@ def test_a_half_closed_hello_session_ends_when_its_requests_have(server: ServerP
         raw.send(ask("a"), ask("b"))
         raw.sock.shutdown(socket.SHUT_WR)
         assert sorted(event["id"] for event in raw.rest() if event["event"] == "eos") == ["a", "b"]
+
+
+def test_a_client_that_has_said_all_and_then_hangs_up_cancels_what_it_had_running(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-tokens", "30000")
+    with running_server(socket_dir / "s", *flags) as server:
+        with server.connect() as raw:
+            raw.send(ask(stream=False, max_tokens=30_000, ignore_eos=True))
+            raw.sock.shutdown(socket.SHUT_WR)
+            until(server.metrics, lambda metrics: metrics["active_sequences"] == 1)
+        assert server.settled()["requests_cancelled"] == 1
 
 
 # Hello sessions

@@ -28,6 +28,8 @@ logger = logging.getLogger("uma.server")
 LINGER_SEC = 0.5
 """After the last event the peer may still be sending. Reading on for a moment spares it a broken pipe before it has
 read why."""
+HANG_UP_CHECK_SEC = 0.5
+"""After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
 
 @attrs.define(eq=False)
@@ -129,7 +131,9 @@ class Connection(ABC):
             self._wind(had_frame=False)
             while data := await self.link.receive():
                 self._wind(had_frame=await self.take(data))
-            self._end_of_input()
+            self._note_eof()
+        if self._saw_eof:
+            await self._await_hang_up()
             return
         limit = self.server.config.idle_timeout_sec
         what = "half a frame came" if self.is_mid_frame else "nothing came and nothing ran"
@@ -139,15 +143,19 @@ class Connection(ABC):
         log(logger, logging.INFO, "session.idle", session=self.name, half_frame=self.is_mid_frame)
         while await self.link.receive():
             pass
-        self._end_of_input()
+        self._note_eof()
+        await self._await_hang_up()
 
-    def _end_of_input(self) -> None:
-        if self.link.is_hung_up:
-            self._tasks.cancel_scope.cancel()
-            return
+    def _note_eof(self) -> None:
         # A client may close its sending half and still read. What runs goes on, and its end is the session's.
         self._saw_eof = True
         self.link.post(b"")
+
+    async def _await_hang_up(self) -> None:
+        """After the end of input: end everything once the client is gone altogether."""
+        while not self.link.is_hung_up:  # noqa: ASYNC110  (the kernel has no event for it that Trio could wait for)
+            await trio.sleep(HANG_UP_CHECK_SEC)
+        self._tasks.cancel_scope.cancel()
 
     async def _write(self) -> None:
         try:
