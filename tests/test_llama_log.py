@@ -74,10 +74,6 @@ def test_llama_is_heard_only_where_asked_for(tmp_path: Path, debug: bool) -> Non
     assert debug or result.stderr == ""
 
 
-def test_the_librarys_tuning_is_not_inherited_by_children() -> None:
-    assert "GOMP_SPINCOUNT" not in os.environ or os.environ["GOMP_SPINCOUNT"] != "1000"
-
-
 def test_where_llama_ends_the_process_its_reason_is_told(tmp_path: Path) -> None:
     path = write_model(tmp_path / "doubled.gguf")
     length = (2).to_bytes(8, "little")

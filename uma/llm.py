@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.constraints import show
 from uma.engine import Engine, open_engine
-from uma.errors import BadRequest, UmaError
+from uma.errors import BadRequest, ShuttingDown, UmaError
 from uma.types import Finished, FinishReason, Message, Request, RequestMetrics, SamplingParams, ServerInfo, Usage
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class RequestOutput:
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
     seed: int | None = None
+    warnings: tuple[str, ...] = ()
+    """What was asked for and not done, such as a `max_tokens` over the limit."""
 
 
 class LLM:
@@ -154,7 +157,7 @@ async def _generate_all(
             advance()
 
     # As many tasks as can be useful: memory stays bounded however many prompts there are.
-    most = IN_FLIGHT_PER_SEQUENCE * min(engine.config.max_sequences, engine.config.max_queue)
+    most = min(IN_FLIGHT_PER_SEQUENCE * engine.config.max_sequences, engine.config.max_queue)
     async with trio.open_nursery() as nursery:
         for first in (each for _, each in zip(range(most), iter(lambda: next(work, None), None), strict=False)):
             nursery.start_soon(worker, chain([first], work))
@@ -174,8 +177,16 @@ async def _generate_one(
                 if isinstance(event, Finished):
                     completion = Completion(event.text or "", event.token_ids or (), event.reason)
                     return RequestOutput(
-                        prompt, (completion,), usage=event.usage, metrics=event.metrics, seed=event.seed
+                        prompt,
+                        (completion,),
+                        usage=event.usage,
+                        metrics=event.metrics,
+                        seed=event.seed,
+                        warnings=event.warnings,
                     )
+    except ShuttingDown:
+        # The engine ends, and with it the loop: that is no result, so this waits to be cancelled.
+        await trio.sleep_forever()
     except ValueError as error:
         return _failed(prompt, BadRequest(str(error)))
     except UmaError as error:
@@ -216,19 +227,25 @@ class _EngineThread:
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
-        self._failure: UmaError | None = None
+        self._stop = trio.Event()
         self._is_ready = threading.Event()
+        self._ended: outcome.Outcome[None] | None = None
+        loop: SimpleQueue[trio.lowlevel.TrioToken] = SimpleQueue()
         # A daemon: at the interpreter's end the finalizer stops it; a thread that is none would be waited for first.
-        self._thread = threading.Thread(target=trio.run, args=(self._serve,), name="uma-llm", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="uma-llm", daemon=True)
         self._thread.start()
-        self._is_ready.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._token = loop.get()
+        try:
+            self._is_ready.wait()
+        except BaseException:
+            # Nobody will ever have this LLM, so its model must not stay.
+            self._post(self._stop.set)
+            raise
+        if self._ended is not None:
+            self._ended.unwrap()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function on the loop and wait for its result. Ctrl-C cancels it first, then is raised."""
-        if not self._thread.is_alive():
-            raise ValueError("this LLM is closed")
         done = threading.Event()
         result: list[outcome.Outcome[T]] = []
         scope = trio.CancelScope()
@@ -236,36 +253,63 @@ class _EngineThread:
         async def run() -> None:
             try:
                 with scope:
-                    result.append(await outcome.acapture(function, *args))
+                    ended = await outcome.acapture(function, *args)
+                    # What is no `Exception` is the end of the loop: no result.
+                    if isinstance(ended, outcome.Value) or isinstance(ended.error, Exception):
+                        result.append(ended)
             finally:
                 done.set()
 
-        self._token.run_sync_soon(self._nursery.start_soon, run)
+        def start() -> None:
+            if self._is_open:
+                self._nursery.start_soon(run)
+            else:
+                done.set()
+
         try:
-            done.wait()
+            if self._post(start):
+                done.wait()
         except BaseException:
-            self._token.run_sync_soon(scope.cancel)
+            self._post(scope.cancel)
             done.wait()
             raise
         if not result:
-            raise ValueError("this LLM was closed while it generated")
+            raise self._why_closed()
         return result[0].unwrap()
 
     def close(self) -> None:
         """Cancel what runs, free the model, end the thread."""
-        if self._thread.is_alive():
-            self._token.run_sync_soon(self._stop.set)
+        self._post(self._stop.set)
+        # The garbage collector may end an LLM on any thread, even on its own.
+        if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    async def _serve(self) -> None:
-        self._stop = trio.Event()
-        self._token = trio.lowlevel.current_trio_token()
+    def _post(self, function: Callable[[], object]) -> bool:
+        """Call a function on the loop soon; False if that has ended."""
         try:
-            async with open_engine(self._config) as self.engine, trio.open_nursery() as self._nursery:
-                self._is_ready.set()
-                await self._stop.wait()
-                self._nursery.cancel_scope.cancel()
-        except UmaError as error:
-            self._failure = error
-        finally:
+            self._token.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def _why_closed(self) -> Exception:
+        self._thread.join()
+        if isinstance(self._ended, outcome.Error) and isinstance(self._ended.error, Exception):
+            return self._ended.error
+        return ValueError("this LLM is closed")
+
+    def _run(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
+        self._ended = outcome.capture(trio.run, self._serve, loop)
+        self._is_ready.set()
+
+    async def _serve(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
+        self._is_open = False
+        loop.put(trio.lowlevel.current_trio_token())
+        async with open_engine(self._config) as self.engine, trio.open_nursery() as self._nursery:
+            self._is_open = True
             self._is_ready.set()
+            try:
+                await self._stop.wait()
+            finally:
+                self._is_open = False
+                self._nursery.cancel_scope.cancel()

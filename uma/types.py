@@ -179,7 +179,11 @@ class RequestMetrics:
 
 @attrs.frozen
 class Token:
-    """One generated token. `text` is whole characters and may be empty; joined, the texts are exactly the output."""
+    """One generated token. `text` is whole characters and may be empty; joined, the texts are exactly the output.
+
+    Text that is still held when the output ends (half a character, the beginning of a stop string) comes in one more
+    event with the last token's id; usage does not count that one.
+    """
 
     id: str
     text: str
@@ -188,7 +192,7 @@ class Token:
 
 @attrs.frozen
 class Finished:
-    """A request's last event. Text that was held back (for a character or a stop string) comes as a `Token` before."""
+    """A request's last event."""
 
     id: str
     reason: FinishReason

@@ -234,6 +234,7 @@ class Engine:
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""
+        self.worker.read_gauges()
         return self._metrics.snapshot()
 
     # Draining
@@ -312,7 +313,7 @@ class Engine:
 
     def _check_queue(self, lane: int) -> None:
         """Refuse what finds the queue full. A background request has no hurry, but the queue has an end for it too."""
-        running, most = self._metrics.active_sequences, self.config.max_queue
+        running, most = self.worker.active_count, self.config.max_queue
         # Those who came a moment ago and begin with the next tick do not wait.
         places = max(0, self._max_running - running)
         waiting = len(self._open) - running - places
@@ -351,7 +352,7 @@ class Engine:
             decoding=sum(each.generated > 0 for each in self._open.values()),
             max_running=self._max_running,
             service_ms=self._metrics.service_ms_ewma,
-            used_cells=self._metrics.kv_cells_used,
+            used_cells=self._pool.used_cells,
             tick_budget_ms=self.config.tick_budget_ms,
         )
 
@@ -369,12 +370,16 @@ class Engine:
             target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
         )
         stream = RequestStream(key, self.worker, self._forget)
+        most = self.config.max_tokens
+        asked = sampling.max_tokens or most
+        cut = (f"max_tokens: {asked:,} is over the limit of {most:,} and was cut to it",) if asked > most else ()
         sequence = Sequence(
             request=request,
             stream=stream,
             tokens=tokens,
             prompt_tokens=len(tokens),
-            max_tokens=min(sampling.max_tokens or self.config.max_tokens, self.config.max_tokens, room),
+            max_tokens=min(asked, most, room),
+            warnings=cut,
             seed=sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED),
             row=row,
             credits=CREDITS,

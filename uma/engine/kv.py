@@ -137,7 +137,8 @@ class KvPool:
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
         """The sequence ends; with `keep` what it computed stays as cache."""
-        self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep and self.shares)
+        keep = keep and self.shares and holding.tip.end >= LEAST_SHARED_TOKENS
+        self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         self.trim_cache()
 
     def trim_cache(self) -> None:

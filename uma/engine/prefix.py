@@ -74,11 +74,19 @@ class CacheStats:
     """Runs of cells given up, in whole or in part."""
 
 
+FEW_TOKENS = 4
+"""So many are compared one by one before numpy compares the rest."""
+
+
 def common_length(left: array[int], right: array[int], at: int = 0) -> int:
     """How many tokens `left` and `right[at:]` have in common at their beginning."""
     size = min(len(left), len(right) - at)
-    if size <= 0 or left[0] != right[at]:
-        return 0
+    # Most runs that are compared differ at once, long before numpy would have begun.
+    for index in range(min(size, FEW_TOKENS)):
+        if left[index] != right[at + index]:
+            return index
+    if size <= FEW_TOKENS:
+        return max(size, 0)
     differ = np.frombuffer(left, dtype=np.int32, count=size) != np.frombuffer(
         right, dtype=np.int32, count=size, offset=4 * at
     )

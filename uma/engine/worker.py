@@ -30,6 +30,8 @@ from uma.llama.sampler import Sampler
 from uma.metrics import EngineMetrics
 from uma.types import Event, Finished, FinishReason, Token
 
+OBSERVED_DECODES = 4
+"""Of the ticks without prefill, one in so many is learnt from."""
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
 IDLE_SEC = 0.25
@@ -107,6 +109,25 @@ class DecodeWorker:
         self._post(self._on_stop)
         self._context.request_abort()
 
+    @property
+    def active_count(self) -> int:
+        """Sequences that hold a place now. Any thread."""
+        return len(self._active)
+
+    def read_gauges(self) -> None:
+        """Bring the gauges of the metrics up to date. Any thread: each is one number, read as it is just now."""
+        metrics, pool = self._metrics, self._pool
+        metrics.active_sequences = len(self._active)
+        metrics.queued_requests = len(self._sequences) - len(self._active)
+        metrics.kv_cells_used = pool.used_cells
+        metrics.sequence_ids_used = pool.used_ids
+        tree, store, cache = pool.tree, pool.store, metrics.cache
+        cache.hits, cache.misses, cache.evictions = tree.stats.hits, tree.stats.misses, tree.stats.evictions
+        cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
+        cache.evictable_size, cache.node_count = tree.total_tokens - tree.protected_tokens, tree.node_count
+        cache.ram_bytes, cache.ram_snapshots = store.size_bytes, len(store)
+        cache.ram_hits, cache.ram_evictions = store.hits, store.evictions
+
     def _post(self, command: Callable[..., None], *args: Any) -> None:
         self._inbox.append((command, args))
         self._wakeup.set()
@@ -129,7 +150,6 @@ class DecodeWorker:
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
-        self._update_gauges()
         if self._active and len(self._waiting):
             # Nothing runs because readers are behind, and somebody waits for what their requests hold.
             self._wakeup.wait(PATIENCE_MS / 1000)
@@ -138,10 +158,8 @@ class DecodeWorker:
             self._pool.someone_decodes = False
             if self._active or not self._pool.save_cached():
                 self._pool.trim_cache()
-                self._update_gauges()
                 self._wakeup.wait()
                 return
-            self._update_gauges()
 
     # Commands, on the thread
 
@@ -187,13 +205,11 @@ class DecodeWorker:
         for key in plan.preempt:
             self._preempt(self._active[key], began)
         if not plan.tokens:
-            self._update_gauges()
             return bool(plan.preempt)
         rows = self._decode(plan)
         ended = now_ms()
         if rows:
             self._sample(rows, ended)
-        self._update_gauges()
         self._flush()
         cpu_sec = time.thread_time() - cpu_began - self._decode_cpu_sec
         self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000
@@ -359,7 +375,9 @@ class DecodeWorker:
             sequence.largest_batch = max(sequence.largest_batch, size)
         self._metrics.tick(tokens, took)
         self._metrics.prefill_tokens_total += tokens - len(decode)
-        self._scheduler.observe(len(decode), tokens - len(decode), self._pool.used_cells, took)
+        # A stretch of ticks that only decode teaches little: some of them will do.
+        if prefill or self._metrics.batch_calls_total % OBSERVED_DECODES == 0:
+            self._scheduler.observe(len(decode), tokens - len(decode), self._pool.used_cells, took)
         if self._trace:
             self._trace(
                 f"tick decode={len(decode)} prefill={tokens - len(decode)} ms={took:.2f} cells={self._pool.used_cells}"
@@ -420,23 +438,24 @@ class DecodeWorker:
 
     def _sample(self, rows: list[Row], now: float) -> None:
         logits = self._context.logits(len(rows))
-        for index, row in enumerate(rows):
-            if row.sequence.suppresses_end:
-                logits[index, self._vocab.eog_ids] = -np.inf
         # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
         greedy = logits.argmax(axis=1).tolist() if any(row.sequence.sampler is None for row in rows) else []
         for index, row in enumerate(rows):
             sequence = row.sequence
-            if sequence.sampler is None:
-                token = greedy[index]
-            else:
+            if sequence.sampler is not None:
+                if sequence.suppresses_end:
+                    logits[index, self._vocab.eog_ids] = -np.inf
                 token = sequence.sampler.sample(self._context, row.batch_index)
+            else:
+                token = greedy[index]
+                if self._vocab.is_eog(token) and sequence.suppresses_end:
+                    logits[index, self._vocab.eog_ids] = -np.inf
+                    token = int(logits[index].argmax())
             self._accept(sequence, token, now)
 
     def _accept(self, sequence: Sequence, token: int, now: float) -> None:
         """Take a sampled token: give its text to the reader, and end the request where it ends."""
         if self._vocab.is_eog(token):
-            self._release_text(sequence, token, sequence.text.finish(), now)
             self._finish(sequence, "stop", now)
             return
         sequence.tokens.append(token)
@@ -452,11 +471,15 @@ class DecodeWorker:
         else:
             sequence.row.remaining = 0
 
-    def _release_text(self, sequence: Sequence, token: int, held: str, now: float) -> None:
-        """Text held for a character or stop string that never came; it goes out with the token that ended the wait."""
-        if held:
-            sequence.tokens.append(token)
-            self._give(sequence, token, held, now)
+    def _release_held(self, sequence: Sequence) -> None:
+        """Give out what was held for a character or stop string that never came. It is no token more: none is counted."""
+        held = sequence.text.finish()
+        if not held:
+            return
+        if sequence.request.stream:
+            self._deliveries.append((sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1])))
+        else:
+            sequence.pieces.append(held)
 
     def _give(self, sequence: Sequence, token: int, text: str, now: float) -> None:
         if sequence.generated == 0:
@@ -478,6 +501,7 @@ class DecodeWorker:
             sequence.pieces.append(text)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self._release_held(sequence)
         request = sequence.request
         generated = sequence.tokens[sequence.prompt_tokens :]
         event = Finished(
@@ -524,16 +548,3 @@ class DecodeWorker:
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             self._deliver(deliveries)
-
-    def _update_gauges(self) -> None:
-        metrics, pool = self._metrics, self._pool
-        metrics.active_sequences = len(self._active)
-        metrics.queued_requests = len(self._sequences) - len(self._active)
-        metrics.kv_cells_used = pool.used_cells
-        metrics.sequence_ids_used = pool.used_ids
-        tree, store, cache = pool.tree, pool.store, metrics.cache
-        cache.hits, cache.misses, cache.evictions = tree.stats.hits, tree.stats.misses, tree.stats.evictions
-        cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
-        cache.evictable_size, cache.node_count = tree.total_tokens - tree.protected_tokens, tree.node_count
-        cache.ram_bytes, cache.ram_snapshots = store.size_bytes, len(store)
-        cache.ram_hits, cache.ram_evictions = store.hits, store.evictions

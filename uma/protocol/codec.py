@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import orjson
 
-from uma.constraints import show
+from uma.constraints import hints_of, problems, show
 from uma.errors import BadRequest, InvalidJson
 from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
 from uma.protocol.frames import encode_frame
@@ -34,6 +34,7 @@ from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS
 from uma.types import PROMPT_FIELDS, Request, SamplingParams, prompt_problem
 
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
+_METADATA = hints_of(Request)["metadata"]
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
@@ -68,13 +69,17 @@ def parse_message(
     return MetricsQuery(**_own_fields(flat), warnings=warnings)
 
 
-def request_id_of(payload: bytes) -> str | None:
-    """The id of a payload that was refused, so that the error can name it; None where it has no usable one."""
+def whose(payload: bytes) -> tuple[str | None, dict[str, Any] | None]:
+    """The id and the metadata of a payload that was refused, for its error; None for what cannot be read or used."""
     try:
-        id = _object(payload).get("id")
+        fields = _object(payload)
     except InvalidJson:
-        return None
-    return id if isinstance(id, str) and 1 <= len(id) <= 128 else None
+        return None, None
+    id, metadata = fields.get("id"), fields.get("metadata")
+    return (
+        id if isinstance(id, str) and 1 <= len(id) <= 128 else None,
+        metadata if isinstance(metadata, dict) and not any(problems(metadata, _METADATA, "metadata")) else None,
+    )
 
 
 def encode_message(message: ClientMessage) -> bytes:

@@ -60,7 +60,7 @@ from uma.protocol.codec import (
     fragment,
     parse_event,
     parse_message,
-    request_id_of,
+    whose,
 )
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
 from uma.protocol.messages import (
@@ -152,7 +152,7 @@ class ServerSession:
                 if self._admit(message):
                     return message
             except UmaError as error:
-                return self._refuse(error, None if payload is None else request_id_of(payload))
+                return self._refuse(error, *(whose(payload) if payload is not None else (None, None)))
         return None
 
     def _admit(self, message: ClientMessage) -> bool:
@@ -199,10 +199,10 @@ class ServerSession:
         self._running[key] = exchange = _exchange(message)
         exchange.step("request")
 
-    def _refuse(self, error: UmaError, id: str | None) -> Refused:
+    def _refuse(self, error: UmaError, id: str | None, metadata: dict[str, Any] | None) -> Refused:
         if id in self._running:
             id = None  # an error with the id of a running request would end that one in the client's eyes
-        event = _error_event(error, id)
+        event = _error_event(error, id, metadata)
         data = encode_event(event)
         is_fatal = self._closes_after(error)
         if is_fatal:

@@ -89,6 +89,7 @@ class JsonConnection(Connection):
                 self.link.post(self._session.welcome(self.engine.info))
                 log(logger, logging.DEBUG, "session.hello", session=self.name, client=message.client)
             case Refused():
+                self.server.note_refused(message.event.code)
                 self._log_failure(message.event.id, message.event.code, message.event.message)
                 self.link.post(message.data)
             case _:
@@ -125,6 +126,7 @@ class JsonConnection(Connection):
     def _check_crowd(self) -> None:
         most = self.server.config.max_session_queue
         if len(self.work) > most:
+            self.server.note_refused(Overloaded.code)
             service_ms = self.engine.snapshot()["service_ms_ewma"]
             raise Overloaded(
                 f"this session has {most:,} requests running and waiting (max_session_queue); wait for one to end",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -30,7 +32,8 @@ OnReady = Callable[[ServerInfo], None]
 def run_server(config: RuntimeConfig, on_ready: OnReady | None = None) -> int:
     """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code, 0.
 
-    `on_ready` is called once clients can connect. A first signal drains, a second ends at once. SIGUSR1 writes the
+    `on_ready` is called once clients can connect. A first signal drains, a second ends at once; while the model is
+    being loaded, which nothing can interrupt, the first one ends the process with code 0 itself. SIGUSR1 writes the
     metrics to the log; SIGHUP is only noted. Raises `ConfigError` or `ModelError` where the server cannot start.
     """
     with logging_to(config):
@@ -61,7 +64,11 @@ async def _main(config: RuntimeConfig, on_ready: OnReady | None) -> None:
             async with open_engine(config) as engine:
                 run.server = server = Server(engine, config)
                 await nursery.start(run.serve, server)
+                # What is there by now stays: looking through it again at each collection would be felt as a gap.
+                gc.collect()
+                gc.freeze()
                 _announce(on_ready, engine.info)
+                log(logger, logging.INFO, "server.ready", socket=config.socket, protocol=config.protocol)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
 
@@ -99,7 +106,11 @@ class Run:
                 await self._log_metrics()
             elif number in STOP:
                 stops += 1
-                if stops > 1 or self.server is None:
+                if self.server is None:
+                    # A cancelled load would still be waited for, minutes for a large model. There is nothing to give
+                    # back yet: no socket, no session, and the log is not buffered.
+                    os._exit(0)
+                if stops > 1:
                     self.scope.cancel()
                 else:
                     self.server.begin_drain()

@@ -89,6 +89,7 @@ class NewlineConnection(Connection):
         except (BadRequest, InvalidJson) as error:
             return error
         except UmaError as error:
+            self.server.note_refused(error.code)
             self.fail(error)
             return None
 
@@ -114,6 +115,7 @@ class NewlineConnection(Connection):
 
     async def _answer(self, line: str | UmaError, id: str, work: Work) -> None:
         if isinstance(line, UmaError):
+            self.server.note_refused(line.code)
             raise line
         if line == METRICS_LINE:
             await self.say(orjson.dumps(await self.server.metrics()) + b"\n")

@@ -18,7 +18,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import Engine
-from uma.errors import ShuttingDown, TooManySessions, UmaError
+from uma.errors import Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
 from uma.server import socketfile
 from uma.server.connection import Connection
 from uma.server.json_connection import JsonConnection
@@ -42,6 +42,10 @@ class Server:
         self.sessions_total = 0
         """Sessions accepted since the start, refused ones not included."""
         self.sessions_refused_total = 0
+        self.requests_refused_total = 0
+        """Requests that never reached the engine: no message, a busy session, an id that runs, too many of a session."""
+        self.requests_crowded_out_total = 0
+        """Those of them that were refused for overload."""
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
@@ -56,7 +60,6 @@ class Server:
         file = socketfile.listen(Path(self.config.socket), self.config.socket_mode)
         try:
             async with trio.open_nursery() as nursery:
-                log(logger, logging.INFO, "server.ready", socket=file.path, protocol=self.config.protocol)
                 task_status.started()
                 with self._accepting:
                     await self._accept(file.sock, nursery)
@@ -75,13 +78,26 @@ class Server:
         self._accepting.cancel()
 
     async def metrics(self) -> Mapping[str, Any]:
-        """The engine's snapshot with the server's own figures. Never waits for compute."""
+        """The engine's snapshot with the server's own figures. Never waits for compute.
+
+        What was refused here is counted with what the engine refused: a client knows no difference.
+        """
+        snapshot = await self.engine.metrics()
         return {
-            **await self.engine.metrics(),
+            **snapshot,
+            "requests_total": snapshot["requests_total"] + self.requests_refused_total,
+            "requests_rejected": snapshot["requests_rejected"] + self.requests_refused_total,
+            "requests_overloaded": snapshot["requests_overloaded"] + self.requests_crowded_out_total,
             "active_sessions": len(self._connections),
             "sessions_total": self.sessions_total,
             "sessions_refused_total": self.sessions_refused_total,
         }
+
+    def note_refused(self, code: str) -> None:
+        """Count a request that a session refused with the error `code`. A hello is none."""
+        if code != VersionMismatch.code:
+            self.requests_refused_total += 1
+            self.requests_crowded_out_total += code == Overloaded.code
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:

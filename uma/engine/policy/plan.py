@@ -49,6 +49,8 @@ class Scheduler:
 
     def plan(self, state: State, now_ms: float) -> Plan:
         """The next tick. Empty only if no row can run."""
+        if self._is_everyday(state):
+            return Plan(tuple([row.key for row in state.decoding]), (), (), 0)
         rows, preempted = self._make_room(state)
         decode, held = self._choose_decode(rows, state, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
@@ -60,6 +62,12 @@ class Scheduler:
     def observe(self, rows: int, prefill_tokens: int, cells: int, ms: float) -> None:
         """Learn from the tick that ran."""
         self.cost.observe(rows, prefill_tokens, cells, ms)
+
+    def _is_everyday(self, state: State) -> bool:
+        """Whether all rows decode, there is room for all, and nobody is to be held back: the shortest way will do."""
+        if state.prefilling or len(state.decoding) > min(state.free_cells, self.targets.batch_tokens):
+            return False
+        return all(row.lane >= 0 and not row.is_paused for row in state.decoding)
 
     def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
         """The rows that may decode, and those to preempt so that each of them has a cell.
