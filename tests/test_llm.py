@@ -1,0 +1,293 @@
+"""The synchronous way in, as a script or a notebook uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from engine_world import PATIENCE_SEC
+
+from models import write_model
+from uma import LLM, Message, SamplingParams
+from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+
+TINY = {
+    "n_ctx": 2_048, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0,
+    "flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32",
+}  # fmt: skip
+"""As `engine_world.config_for`."""
+
+
+def params(max_tokens: int = 8, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def open_llm(path: Path, **settings: Any) -> LLM:
+    return LLM(str(path), **(TINY | settings))
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Any:
+    with open_llm(tiny) as opened:
+        yield opened
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [f"Prompt {index} " * (index % 7 + 1) for index in range(40)]
+    together = llm.generate(prompts, params())
+    assert [out.prompt for out in together] == prompts
+    alone = [llm.generate(prompt, params())[0] for prompt in prompts]
+    assert [out.outputs[0].text for out in together] == [out.outputs[0].text for out in alone]
+    assert len({out.outputs[0].text for out in together}) > 30
+
+
+def test_an_output_says_all_there_is_to_know(llm: LLM) -> None:
+    (out,) = llm.generate("Once", params(5, seed=3, temperature=1.0))
+    (completion,) = out.outputs
+    assert (len(completion.token_ids), completion.finish_reason) == (5, "length")
+    assert out.error is None
+    assert out.seed == 3
+    assert out.usage is not None
+    assert out.usage.completion_tokens == 5
+    assert out.metrics is not None
+    assert out.metrics.ttft_ms > 0
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    outs = llm.generate(["a", "b", "c"], [params(1), params(2), params(3)])
+    assert [len(out.outputs[0].token_ids) for out in outs] == [1, 2, 3]
+    with pytest.raises(ValueError, match="2 came for 3 prompts"):
+        llm.generate(["a", "b", "c"], [params(1), params(2)])
+
+
+def test_no_prompts_give_no_results(llm: LLM) -> None:
+    assert llm.generate([], params()) == []
+    assert llm.chat([], params()) == []
+
+
+def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
+    assert len(llm.generate((str(index) for index in range(5)), params())) == 5
+
+
+def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
+    bad: Any = ["good", 7, "x" * 5_000, "\ud800", None, "also good"]
+    outs = llm.generate(bad, params())
+    kinds = [type(out.error) for out in outs]
+    assert kinds == [type(None), BadRequest, PromptTooLarge, BadRequest, BadRequest, type(None)]
+    assert [out.outputs[0].finish_reason for out in outs] == ["length", *["error"] * 4, "length"]
+    assert "prompt" in str(outs[1].error)
+    assert [len(out.outputs[0].token_ids) for out in outs] == [8, 0, 0, 0, 0, 8]
+
+
+def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
+    talk: list[Message | dict[str, str]] = [{"role": "user", "content": "Hi"}]
+    (one,) = llm.chat(talk, params())
+    both: list[list[Message | dict[str, str]]] = [[Message("user", "Hi")], [*talk, Message("assistant", "Ha"), *talk]]
+    same, other = llm.chat(both, params())
+    assert one.outputs[0].text == same.outputs[0].text
+    assert one.prompt == (Message("user", "Hi"),)
+    assert other.usage is not None
+    assert one.usage is not None
+    assert other.usage.prompt_tokens > one.usage.prompt_tokens
+    assert one.outputs[0].text != llm.generate("Hi", params())[0].outputs[0].text
+
+
+def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
+    bad: Any = [
+        [{"role": "user", "content": "Hi"}],
+        [{"role": "user"}],
+        [],
+        [{"role": "user", "content": 7}],
+        [{"role": "user", "content": "Hi", "colour": "red"}],
+        [Message("user", "Hi")],
+    ]
+    outs = llm.chat(bad, params())
+    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 4, type(None)]
+    assert outs[0].outputs == outs[-1].outputs
+
+
+def test_a_short_queue_is_no_limit_for_many_prompts(tiny: Path) -> None:
+    with open_llm(tiny, max_sequences=4, max_queue=2) as llm:
+        outs = llm.generate([str(index) for index in range(30)], params(3))
+    assert [out.error for out in outs] == [None] * 30
+
+
+def test_two_llms_work_side_by_side(tiny: Path, tmp_path: Path) -> None:
+    another = write_model(tmp_path / "another.gguf", seed=1, context_length=2_048)
+    prompts = [str(index) for index in range(8)]
+    with open_llm(tiny) as one, open_llm(another) as two:
+        outs = [each.generate(prompts, params(20)) for each in (one, two, one)]
+    texts = [[out.outputs[0].text for out in each] for each in outs]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_several_threads_share_an_llm(llm: LLM) -> None:
+    expected = [llm.generate(str(index), params(20))[0].outputs[0].text for index in range(4)]
+    found: dict[int, str] = {}
+
+    def work(index: int) -> None:
+        found[index] = llm.generate(str(index), params(20))[0].outputs[0].text
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SEC)
+    assert [found[index] for index in range(4)] == expected
+
+
+def test_it_works_where_an_asyncio_loop_runs(tiny: Path) -> None:
+    async def notebook() -> int:
+        await asyncio.sleep(0)
+        with open_llm(tiny) as llm:
+            return len(llm.generate("Once", params())[0].outputs[0].token_ids)
+
+    assert asyncio.run(notebook()) == 8
+
+
+def test_a_closed_llm_says_so(tiny: Path) -> None:
+    llm = open_llm(tiny)
+    llm.close()
+    llm.close()
+    with pytest.raises(ValueError, match="closed"):
+        llm.generate("Once", params())
+
+
+def test_closing_ends_what_another_thread_generates(tiny: Path) -> None:
+    llm = open_llm(tiny, n_ctx=8_192)
+    started = threading.Event()
+    ended: list[BaseException] = []
+
+    def prompts() -> Any:
+        yield "Once"
+        started.set()
+
+    def work() -> None:
+        with pytest.raises(ValueError, match="closed") as error:
+            llm.generate(prompts(), params(4_000))
+        ended.append(error.value)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait(PATIENCE_SEC)
+    llm.close()
+    thread.join(PATIENCE_SEC)
+    assert len(ended) == 1
+
+
+def test_a_fault_of_the_engine_is_raised_and_hangs_nobody(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    llm = open_llm(tiny)
+    monkeypatch.setattr(llm._loop.engine.worker, "_tick", fail)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="a fault"):
+            llm.generate("Once", params())
+    llm.close()
+
+
+def test_what_cannot_be_opened_is_an_error_at_once(tmp_path: Path, tiny: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere\.gguf"):
+        LLM(str(tmp_path / "nowhere.gguf"))
+    with pytest.raises(ConfigError, match="n_batch"):
+        open_llm(tiny, n_batch=0)
+
+
+def test_an_llm_that_nobody_has_any_more_is_closed(tiny: Path) -> None:
+    llm = open_llm(tiny)
+    thread = llm._loop._thread
+    del llm
+    gc.collect()
+    thread.join(PATIENCE_SEC)
+    assert not thread.is_alive()
+
+
+def test_a_bar_is_shown_on_request_and_not_without_a_terminal(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], params(1))
+    assert capfd.readouterr() == ("", "")
+    llm.generate(["a", "b"], params(1), progress=True)
+    assert "2/2" in capfd.readouterr().err
+
+
+def test_ten_thousand_prompts_take_no_memory_but_for_their_results(tiny: Path) -> None:
+    with open_llm(tiny, max_sequences=16) as llm:
+        process = psutil.Process()
+        llm.generate([f"warm {index}" for index in range(500)], params(1))
+        before = process.memory_info().rss
+        outs = llm.generate((str(index) for index in range(10_000)), params(1))
+        grown = process.memory_info().rss - before
+    assert len(outs) == 10_000
+    assert all(out.error is None for out in outs)
+    # A result is some hundred bytes; a request in flight, its tokens and its task, some ten thousand.
+    assert grown < 40 * 2**20
+
+
+# Scripts, as processes of their own
+
+PREAMBLE = """
+import sys
+from uma import LLM, SamplingParams
+llm = LLM(sys.argv[1], n_ctx=4096, threads=1, threads_batch=1, n_gpu_layers=0)
+params = SamplingParams(max_tokens=4000, ignore_eos=True)
+"""
+
+
+def script(path: Path, body: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PREAMBLE + body, str(path)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+
+
+def test_ctrl_c_ends_a_generation_and_leaves_the_llm_usable(tiny: Path) -> None:
+    body = """
+import threading
+def announce():
+    print("started", flush=True)
+try:
+    threading.Timer(0.3, announce).start()
+    llm.generate(["Once"] * 500, params)
+except KeyboardInterrupt:
+    out = llm.generate("Again", SamplingParams(max_tokens=3, ignore_eos=True))
+    print("stopped", len(out[0].outputs[0].token_ids))
+"""
+    process = script(tiny, body)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SEC)
+    assert (out, err, process.returncode) == ("stopped 3\n", "", 0)
+
+
+def test_ctrl_c_that_nobody_catches_ends_the_script(tiny: Path) -> None:
+    process = script(
+        tiny, "import threading; threading.Timer(0.3, print, ('started',)).start()\nllm.generate('Once', params)"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SEC)
+    assert process.returncode == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_script_that_never_closes_its_llm_ends_by_itself(tiny: Path) -> None:
+    process = script(tiny, "print(len(llm.generate('Once', SamplingParams(max_tokens=3))))")
+    out, err = process.communicate(timeout=PATIENCE_SEC)
+    assert (out, err, process.returncode) == ("1\n", "", 0)
+
+
+def test_a_script_that_fails_ends_with_its_own_error(tiny: Path) -> None:
+    process = script(tiny, "raise SystemExit(3)")
+    out, err = process.communicate(timeout=PATIENCE_SEC)
+    assert (out, err, process.returncode) == ("", "", 3)
