@@ -19,7 +19,7 @@ from uma.protocol.codec import (
     fragment,
     parse_event,
     parse_message,
-    request_id_of,
+    whose,
 )
 from uma.protocol.converter import MAX_LINES
 from uma.protocol.frames import HEADER_BYTES
@@ -458,7 +458,7 @@ def parses_or_is_refused(payload: bytes) -> None:
             parser(payload)
         except (InvalidJson, BadRequest) as error:
             assert error.message
-    request_id_of(payload)
+    whose(payload)
 
 
 @given(st.binary(max_size=200))
@@ -491,14 +491,26 @@ def test_damaged_messages_parse_or_are_refused(message: Any, data: st.DataObject
 
 @given(st.one_of(st.text(max_size=130), json_values))
 def test_the_id_of_a_refused_frame_is_told_where_it_is_one(id: Any) -> None:
-    told = request_id_of(json.dumps({"id": id}).encode())
+    told, _ = whose(json.dumps({"id": id}).encode())
     is_one = isinstance(id, str) and 1 <= len(id) <= 128 and not any("\ud800" <= each <= "\udfff" for each in id)
     assert told == (id if is_one else None)
 
 
-def test_a_payload_that_is_no_object_has_no_id() -> None:
-    assert request_id_of(b"[") is None
-    assert request_id_of(b'["id"]') is None
+def test_a_payload_that_is_no_object_is_nobodys() -> None:
+    assert whose(b"[") == whose(b'["id"]') == (None, None)
+
+
+def test_the_metadata_of_a_refused_frame_is_told_where_it_could_have_been_accepted() -> None:
+    deep: Any = {}
+    for _ in range(100):
+        deep = {"k": deep}
+    assert [whose(json.dumps({"metadata": each}).encode())[1] for each in ({"k": [1]}, [1], "x", None, deep)] == [
+        {"k": [1]},
+        None,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_an_eos_becomes_the_finished_it_was_made_of() -> None:

@@ -352,6 +352,15 @@ def test_metadata_is_echoed_in_every_event_of_its_request() -> None:
     assert [getattr(each, "metadata", None) for each in told] == [{"k": [1]}, {"k": [1]}, {"k": 2}]
 
 
+def test_metadata_is_echoed_also_where_the_request_is_refused() -> None:
+    session = plain()
+    give(session, ask("runs"))
+    busy = refusal(session, ask("b", metadata={"k": 2}))
+    assert (busy.event.code, busy.event.metadata) == ("E_PROTO_BUSY", {"k": 2})
+    bad = refusal(hello(), ask(temperature=9, metadata={"k": [1]}))
+    assert (bad.event.code, bad.event.metadata) == ("E_PROTO_BAD_REQUEST", {"k": [1]})
+
+
 def test_what_was_ignored_and_cut_is_told_in_the_eos_before_the_engines_own_warnings() -> None:
     session = plain(max_tokens=10)
     give(session, ask(max_tokens=11, strange=1))

@@ -355,11 +355,18 @@ def test_metrics_agree_with_what_clients_counted(server: ServerProcess) -> None:
             event = raw.receive()
             assert event is not None
             events.append(event)
+        raw.send(ask("bad", top_p=7))
+        assert raw.last_of("bad")["code"] == "E_PROTO_BAD_REQUEST"
     after = server.settled()
     tokens = tokens_of(events)
     assert len(tokens) == 10 + 11 + 12 + 13
     assert after["tokens_generated_total"] - before["tokens_generated_total"] == len(tokens)
-    assert after["requests_length"] - before["requests_length"] == 4
+    rise = {name: after[name] - before[name] for name in before if name.startswith("requests_")}
+    assert {name: by for name, by in rise.items() if by} == {
+        "requests_total": 5,
+        "requests_length": 4,
+        "requests_rejected": 1,
+    }
     prompts = sum(event["usage"]["prompt_tokens"] for event in events if event["event"] == "eos")
     assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == prompts
     assert after["ttft_ms_count"] - before["ttft_ms_count"] == 4

@@ -43,7 +43,7 @@ class Server:
         """Sessions accepted since the start, refused ones not included."""
         self.sessions_refused_total = 0
         self.requests_refused_total = 0
-        """Requests that never reached the engine: no message, a busy session, an id that runs, too many of a session."""
+        """Requests that never reached the engine: no message, a busy session, a running id, too many of a session."""
         self.requests_crowded_out_total = 0
         """Those of them that were refused for overload."""
         self._connections: set[Connection] = set()
