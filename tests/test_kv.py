@@ -1,0 +1,209 @@
+"""The pool of cells and sequence ids through random lives: whoever is told that tokens are there really has them.
+
+llama.cpp's memory is a plain account here: for each sequence id its cells, each with the token computed into it. A
+snapshot is a copy of that account, and a copy between separate buffers happens with the next batch, as it really does.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from uma.engine import kv, snapshots
+from uma.engine.kv import Holding, KvPool
+from uma.engine.snapshots import SnapshotStore
+
+N_IDS, N_CELLS = 5, 60
+Cells = list[tuple[int, int]]
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=25)
+
+
+class FakeContext:
+    """Who holds which cell, with llama.cpp's rules."""
+
+    def __init__(self, *, unified: bool) -> None:
+        self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16")
+        self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1)
+        self.n_seq_max, self.n_ctx = N_IDS, N_CELLS
+        self.held: dict[int, Cells] = {seq_id: [] for seq_id in range(N_IDS)}
+        self.queued: list[tuple[int, int]] = []
+        self._serial = count()
+
+    def compute(self, work: dict[int, list[int]]) -> None:
+        """A batch."""
+        self.queued.clear()
+        for seq_id, tokens in work.items():
+            self.held[seq_id] = self.held[seq_id] + [(next(self._serial), token) for token in tokens]
+        assert not self.params.kv_unified or self.used() <= N_CELLS, "a batch without room"
+
+    def used(self) -> int:
+        return len({cell for cells in self.held.values() for cell in cells})
+
+    def tokens(self, seq_id: int) -> list[int]:
+        return [token for _, token in self.held[seq_id]]
+
+    def seq_cp(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
+        assert not self.held[target], "copied over cells"
+        assert self.params.kv_unified == (end >= 0)
+        if end >= 0:
+            self.held[target] = self.held[source][:end]
+        else:
+            self.held[target] = [(next(self._serial), token) for _, token in self.held[source]]
+            self.queued.append((source, target))
+
+    def seq_rm(self, seq_id: int, start: int = -1, end: int = -1) -> bool:
+        assert end == -1
+        self.held[seq_id] = self.held[seq_id][: max(start, 0)]
+        return True
+
+    def state_size(self, seq_id: int) -> int:
+        return len(self.state_get(seq_id))
+
+    def state_get(self, seq_id: int) -> bytes:
+        assert all(seq_id != target for _, target in self.queued), "saved what has not been copied yet"
+        return pickle.dumps(self.tokens(seq_id))
+
+    def state_set(self, seq_id: int, data: bytes) -> bool:
+        assert all(seq_id not in pair for pair in self.queued), "a queued copy would write over it"
+        tokens = pickle.loads(data)
+        if self.params.kv_unified and self.used() + len(tokens) > N_CELLS:
+            return False
+        self.held[seq_id] = [(next(self._serial), token) for token in tokens]
+        return True
+
+
+class PoolLives(RuleBasedStateMachine):
+    """Sequences are admitted, computed, preempted and ended, as the worker does it."""
+
+    unified = True
+    exact_ends = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = FakeContext(unified=self.unified)
+        self.store = SnapshotStore(2_000, exact_ends=self.exact_ends)
+        context: Any = self.context
+        self.pool = KvPool(context, self.store, shares=not self.exact_ends, cache_cells=20)
+        self.running: list[Holding] = []
+        self.now = 0.0
+
+    def tick(self) -> float:
+        self.now += 1
+        return self.now
+
+    def compute(self, holding: Holding, tokens: list[int]) -> None:
+        self.pool.make_room(len(tokens))
+        self.context.compute({holding.seq_id: tokens})
+        self.pool.batch_done()
+        self.pool.extend(holding, tokens)
+
+    @precondition(lambda self: self.pool.has_id())
+    @rule(tokens=TOKENS, computes=st.booleans())
+    def admit(self, tokens: list[int], computes: bool) -> None:
+        wanted = array("i", tokens)
+        needed = self.pool.cells_needed(wanted)
+        if needed > self.pool.free_cells:
+            return
+        holding, length = self.pool.acquire(wanted, self.tick())
+        assert 0 <= length < len(tokens)
+        assert self.context.tokens(holding.seq_id) == tokens[:length], "told that tokens are there which are not"
+        self.running.append(holding)
+        assert len(tokens) - length <= self.pool.free_cells, "what was promised does not fit"
+        if computes:
+            self.compute(holding, tokens[length:])
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.integers(0, N_IDS), tokens=TOKENS)
+    def go_on(self, choice: int, tokens: list[int]) -> None:
+        if len(tokens) <= self.pool.free_cells:
+            self.compute(self.running[choice % len(self.running)], tokens)
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.integers(0, N_IDS), keep=st.booleans())
+    def end(self, choice: int, keep: bool) -> None:
+        self.pool.release(self.running.pop(choice % len(self.running)), self.tick(), keep=keep)
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.integers(0, N_IDS))
+    def preempt(self, choice: int) -> None:
+        holding = self.running.pop(choice % len(self.running))
+        before = self.pool.free_cells
+        own = self.pool.own_cells(holding)
+        self.pool.save(holding, self.tick())
+        self.pool.release(holding, self.now, keep=False)
+        assert not self.unified or self.pool.free_cells == before + own
+
+    @rule()
+    def use_idle_time(self) -> None:
+        for _ in range(10 * N_IDS):
+            if not self.pool.save_cached():
+                break
+        else:
+            raise AssertionError("snapshots push each other out for ever")
+        self.pool.trim_cache()
+
+    @rule()
+    def drop_cache(self) -> None:
+        self.pool.drop_cache()
+        assert self.pool.used_cells == self.pool.tree.protected_tokens
+
+    @invariant()
+    def books_are_right(self) -> None:
+        holders = {seq_id for seq_id, cells in self.context.held.items() if cells}
+        assert holders <= {holding.seq_id for holding in self.running} | set(self.pool.tree.cached)
+        assert self.pool.used_ids == len(self.running) + len(self.pool.tree.cached)
+        for seq_id, node in [*self.pool.tree.cached.items(), *((each.seq_id, each.tip) for each in self.running)]:
+            assert list(node.whole()) == self.context.tokens(seq_id)
+        if self.unified:
+            assert self.pool.used_cells == self.context.used() <= N_CELLS
+        assert self.store.size_bytes <= 2_000
+
+    def teardown(self) -> None:
+        for holding in self.running:
+            self.pool.release(holding, self.now, keep=False)
+        self.pool.drop_cache()
+        assert (self.pool.used_ids, self.pool.used_cells, self.context.used()) == (0, 0, 0)
+
+
+class SplitPoolLives(PoolLives):
+    """With a buffer for each sequence."""
+
+    unified = False
+
+
+class UncuttablePoolLives(PoolLives):
+    """With a memory that cannot be cut, so that nothing is shared but whole snapshots."""
+
+    exact_ends = True
+
+
+class TestPool:
+    """The lives, with what is worth sharing and keeping made as small as they are."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module, name, value in (
+            (kv, "LEAST_SHARED_TOKENS", 2),
+            (kv, "WORTH_RESTORING_TOKENS", 3),
+            (kv, "LEAST_EVICTED_TOKENS", 3),
+            (snapshots, "LEAST_WORTH", 2.0),
+        ):
+            monkeypatch.setattr(module, name, value)
+
+    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
+    def test_whoever_is_told_that_tokens_are_there_really_has_them(self, machine: type[PoolLives]) -> None:
+        run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
