@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness import HELLO, Raw, ServerProcess, running_server, until
+from uma.server.json_connection import MAX_STARTING
 
 
 def ask(id: str, **fields: Any) -> dict[str, Any]:
@@ -190,6 +191,9 @@ def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_a
         crowd.send(*(ask(str(number), max_tokens=20_000) for number in range(4)))
         refused = crowd.last_of("3")
         assert (refused["code"], refused["retry_after_ms"] > 0) == ("E_LIMIT_OVERLOADED", True)
+        # However often it is told, it is still listened to.
+        crowd.send(*(ask(f"more{number}") for number in range(2 * MAX_STARTING)))
+        assert crowd.last_of(f"more{2 * MAX_STARTING - 1}")["code"] == "E_LIMIT_OVERLOADED"
         other.hello()
         other.send(ask("a"))
         assert other.last_of("a")["reason"] == "length"

@@ -4,7 +4,9 @@ configuration, never guessed, and told in `capabilities`.
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 import attrs
 
@@ -28,6 +30,8 @@ MEMORY_SHARE = 4
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Cells that may hold nothing but cache: a sixteenth of all, and no fewer than this."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+"""Where Linux tells what is free: on the machine, and within a container's limit."""
 
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
@@ -99,15 +103,29 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
     }
 
 
-def _free_memory_bytes() -> int:
-    """Memory that can be had without swapping; half of all where the system does not tell."""
-    page = os.sysconf("SC_PAGE_SIZE")
+def _free_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Memory that can be had without swapping, in this container where there is one; half of all where nobody tells."""
+    return int(min(_machine_free_bytes(meminfo), _container_free_bytes(cgroup)))
+
+
+def _machine_free_bytes(meminfo: Path) -> int:
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
-            available = next(line for line in file if line.startswith("MemAvailable:"))
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024
     except (OSError, StopIteration):
-        return page * os.sysconf("SC_PHYS_PAGES") // 2
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _container_free_bytes(cgroup: Path) -> float:
+    """What a container's limit leaves; infinite where there is none. Cached files count as used, and may be dropped."""
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no such limit, or the word `max`
+        return math.inf
+    return max(0, limit - used + int(stat.get("inactive_file", 0)))
 
 
 def max_request_tokens(context: Context) -> int:

@@ -79,8 +79,7 @@ class JsonConnection(Connection):
     def _act(self, message: Incoming) -> None:
         match message:
             case Generate():
-                self._starting += 1
-                self._tasks.start_soon(self._generate, message, self.begin(message.request.id))
+                self._start(message)
             case Cancel():
                 # Only requests that run come out of the session, so a cancel for any other never gets here.
                 if (work := self.work.get(message.id)) is not None:
@@ -96,17 +95,26 @@ class JsonConnection(Connection):
                 key = object()
                 self._tasks.start_soon(self._answer, message, key, self.begin(key))
 
+    def _start(self, message: Generate) -> None:
+        id = message.request.id
+        try:
+            self._check_crowd()
+        except Overloaded as error:
+            self.server.note_refused(error.code)
+            self._tell_failure(id, error)
+            return
+        self._starting += 1
+        self._tasks.start_soon(self._generate, message, self.begin(id))
+
     async def _generate(self, message: Generate, work: Work) -> None:
         request = message.request
         try:
-            self._check_crowd()
             with work.scope:
                 async with self._entered(request) as stream:
                     await self._relay(work.attach(stream))
             work.raise_if_aborted()
         except UmaError as error:
-            self.link.post(self._session.fail(error, request.id))
-            self._log_failure(request.id, error.code, error.message)
+            self._tell_failure(request.id, error)
         except trio.Cancelled:
             log(logger, logging.INFO, "request.dropped", session=self.name, request=request.id)
             raise
@@ -125,8 +133,7 @@ class JsonConnection(Connection):
 
     def _check_crowd(self) -> None:
         most = self.server.config.max_session_queue
-        if len(self.work) > most:
-            self.server.note_refused(Overloaded.code)
+        if len(self.work) >= most:
             service_ms = self.engine.snapshot()["service_ms_ewma"]
             raise Overloaded(
                 f"this session has {most:,} requests running and waiting (max_session_queue); wait for one to end",
@@ -165,6 +172,10 @@ class JsonConnection(Connection):
         if isinstance(query, TokenizeQuery):
             return self._session.fail(error, query.request.id)
         return self._session.fail_query(query, error)
+
+    def _tell_failure(self, id: str, error: UmaError) -> None:
+        self.link.post(self._session.fail(error, id))
+        self._log_failure(id, error.code, error.message)
 
     def _log_finished(self, event: Finished) -> None:
         log(
