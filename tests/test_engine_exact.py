@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import attrs
 import pytest
 from engine_world import alone, answer, answers, ask, config_for, tokens_for
 
 from models import Kind, write_model
-from uma import Request, open_engine
+from uma import Request, RuntimeConfig, open_engine
+from uma.llama.batch import Batch
+from uma.llama.context import DONE, Context, ContextParams
+from uma.llama.model import Model
 
 KINDS = get_args(Kind)
 COLD = {"cache_tokens": 0, "cache_ram_mb": 0}
@@ -193,3 +197,53 @@ async def test_different_beginnings_share_nothing(tiny: Path) -> None:
         metrics = engine.snapshot()
     assert [each.finished.usage.cached_tokens for each in got] == [0, 0, 0, 0]
     assert (metrics["cache_hits"], metrics["cache_misses"], metrics["cached_tokens_total"]) == (0, 4, 0)
+
+
+# The model that people meet first: quantized, and trained, so that its answers mean something
+
+STORIES = [f"Tell me a story about a {animal}." for animal in ("fox", "bear", "small bird", "frog", "cat and a dog")]
+AS_GOOD_AS_TIED = 0.3
+"""Logits of a quantized model differ by about a third of this from one batch size to another, with llama.cpp alone."""
+
+
+class Judge:
+    """Tells how far apart two tokens were, by llama.cpp alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._model = Model.load(path, n_gpu_layers=0)
+
+    def gap(self, tokens: Sequence[int], better: int, other: int) -> float:
+        """How much more likely `better` was after `tokens`, in logits."""
+        params = ContextParams(n_ctx=512, n_threads=1, n_threads_batch=1)
+        with Context(self._model, params) as context, Batch(512) as batch:
+            batch.add(list(tokens), 0, 0, last_logits=True)
+            assert context.decode(batch) == DONE
+            logits = context.logits(1)[0]
+            return float(logits[better] - logits[other])
+
+    def check(self, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> None:
+        """Fail if two greedy continuations part where there was one right way to go."""
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            if left != right:
+                assert abs(self.gap([*prompt, *one[:index]], left, right)) < AS_GOOD_AS_TIED
+                return
+
+
+async def test_the_built_in_model_says_the_same_batched_warm_and_under_pressure_but_for_ties() -> None:
+    """With the settings that people have: kernels for quantized weights and flash attention round by batch size."""
+    requests = [ask(story, 100, id=story) for story in STORIES]
+    config = RuntimeConfig(threads=1, threads_batch=1, n_gpu_layers=0, n_ctx=2_048)
+    async with open_engine(config) as engine:
+        prompts = [(await engine.tokenize(request)).token_ids for request in requests]
+        expected = [each.token_ids for each in await alone(engine, requests)]
+        found = await alone(engine, requests)
+        path = Path(engine.info.model.path)
+    async with open_engine(config) as engine:
+        found += await answers(engine, requests)
+    async with open_engine(attrs.evolve(config, n_ctx=256, n_batch=64, n_ubatch=64, max_sequences=8)) as engine:
+        found += await answers(engine, requests * 2)
+        assert engine.snapshot()["preemptions_total"] > 0, "there was no pressure"
+    judge = Judge(path)
+    for index, got in enumerate(found):
+        which = index % len(requests)
+        judge.check(prompts[which], expected[which], got.token_ids)

@@ -171,7 +171,7 @@ class TreeLives(RuleBasedStateMachine):
         assert (self.tree.total_tokens, self.tree.protected_tokens, self.tree.node_count) == (0, 0, 0)
 
 
-TreeLives.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TreeLives.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestTreeLives = TreeLives.TestCase
 
 
