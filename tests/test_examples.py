@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from harness import PATIENCE_SEC, ServerProcess
+from harness import PATIENCE_SEC, ServerProcess, clean_environ
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run_example(name: str, *args: str) -> str:
     """Standard output of a script that must succeed."""
-    environment = {**os.environ, "UMA_THREADS": "1", "UMA_THREADS_BATCH": "1"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *args],
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE_SEC,
-        env=environment,
+        env=clean_environ(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

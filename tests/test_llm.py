@@ -201,6 +201,15 @@ def test_what_cannot_be_opened_is_an_error_at_once(tmp_path: Path, tiny: Path) -
         LLM(str(tmp_path / "nowhere.gguf"))
     with pytest.raises(ConfigError, match="n_batch"):
         open_llm(tiny, n_batch=0)
+    with pytest.raises(ConfigError, match=r"n_contx: no such setting; did you mean n_ctx\?"):
+        open_llm(tiny, n_contx=512)
+
+
+def test_settings_in_variables_are_the_command_s_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMA_MAX_TOKENS", "3")
+    monkeypatch.setenv("UMA_NO_SUCH_THING", "1")
+    with open_llm(tiny) as llm:
+        assert llm.info.limits.max_tokens == 4096
 
 
 def test_an_llm_that_nobody_has_any_more_is_closed(tiny: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,15 @@ def test_a_line_in_is_a_prompt_and_its_text_comes_out_with_a_newline(lines: Serv
     assert text.endswith("\n")
     assert len(text) > 5
     assert talk(lines.socket, b"Once upon a time\r\n").decode() == text
+
+
+def test_each_line_s_end_is_logged_with_an_id(lines: ServerProcess) -> None:
+    mark = lines.log.mark()
+    talk(lines.socket, b"Once upon a time\na\0b\n")
+    finished = lines.log.wait_for("event=request.finished", since=mark)
+    failed = lines.log.wait_for("event=request.failed", since=mark)
+    ids = [re.search(r"session=(s\d+) request=(\1-\d+) ", line) for line in (finished, failed)]
+    assert [found and found[2].split("-")[1] for found in ids] == ["1", "2"]
 
 
 def test_lines_are_answered_in_order(lines: ServerProcess) -> None:

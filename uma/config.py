@@ -39,7 +39,10 @@ def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = Fal
 
 @attrs.frozen(kw_only=True)
 class RuntimeConfig:
-    """What runs, how, and within which bounds. Built by hand or by `load`; every field is checked (`ConfigError`)."""
+    """What runs, how, and within which bounds. Every field is checked (`ConfigError`).
+
+    Built by hand it is just what its arguments say; `load` is what reads `UMA_…` variables and a file.
+    """
 
     model: str = setting("builtin", "GGUF file to load, a name in the UMA_MODELS folder, or `builtin`")
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
@@ -57,7 +60,9 @@ class RuntimeConfig:
     )
     n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(-1, "layers kept on the GPU; -1: all, 0: none", "layers")
     offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
-    kv_unified: Toggle = setting("auto", "one KV buffer for all sequences (shares prefixes) or one each")
+    kv_unified: Toggle = setting(
+        "auto", "one KV buffer for all sequences; off: one each; auto: off where n_ctx has a whole context for each"
+    )
     swa_full: bool = setting(True, "full-size KV for sliding-window layers")
     flash_attn: Toggle = setting("auto", "flash attention")
     cache_type_k: CacheType = setting("f16", "data type of cached keys")
@@ -67,7 +72,9 @@ class RuntimeConfig:
 
     max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "most sessions open at once", "sessions")
     max_sequences: Annotated[int, Range(1, 256)] = setting(64, "most requests computed at once; more wait", "sequences")
-    max_queue: Annotated[int, Range(1, 1_000_000)] = setting(1024, "most requests waiting", "requests")
+    max_queue: Annotated[int, Range(1, 1_000_000)] = setting(
+        1024, "most requests waiting; background ones may be twice as many", "requests"
+    )
     max_session_queue: Annotated[int, Range(1, 1_000_000)] = setting(
         256, "most requests of one session, running and waiting", "requests"
     )
@@ -209,6 +216,11 @@ class Loaded:
 
 RESERVED_VARIABLES = frozenset({"UMA_DEBUG", "UMA_MODELS", "UMA_CONFIG"})
 """Variables that are no settings: verbose logs, the folder of models, and the file `--config` would name."""
+
+
+def is_debugging(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `UMA_DEBUG` asks for every log line and for tracebacks."""
+    return (os.environ if environ is None else environ).get("UMA_DEBUG", "") not in ("", "0")
 
 
 def load(

@@ -20,10 +20,10 @@ import attrs
 import outcome
 import trio
 
-from uma.config import RuntimeConfig
+from uma.config import RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.engine import Engine, open_engine
-from uma.errors import BadRequest, ShuttingDown, UmaError
+from uma.errors import BadRequest, ConfigError, ShuttingDown, UmaError
 from uma.types import Finished, FinishReason, Message, Request, RequestMetrics, SamplingParams, ServerInfo, Usage
 
 T = TypeVar("T")
@@ -65,11 +65,12 @@ class LLM:
                 print(out.outputs[0].text)
 
     `model` is a GGUF file, a name in the `UMA_MODELS` folder, or nothing for the built-in model. Further keywords are
-    the fields of `RuntimeConfig`. Raises `ModelError` or `ConfigError` where the model cannot be loaded.
+    the fields of `RuntimeConfig`; nothing else counts, no `UMA_…` setting and no file. Raises `ModelError` or
+    `ConfigError` where the model cannot be loaded.
     """
 
     def __init__(self, model: str = "builtin", **settings: Any) -> None:
-        self.config = RuntimeConfig(model=model, **settings)
+        self.config = _config(model, settings)
         self._loop = _EngineThread(self.config)
         # An LLM that nobody closed must not keep the interpreter from ending, nor outlive its last reference.
         self._finalizer = weakref.finalize(self, self._loop.close)
@@ -132,6 +133,14 @@ class LLM:
         params = _params_for(len(asked), sampling_params)
         with _progress_bar(len(asked), progress) as advance:
             return self._loop.call(_generate_all, self._loop.engine, asked, params, advance)
+
+
+def _config(model: str, given: dict[str, Any]) -> RuntimeConfig:
+    known = settings()
+    unknown = [f"{name}: no such setting{nearest(name, known)}" for name in given if name not in known]
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    return RuntimeConfig(model=model, **given)
 
 
 def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> Iterable[SamplingParams]:

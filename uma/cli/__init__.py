@@ -68,7 +68,9 @@ def _mend_streams() -> None:
 
 
 def _report(error: UmaError | OSError, code: int) -> int:
-    if os.environ.get("UMA_DEBUG") == "1":
+    from uma.config import is_debugging  # noqa: PLC0415  (nothing is imported before it is needed)
+
+    if is_debugging():
         import traceback  # noqa: PLC0415  (only for those who look for a fault)
 
         traceback.print_exception(error)
@@ -86,7 +88,9 @@ def describe(error: UmaError | OSError) -> str:
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: object) -> None:
     """A fault of UMA itself: one line, unless `UMA_DEBUG=1` asks for all of it."""
-    if os.environ.get("UMA_DEBUG") == "1":
+    from uma.config import is_debugging  # noqa: PLC0415
+
+    if is_debugging():
         import traceback  # noqa: PLC0415
 
         traceback.print_exception(error)

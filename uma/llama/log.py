@@ -17,6 +17,8 @@ from itertools import islice
 import attrs
 import llama_cpp.llama_cpp as lib
 
+from uma.config import is_debugging
+
 logger = logging.getLogger("uma.llama")
 
 KEPT_LINES = 400
@@ -111,7 +113,7 @@ _abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_on_abort)
 
 def install() -> None:
     """Point llama.cpp's and ggml's logger here. Harmless when repeated."""
-    if os.environ.get("UMA_DEBUG", "") not in ("", "0") and not logger.hasHandlers():
+    if is_debugging() and not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.DEBUG)
     lib.llama_log_set(_callback, ctypes.c_void_p(0))

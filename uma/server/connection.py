@@ -16,9 +16,10 @@ import trio
 
 from uma.client.link import Link, ReaderStalledError
 from uma.errors import IdleTimeout, UmaError
+from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log
-from uma.types import EventStream
+from uma.types import EventStream, Finished
 
 if TYPE_CHECKING:
     from uma.server.server import Server
@@ -195,6 +196,27 @@ class Connection(ABC):
         if self.work.get(key) is work:
             del self.work[key]
         self._wind(had_frame=False)
+
+    def log_finished(self, event: Finished) -> None:
+        """Note the end of a request that came to one."""
+        log(
+            logger,
+            logging.INFO,
+            "request.finished",
+            session=self.name,
+            request=event.id,
+            reason=event.reason,
+            prompt=event.usage.prompt_tokens,
+            cached=event.usage.cached_tokens,
+            completion=event.usage.completion_tokens,
+            ttft_ms=event.metrics.ttft_ms,
+            tokens_per_second=event.metrics.tokens_per_second,
+        )
+
+    def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
+        """Note what a request, or a frame that was none, was refused or ended with."""
+        failure = {"code": error.code, "message": error.message}
+        log(logger, logging.WARNING, "request.failed", session=self.name, request=id, **failure)
 
     def _wind(self, *, had_frame: bool) -> None:
         self.clock.wind(is_idle=self.is_idle, is_mid_frame=self.is_mid_frame, had_frame=had_frame)

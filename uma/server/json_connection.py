@@ -89,7 +89,7 @@ class JsonConnection(Connection):
                 log(logger, logging.DEBUG, "session.hello", session=self.name, client=message.client)
             case Refused():
                 self.server.note_refused(message.event.code)
-                self._log_failure(message.event.id, message.event.code, message.event.message)
+                self.log_failure(message.event.id, message.event)
                 self.link.post(message.data)
             case _:
                 key = object()
@@ -146,7 +146,7 @@ class JsonConnection(Connection):
         async for event in stream:
             link.post(relay(event))
             if type(event) is Finished:
-                self._log_finished(event)
+                self.log_finished(event)
                 return  # without a checkpoint: nothing may end a request twice
             if link.is_full:
                 await link.room()
@@ -158,7 +158,7 @@ class JsonConnection(Connection):
             work.raise_if_aborted()
         except UmaError as error:
             self.link.post(self._fail_query(query, error))
-            self._log_failure(_id_of(query), error.code, error.message)
+            self.log_failure(_id_of(query), error)
         self.done(key, work)
 
     async def _ask(self, query: Query) -> Mapping[str, Any] | Health | Tokenized:
@@ -175,25 +175,7 @@ class JsonConnection(Connection):
 
     def _tell_failure(self, id: str, error: UmaError) -> None:
         self.link.post(self._session.fail(error, id))
-        self._log_failure(id, error.code, error.message)
-
-    def _log_finished(self, event: Finished) -> None:
-        log(
-            logger,
-            logging.INFO,
-            "request.finished",
-            session=self.name,
-            request=event.id,
-            reason=event.reason,
-            prompt=event.usage.prompt_tokens,
-            cached=event.usage.cached_tokens,
-            completion=event.usage.completion_tokens,
-            ttft_ms=event.metrics.ttft_ms,
-            tokens_per_second=event.metrics.tokens_per_second,
-        )
-
-    def _log_failure(self, id: str | None, code: str, message: str) -> None:
-        log(logger, logging.WARNING, "request.failed", session=self.name, request=id, code=code, message=message)
+        self.log_failure(id, error)
 
 
 def _id_of(query: Query) -> str | None:

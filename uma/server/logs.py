@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from uma.config import RuntimeConfig
+from uma.config import RuntimeConfig, is_debugging
 from uma.errors import ConfigError
 
 STDERR = 2
@@ -93,8 +93,7 @@ def logging_to(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -
     fd = _open(config.log_file) if config.log_file else STDERR
     handler, root = LineHandler(fd), logging.getLogger("uma")
     before = root.level, root.propagate
-    is_debug = environ.get("UMA_DEBUG", "") not in ("", "0")
-    root.setLevel(logging.DEBUG if is_debug else config.log_level.upper())
+    root.setLevel(logging.DEBUG if is_debugging(environ) else config.log_level.upper())
     root.propagate = False
     root.addHandler(handler)
     try:

@@ -5,7 +5,6 @@ Lines are answered one after another. Errors come out as a line too, `E_…: mes
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections import deque
 from itertools import count
@@ -17,13 +16,10 @@ import trio
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.protocol.newline import METRICS_LINE, LineDecoder
 from uma.server.connection import Connection, Work
-from uma.server.logs import log
-from uma.types import Request, Token
+from uma.types import Finished, Request, Token
 
 if TYPE_CHECKING:
     from uma.server.server import Server
-
-logger = logging.getLogger("uma.server")
 
 MAX_WAITING_LINES = 64
 """Lines taken in while one is answered; beyond it the session's input waits."""
@@ -104,9 +100,7 @@ class NewlineConnection(Connection):
                     await self._answer(line, key, work)
                 work.raise_if_aborted()
             except UmaError as error:
-                log(
-                    logger, logging.WARNING, "request.failed", session=self.name, code=error.code, message=error.message
-                )
+                self.log_failure(key, error)
                 await self.say(_line_of(error))
             self.done(key, work)
         self._is_answering = False
@@ -128,6 +122,8 @@ class NewlineConnection(Connection):
             async for event in work.attach(stream):
                 if isinstance(event, Token):
                     await self.say(event.text.encode())
+                elif isinstance(event, Finished):
+                    self.log_finished(event)
         await self.say(b"\n")
 
 
