@@ -339,7 +339,7 @@ FACTS: tuple[Fact, ...] = (
         ("UMA batches everybody's requests token by token. With each step of the model, every running request gets its next token.",
          "All running requests share each step of the model: UMA batches them token by token, so nobody waits for another to finish.",),
         ("How come many programs can be answered at once?", "If two programs send prompts together, what does UMA do?"),
-        ("token by token",),
+        ("batches",),
     ),
     Fact(
         "prefix",
@@ -348,7 +348,7 @@ FACTS: tuple[Fact, ...] = (
         ("When prompts begin alike, UMA computes the shared prefix only once.",
          "A prompt prefix that several requests share is computed once and then used by all of them.",),
         ("Is the common beginning of two prompts calculated twice?", "how does uma treat prompts with the same start?"),
-        ("once",),
+        ("prefix",),
     ),
     Fact(
         "smooth",
@@ -407,7 +407,7 @@ FACTS: tuple[Fact, ...] = (
          "The built-in model is very small: it tells stories and answers questions about UMA. For real work use `--model` with a real GGUF model.",
          "You need no download to try UMA: a tiny model that tells stories is built in. For real work, give a GGUF file with `--model`."),
         ("Do I have to download something before I can try UMA?", "what model does uma bring along?"),
-        ("tiny", "small", "--model"),
+        ("tiny", "built-in"),
     ),
     Fact(
         "training",
@@ -453,7 +453,7 @@ IDENTITY: tuple[Fact, ...] = (
          "I am UMA's built-in model, a very small one. I can tell you a story or answer questions about UMA.",
          "I am a tiny language model that comes with UMA. Ask me for a story!"),
         ("Who is it I am speaking with?", "could you introduce yourself?", "Are you some kind of AI?"),
-        ("model",),
+        ("demonstration model", "built-in model", "language model"),
     ),
     Fact(
         "can",
@@ -463,7 +463,7 @@ IDENTITY: tuple[Fact, ...] = (
          "Ask me for a story about somebody, somewhere, or ask me something about UMA.",
          "I know two things: stories and UMA. For example, ask me for a story about an owl, or how to start the server."),
         ("What sort of things may I ask you?", "what are you able to do?"),
-        ("stor",),
+        ("answer questions", "somewhere", "two things"),
     ),
     Fact(
         "cannot",
@@ -471,7 +471,7 @@ IDENTITY: tuple[Fact, ...] = (
         ("I am a very small model. I only know stories and UMA: no images, no web, no facts about the world.",
          "There is much that I cannot do: I see no images, I cannot use the web, and I know nothing of the world but stories and UMA.",),
         ("Which things are beyond you?", "do you have any limitations?"),
-        ("only", "cannot"),
+        ("no images",),
     ),
 )  # fmt: skip
 
