@@ -52,6 +52,7 @@ class TreeLives(RuleBasedStateMachine):
         self.tree = PrefixTree(self.cells)
         self.tips: dict[int, Node] = {}
         self.now = 0.0
+        self.asked_again = array("i", (0, 1, 0, 0, 1, 1))
 
     def pick_running(self, choice: int) -> int:
         return sorted(self.tips)[choice % len(self.tips)]
@@ -133,6 +134,13 @@ class TreeLives(RuleBasedStateMachine):
         assert length == max((common_length(array("i", tokens), array("i", each)) for each in held), default=0)
         assert list(node.whole())[:length] == tokens[:length]
         assert node.start < length <= node.end or length == 0
+
+    @invariant()
+    def the_same_question_has_the_answer_of_now(self) -> None:
+        node, length = self.tree.match(self.asked_again)
+        held = [array("i", self.cells.tokens(seq_id)) for seq_id in self.cells.held]
+        assert length == max((common_length(self.asked_again, each) for each in held), default=0)
+        assert node is self.tree.root or node in self.tree.nodes()
 
     @invariant()
     def totals_are_exact(self) -> None:

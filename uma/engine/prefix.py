@@ -108,6 +108,8 @@ class PrefixTree:
         self.cached: dict[int, Node] = {}
         """Finished sequences whose cells are kept, by sequence id."""
         self.stats = CacheStats()
+        self._matched: tuple[array[int], int, tuple[Node, int]] | None = None
+        """The last answer of `match`, until the tree changes."""
 
     @property
     def evictable_tokens(self) -> int:
@@ -116,6 +118,12 @@ class PrefixTree:
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
         """The node that holds the longest computed prefix of `tokens`, and that prefix's length."""
+        # Admission asks several times for the same tokens before it changes anything.
+        if self._matched is None or self._matched[0] is not tokens or self._matched[1] != len(tokens):
+            self._matched = tokens, len(tokens), self._match(tokens)
+        return self._matched[2]
+
+    def _match(self, tokens: array[int]) -> tuple[Node, int]:
         best, most = self.root, 0
         # Two sequences may have computed the same tokens side by side, in runs of different lengths, so the run that
         # has most in common is not always on the way to the longest path.
@@ -131,6 +139,7 @@ class PrefixTree:
 
     def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
         """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in."""
+        self._matched = None
         if length == 0:
             node = self.root
         elif length < node.end:
@@ -146,6 +155,7 @@ class PrefixTree:
 
     def extend(self, tip: Node, seq_id: int, tokens: Sequence[int]) -> Node:
         """Add computed tokens to a running sequence; returns the node it ends in now."""
+        self._matched = None
         self.total_tokens += len(tokens)
         self.protected_tokens += len(tokens)
         if tip.parent is not None and not tip.children and len(tip.ids) == 1:
@@ -161,6 +171,7 @@ class PrefixTree:
 
     def append(self, tip: Node, seq_id: int, token: int) -> Node:
         """`extend` by one token: the way of every decode row."""
+        self._matched = None
         if tip.parent is not None and not tip.children and len(tip.ids) == 1:
             tip.tokens.append(token)
             self.total_tokens += 1
@@ -203,6 +214,7 @@ class PrefixTree:
 
         Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if nobody else holds that.
         """
+        self._matched = None
         self.stats.evictions += 1
         node = self.cached[seq_id]
         keep = len(node.tokens) - tokens
@@ -279,6 +291,7 @@ class PrefixTree:
                 self._forget(node, seq_id)
 
     def _forget(self, tip: Node, seq_id: int) -> None:
+        self._matched = None
         self._cells.trim(seq_id, 0)
         self.cached.pop(seq_id, None)
         tip.ids.discard(seq_id)
