@@ -172,6 +172,8 @@ class DecodeWorker:
     def _on_submit(self, sequence: Sequence) -> None:
         self._sequences[sequence.row.key] = sequence
         self._waiting.add(sequence)
+        if self._trace:
+            self._trace(f"queue {_whose(sequence)} lane={sequence.row.lane} tokens={len(sequence.tokens)}")
 
     def _on_cancel(self, key: int) -> None:
         sequence = self._sequences.get(key)
@@ -202,6 +204,8 @@ class DecodeWorker:
         self._admit(began)
         state = self._state()
         plan = self._scheduler.plan(state, began)
+        if self._trace and self._active:
+            self._trace_plan(self._trace, state, plan)
         for key in plan.preempt:
             self._preempt(self._active[key], began)
         if not plan.tokens:
@@ -276,7 +280,7 @@ class DecodeWorker:
                 sampling = sequence.request.sampling
                 sequence.sampler = Sampler(self._vocab, sampling, sequence.seed, sequence.tokens)
         if self._trace:
-            self._trace(f"start key={sequence.row.key} tokens={len(sequence.tokens)} cached={sequence.computed}")
+            self._trace(f"start {_whose(sequence)} tokens={len(sequence.tokens)} cached={sequence.computed}")
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         """Take a sequence's cells; it waits, and gets them back from a snapshot, or computed again, when there is room.
@@ -299,7 +303,7 @@ class DecodeWorker:
         else:
             self._waiting.add(sequence)
         if self._trace:
-            self._trace(f"preempt key={key} tokens={len(sequence.tokens)} kept={sequence.kept is not None}")
+            self._trace(f"preempt {_whose(sequence)} tokens={len(sequence.tokens)} kept={sequence.kept is not None}")
 
     def _unpin(self, sequence: Sequence) -> None:
         if sequence.kept is not None:
@@ -472,7 +476,7 @@ class DecodeWorker:
             sequence.row.remaining = 0
 
     def _release_held(self, sequence: Sequence) -> None:
-        """Give out what was held for a character or stop string that never came. It is no token more: none is counted."""
+        """Give out what was held for a character or stop string that never came. It is no token, and not counted."""
         held = sequence.text.finish()
         if not held:
             return
@@ -542,9 +546,32 @@ class DecodeWorker:
             self._metrics.finished(event.reason if isinstance(event, Finished) else "error")
         self._deliveries.append((sequence.stream, event))
         if self._trace:
-            self._trace(f"end key={key} generated={sequence.generated}")
+            how = event.reason if isinstance(event, Finished) else event.code if isinstance(event, UmaError) else ""
+            self._trace(f"end {_whose(sequence)} reason={how} generated={sequence.generated}")
+
+    def _trace_plan(self, trace: Callable[[str], None], state: State, plan: Plan) -> None:
+        """The decision, row by row: who decodes, who is read and by how much, and who has to wait or give way."""
+
+        def name(key: int) -> str:
+            return f"{key}={self._active[key].request.id!r}"
+
+        cost = self._scheduler.cost
+        count = sum(tokens for _, tokens in plan.prefill)
+        trace(
+            f"plan decode=[{', '.join(map(name, plan.decode))}]"
+            f" prefill=[{', '.join(f'{name(key)}:{tokens}' for key, tokens in plan.prefill)}]"
+            f" unread={len(state.prefilling)} held={plan.held} preempted=[{', '.join(map(name, plan.preempt))}]"
+            f" waiting={len(self._waiting)} budget_ms={self._scheduler.targets.tick_budget_ms:g}"
+            f" expected_ms={cost.predict(len(plan.decode), count, state.used_cells):.2f}"
+            f" cells={state.used_cells} free={state.free_cells}"
+        )
 
     def _flush(self) -> None:
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             self._deliver(deliveries)
+
+
+def _whose(sequence: Sequence) -> str:
+    """For log lines: the engine's key, which the plans name, and the request's own id."""
+    return f"key={sequence.row.key} request={sequence.request.id!r}"

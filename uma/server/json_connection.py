@@ -104,6 +104,7 @@ class JsonConnection(Connection):
             self._tell_failure(id, error)
             return
         self._starting += 1
+        log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
         self._tasks.start_soon(self._generate, message, self.begin(id))
 
     async def _generate(self, message: Generate, work: Work) -> None:

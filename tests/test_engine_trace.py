@@ -1,0 +1,50 @@
+"""What the scheduler says of its decisions when everything is logged, and that each can be traced to its request."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from engine_world import answers, ask, config_for, tokens_for
+
+from uma import open_engine
+
+SCHEDULER = "uma.engine.scheduler"
+
+
+async def test_every_decision_names_the_requests_it_is_about(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, SCHEDULER)
+    requests = [ask(tokens_for(seed, 40), 4, id=f"story {seed}") for seed in range(2)]
+    async with open_engine(config_for(tiny)) as engine:
+        await answers(engine, requests)
+    lines = [record.getMessage() for record in caplog.records if record.name == SCHEDULER]
+    for request in requests:
+        mine = [line for line in lines if repr(request.id) in line]
+        for word in ("queue", "start", "end"):
+            assert sum(line.startswith(f"{word} key=") for line in mine) == 1
+        plans = [line for line in mine if line.startswith("plan ")]
+        assert any(f"{request.id!r}:" in line for line in plans), "never prefilled"
+        assert sum(f"{request.id!r}" in line.split(" prefill=")[0] for line in plans) == 3, (
+            "decoded after the first token"
+        )
+    assert all(
+        word in line for line in lines if line.startswith("plan ") for word in ("held=", "preempted=", "budget_ms=")
+    )
+
+
+async def test_who_gives_way_is_named(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, SCHEDULER)
+    requests = [ask(tokens_for(seed, 100), 300, id=f"long {seed}") for seed in range(3)]
+    async with open_engine(config_for(tiny, n_ctx=512)) as engine:
+        await answers(engine, requests)
+        assert engine.snapshot()["preemptions_total"] > 0
+    lines = [record.getMessage() for record in caplog.records if record.name == SCHEDULER]
+    assert any(line.startswith("preempt key=") and "request='long " in line for line in lines)
+
+
+async def test_without_debugging_nothing_is_said(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, SCHEDULER)
+    async with open_engine(config_for(tiny)) as engine:
+        await answers(engine, [ask()])
+    assert not [record for record in caplog.records if record.name == SCHEDULER]
