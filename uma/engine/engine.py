@@ -65,6 +65,7 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
     """Load the model and serve requests until the block is left, which cancels whatever still runs.
 
     Raises `ModelError` or `ConfigError` where that cannot be. Loading happens in a thread; it cannot be interrupted.
+    Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone.
     """
     config = config or RuntimeConfig()
     async with AsyncExitStack() as stack:
@@ -335,7 +336,7 @@ class Engine:
         wait = wait_ms(self._load_before(request.priority), prompt_tokens, self._scheduler.cost)
         if wait > BEYOND_REPAIR * target:
             raise Overloaded(
-                f"the first token would take about {wait:,.0f} ms; target_ttft_ms asks for {target:,.0f}",
+                f"the first token would take about {math.ceil(wait):,} ms; target_ttft_ms asks for {target:g}",
                 retry_after_ms=retry_after_ms(wait, target),
             )
 
