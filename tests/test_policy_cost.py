@@ -79,7 +79,7 @@ def test_a_single_hiccup_is_soon_forgotten() -> None:
 @given(st.floats(1, 500), st.integers(1, 8_192))
 def test_the_largest_chunk_fits_the_budget_and_is_no_more_than_is_wanted(budget: float, most: int) -> None:
     cost = taught(Machine(), [(0, size, 1_000) for size in SIZES if size <= 2_048] * 3)
-    chunk = cost.largest_chunk(budget, 1_000, most)
+    chunk = cost.best_chunk(budget, 0.0, 1_000, most)
     assert 0 <= chunk <= most
     assert cost.prefill_ms(chunk, 1_000) <= budget
 
@@ -90,7 +90,7 @@ def test_a_chunk_size_that_the_machine_likes_is_found_behind_one_that_it_does_no
     for _ in range(5):
         for size, ms in ((16, 25.0), (32, 45.0), (48, 85.0), (64, 75.0), (96, 140.0)):
             cost.observe(0, size, 0, ms)
-    assert cost.largest_chunk(80.0, 0, 4_096) == 64
+    assert cost.best_chunk(80.0, 0.0, 0, 4_096) == 64
 
 
 def test_a_fuller_memory_is_expected_to_cost_more() -> None:
@@ -99,3 +99,15 @@ def test_a_fuller_memory_is_expected_to_cost_more() -> None:
     later = cost.predict(1, 64, 20_000)
     assert later == pytest.approx(machine.takes(1, 64, 20_000), rel=0.3)
     assert later > cost.predict(1, 64, 19_000)
+
+
+def test_a_chunk_a_little_over_the_budget_is_taken_only_where_it_reads_clearly_faster() -> None:
+    steep, even = CostModel(), CostModel()
+    for _ in range(5):
+        for size, ms in ((32, 56.0), (64, 84.0), (128, 150.0)):
+            steep.observe(0, size, 0, ms)
+        for size, ms in ((32, 42.0), (64, 84.0), (128, 168.0)):
+            even.observe(0, size, 0, ms)
+    assert steep.best_chunk(75.0, 16.0, 0, 4_096) == 64
+    assert even.best_chunk(75.0, 16.0, 0, 4_096) < 64
+    assert steep.best_chunk(75.0, 0.0, 0, 4_096) < 64

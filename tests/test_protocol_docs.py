@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE_SEC, ServerProcess
 
+from harness import PATIENCE_SEC, ServerProcess
 from uma.protocol.messages import Generate
 from uma.protocol.schema import schemas
 from uma.protocol.session import Refused, ServerSession

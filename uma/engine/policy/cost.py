@@ -16,6 +16,12 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of decode rows the model tells apart."""
 LEARN = 0.3
 """Weight of a new observation: a few ticks forget an old machine speed."""
+WORTH_SLACK = 1.15
+"""Times as many tokens a millisecond that a chunk over the budget must read."""
+LEAST_APART_CELLS = 1_024
+"""Ticks nearer to each other than this say nothing about the cost of a cell."""
+MOST_ATTENTION = 0.5
+"""Share of a tick that two ticks' difference may put down to attention."""
 DRIFT_LIMIT = 4.0
 """Most one observation may change the drift factor by: a single hiccup must not shrink chunks for long."""
 
@@ -86,20 +92,31 @@ class CostModel:
         """A tick with both."""
         return self.decode_ms(rows, cells) + self.prefill_ms(tokens, cells)
 
-    def largest_chunk(self, budget_ms: float, cells: int, most: int) -> int:
-        """The most prefill tokens, up to `most`, predicted to fit `budget_ms`; 0 if not even the smallest do."""
-        best = 0
-        for size in SIZES:
+    def best_chunk(self, budget_ms: float, slack_ms: float, cells: int, most: int) -> int:
+        """The prefill tokens, up to `most`, to compute in about `budget_ms`; 0 if not even the smallest chunk fits.
+
+        The largest size predicted to fit; or a larger one that takes up to `slack_ms` longer, if it reads clearly more
+        tokens a millisecond. Sizes are not monotonous: a larger tile may even be cheaper.
+        """
+        best, best_rate = 0, 0.0
+        for size in (*SIZES, most):
             if size > most:
-                break
-            if self.prefill_ms(size, cells) > budget_ms:
-                # Sizes are not monotonous: a larger tile may be cheaper than this one. One look further is enough.
-                if size > 2 * max(best, SIZES[0]):
-                    break
                 continue
-            best = size
-        whole = most if most <= SIZES[-1] and self.prefill_ms(most, cells) <= budget_ms else 0
-        return max(best, whole)
+            ms = self.prefill_ms(size, cells)
+            rate = size / ms if ms > 0 else 0.0
+            if ms <= budget_ms:
+                best, best_rate = max(best, size), rate
+            elif ms <= budget_ms + slack_ms and best and rate >= WORTH_SLACK * best_rate:
+                best, best_rate = size, rate
+        return best
+
+    def worth_trying(self, chunk: int, most_ms: float, cells: int, most: int) -> int:
+        """A larger size than `chunk`, up to `most`, that may read more tokens a millisecond within `most_ms`.
+
+        What was slow once may not be now; only trying tells. `chunk` itself where no size promises that.
+        """
+        fitting = [size for size in SIZES if chunk < size <= most and self.prefill_ms(size, cells) <= most_ms]
+        return max(fitting, key=lambda size: size / max(self.prefill_ms(size, cells), 1e-9), default=chunk)
 
     def observe(self, rows: int, tokens: int, cells: int, ms: float) -> None:
         """Learn from one tick that really ran."""
@@ -115,8 +132,8 @@ class CostModel:
             self._chunks.learn(tokens, cells, share / self._drift)
         if expected > 0:
             ratio = min(max(ms / expected, 1 / DRIFT_LIMIT), DRIFT_LIMIT)
-            # Slow drift back to 1: what lasts ends up in the tables, what passes is forgotten.
-            self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.9
+            # Sizes not seen for long follow by it, too. It goes back to 1 slowly: what lasts ends up in the tables.
+            self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.99
 
     def _observe_usual(self, rows: int, cells: int, ms: float) -> bool:
         """The everyday tick, decode alone and as long as expected: learnt on the shortest way. False if it was not."""
@@ -136,7 +153,10 @@ class CostModel:
         slot = table.slot(size)
         old = table.ms[slot]
         apart = cells - table.cells[slot]
-        if old is None or abs(apart) < 256:
+        if old is None or abs(apart) < LEAST_APART_CELLS:
             return
         slope = (ms / self._drift - old * size / table.sizes[slot]) / (apart * size)
+        # Two ticks differ by more than their cells. No single pair may claim that attention is most of the cost.
+        limit = MOST_ATTENTION * old / (table.sizes[slot] * max(cells, table.cells[slot]))
+        slope = min(max(slope, -limit), limit)
         self._per_token_cell_ms = max(0.0, self._per_token_cell_ms + (slope - self._per_token_cell_ms) * 0.05)

@@ -13,6 +13,10 @@ from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
+SLACK = 0.25
+"""Of the budget, by how much a tick may be longer where that reads prompts at a clearly better rate."""
+TRY_LARGER_EVERY = 16
+"""One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
 HOPELESS = 1.25
 """A `target_tbt_ms` under this times what decoding alone takes cannot be met by reading prompts more slowly."""
 AT_RISK = 0.3
@@ -46,6 +50,7 @@ class Scheduler:
         self.targets = targets
         self.cost = CostModel()
         self._guard = LatencyGuard()
+        self._limited = 0
 
     def plan(self, state: State, now_ms: float) -> Plan:
         """The next tick. Empty only if no row can run."""
@@ -148,5 +153,15 @@ class Scheduler:
         decode_ms = self.cost.decode_ms(len(decode), state.used_cells)
         # A background stream's wish throttles nobody, nor does one that decoding alone cannot meet.
         wishes = [row.target_tbt_ms for row in decode if row.lane >= 0 and row.target_tbt_ms > HOPELESS * decode_ms]
-        left_ms = min(self.targets.tick_budget_ms, *wishes, math.inf) - decode_ms
-        return max(self.cost.largest_chunk(left_ms, state.used_cells, wanted), min(SMALLEST_CHUNK, wanted))
+        budget_ms = min(self.targets.tick_budget_ms, *wishes, math.inf)
+        left_ms = budget_ms - decode_ms
+        chunk = self.cost.best_chunk(left_ms, SLACK * budget_ms, state.used_cells, wanted)
+        if chunk < wanted:
+            self._limited += 1
+            if self._limited % TRY_LARGER_EVERY == 0:
+                chunk = self.cost.worth_trying(chunk, left_ms + SLACK * budget_ms, state.used_cells, wanted)
+        # Kernels work in tiles: with one row more than a tile holds, a second one is computed for it. So the sizes are
+        # those of the whole batch.
+        if chunk > 2 * len(decode):
+            chunk -= len(decode)
+        return max(chunk, min(SMALLEST_CHUNK, wanted))
