@@ -1,6 +1,6 @@
 """A batch job over a file: one prompt a line in, one JSON object a line out, all batched together.
 
-    python examples/batch_file.py prompts.txt results.jsonl [model.gguf]
+python examples/batch_file.py prompts.txt results.jsonl [model.gguf]
 """
 
 from __future__ import annotations

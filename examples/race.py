@@ -1,7 +1,7 @@
 """Three prompts race; the first to finish wins, and the losers are cancelled at their next token.
 
-    python examples/race.py                 # in this process, on the built-in model
-    python examples/race.py SOCKET          # on a running server: the code is the same
+python examples/race.py                 # in this process, on the built-in model
+python examples/race.py SOCKET          # on a running server: the code is the same
 """
 
 from __future__ import annotations
