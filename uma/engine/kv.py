@@ -23,7 +23,7 @@ WORTH_RESTORING_TOKENS = 48
 """A snapshot is restored if it saves at least this many tokens more than the cells do."""
 LEAST_EVICTED_TOKENS = 256
 """Cells given up at a time."""
-MOST_STALL_BYTES = 16 * 2**20
+MOST_STALL_BYTES = 32 * 2**20
 """While someone decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
 
 
