@@ -37,7 +37,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 
 def shares(model: Path) -> bool:
-    return model.stem in ("attention", "sliding-window")
+    return model.stem == "attention"
 
 
 async def plain(model: Path, requests: Sequence[Request], **settings: Any) -> list[tuple[int, ...]]:

@@ -144,9 +144,8 @@ def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(llama: Model) -> 
         assert same(prefill(context, [4], first_pos=3), alone(llama, [1, 2, 3, 4]))
 
 
-@pytest.mark.parametrize("kind", ["attention", "sliding-window"])
-def test_a_shared_prefix_is_the_same_cells(models: dict[Kind, Model], kind: Kind) -> None:
-    model = models[kind]
+def test_a_shared_prefix_is_the_same_cells(models: dict[Kind, Model]) -> None:
+    model = models["attention"]
     common = tokens_for(0, 60)
     with Context(model, ContextParams(n_ctx=256, n_seq_max=4)) as context:
         assert context.can_share_cells
@@ -162,13 +161,12 @@ def test_a_shared_prefix_is_the_same_cells(models: dict[Kind, Model], kind: Kind
 
 
 def test_what_cannot_share_cells_says_so(models: dict[Kind, Model]) -> None:
-    def shares(kind: Kind, *, kv_unified: bool = True, swa_full: bool = True) -> bool:
-        with Context(models[kind], ContextParams(n_ctx=512, kv_unified=kv_unified, swa_full=swa_full)) as context:
+    def shares(kind: Kind, *, kv_unified: bool = True) -> bool:
+        with Context(models[kind], ContextParams(n_ctx=512, kv_unified=kv_unified)) as context:
             return context.can_share_cells
 
-    assert shares("attention") and shares("sliding-window")
-    assert not shares("sliding-window", swa_full=False)
-    assert not shares("recurrent") and not shares("hybrid")
+    assert shares("attention")
+    assert not shares("sliding-window") and not shares("recurrent") and not shares("hybrid")
     assert not shares("attention", kv_unified=False)
 
 

@@ -134,9 +134,12 @@ def max_request_tokens(context: Context) -> int:
 
 
 def shares_prefixes(context: Context) -> bool:
-    """Whether a computed prefix can be cut to any length, and so be shared, with exact results."""
-    memory = context.model.memory
-    return memory == "attention" or (memory == "sliding-window" and context.params.swa_full)
+    """Whether a computed prefix can be cut to any length, and so be shared, with exact results.
+
+    A sliding window cannot, not even with `swa_full`: llama.cpp gives cells that have left a sequence's window to
+    whoever needs one, and says so to nobody. What is inside the window stays, so whole states are exact.
+    """
+    return context.model.memory == "attention"
 
 
 def prefix_sharing(context: Context, config: RuntimeConfig) -> str:
@@ -144,7 +147,7 @@ def prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     if shares_prefixes(context):
         return "cells" if context.params.kv_unified else "copies: each sequence has KV of its own (--kv-unified off)"
     if context.model.memory == "sliding-window":
-        reason = "the sliding window drops a prefix's cells (--no-swa-full)"
+        reason = "a sliding window does not keep a prefix's cells"
     else:
         reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
     return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"

@@ -154,10 +154,9 @@ class Context:
         """Whether a common prefix of two sequences can be the same cells, at no cost and with exact results.
 
         That takes one buffer for all, and a memory that still has every position of the prefix: a recurrent state has
-        only the last, a sliding window only the last few unless it is kept in full (`swa_full`).
+        only the last, and a sliding window gives cells that have left it to whoever needs one, also with `swa_full`.
         """
-        whole = self.model.memory == "attention" or (self.model.memory == "sliding-window" and self.params.swa_full)
-        return self.params.kv_unified and whole
+        return self.params.kv_unified and self.model.memory == "attention"
 
     def decode(self, batch: Batch) -> int:
         """Compute a batch. Blocks for as long as it takes, without the GIL.
