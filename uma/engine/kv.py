@@ -21,6 +21,8 @@ LEAST_SHARED_TOKENS = 8
 """A common prefix shorter than this is computed again: it costs less than keeping track."""
 WORTH_RESTORING_TOKENS = 48
 """A snapshot is restored if it saves at least this many tokens more than the cells do."""
+MOST_PLAIN_TOKENS = 512
+"""Of the cells that hold nothing but cache, those for prefixes that are short and unused so far, or have a snapshot."""
 LEAST_EVICTED_TOKENS = 256
 """Cells given up at a time."""
 MOST_STALL_BYTES = 32 * 2**20
@@ -149,11 +151,13 @@ class KvPool:
         """
         if not (self._is_unified and self.store.is_enabled):
             return
-        while (excess := self.tree.evictable_tokens - self._cache_cells) > 0:
-            seq_id = self.tree.oldest_leaf()
-            if seq_id is None or seq_id == self.tree.newest() or not self._save_before_drop(seq_id):
-                return
-            self.tree.shorten(seq_id, excess)
+        newest = self.tree.newest()
+        for seq_id in self.tree.leaves():
+            node = self.tree.cached[seq_id]
+            most = self._cache_cells if self._is_worth_saving(node) else min(self._cache_cells, MOST_PLAIN_TOKENS)
+            excess = self.tree.evictable_tokens - most
+            if excess > 0 and seq_id != newest and self._save_before_drop(seq_id):
+                self.tree.shorten(seq_id, excess)
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that nobody but the holder uses."""

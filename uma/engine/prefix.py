@@ -199,6 +199,11 @@ class PrefixTree:
         """The cached sequence id used last; None if nothing is cached."""
         return max(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
 
+    def leaves(self) -> list[int]:
+        """The cached ids whose end can give cells back, the longest unused first."""
+        ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]
+        return sorted(ends, key=lambda seq_id: self.cached[seq_id].used_at)
+
     def oldest_leaf(self) -> int | None:
         """The cached id unused longest among those whose end can give cells back; None if no cell can be had."""
         ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]

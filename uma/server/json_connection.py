@@ -15,7 +15,7 @@ from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQ
 from uma.protocol.session import Incoming, Refused, ServerSession
 from uma.server.connection import Connection, Work
 from uma.server.logs import log
-from uma.types import EventStream, Finished, Health, Request, Tokenized
+from uma.types import EventStream, Finished, Health, Request, Token, Tokenized
 
 if TYPE_CHECKING:
     from uma.server.server import Server
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uma.server")
 
 LEAST_RETRY_MS = 50
+FEW = 2
+"""Up to so many requests of a session, each token is sent by itself; beyond, what a tick brings goes out together."""
 
 Query = MetricsQuery | HealthQuery | TokenizeQuery
 
@@ -145,7 +147,10 @@ class JsonConnection(Connection):
         # The hot path: once for each token of each stream. No task switch but the stream's own.
         link, relay = self.link, self._session.relay
         async for event in stream:
-            link.post(relay(event))
+            if type(event) is Token and len(self.work) <= FEW:
+                link.send_now(relay(event))
+            else:
+                link.post(relay(event))
             if type(event) is Finished:
                 self.log_finished(event)
                 return  # without a checkpoint: nothing may end a request twice
