@@ -160,3 +160,16 @@ def test_interactive_streams_keep_their_pace_beside_a_background_crowd_that_is_s
     assert len(late) <= len(stream.gaps_ms) * 0.05
     for each in crowd:
         assert max(each.gaps_ms) <= BACKGROUND_STARVES_MS + longest_tick(world) + GAP_MS
+
+
+@pytest.mark.xfail(reason="the guard sees the time since the last token, which is nothing when a tick has just ended")
+def test_a_tick_that_made_streams_late_is_followed_by_one_without_prefill() -> None:
+    world = warm_world(Machine())
+    world.ask(16, 2_000, lane=1)
+    world.tick()
+    world.ask(40_000, 1)
+    for _ in range(20):
+        world.tick()
+    world.machine = attrs.evolve(world.machine, slowdown=6)
+    assert world.tick().took_ms > 3 * BUDGET
+    assert world.tick().prefill_tokens == 0
