@@ -275,7 +275,7 @@ class Simulation:
             session.first_ms = self.now_ms
         else:
             session.worst_gap_ms = max(session.worst_gap_ms, self.now_ms - row.last_token_ms)
-        row.last_token_ms = self.now_ms
+        row.had_token(self.now_ms)
         row.cells += 1
         session.generated += 1
         if session.generated >= session.output_tokens:

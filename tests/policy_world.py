@@ -131,7 +131,7 @@ class World:
     def _give(self, key: int) -> None:
         asked = self.running[key]
         asked.given_ms.append(self.now_ms)
-        asked.row.last_token_ms = self.now_ms
+        asked.row.had_token(self.now_ms)
         if asked.is_done:
             self.cells -= asked.row.prompt_tokens + asked.output_tokens - 1
             del self.running[key]

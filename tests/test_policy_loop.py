@@ -162,7 +162,6 @@ def test_interactive_streams_keep_their_pace_beside_a_background_crowd_that_is_s
         assert max(each.gaps_ms) <= BACKGROUND_STARVES_MS + longest_tick(world) + GAP_MS
 
 
-@pytest.mark.xfail(reason="the guard sees the time since the last token, which is nothing when a tick has just ended")
 def test_a_tick_that_made_streams_late_is_followed_by_one_without_prefill() -> None:
     world = warm_world(Machine())
     world.ask(16, 2_000, lane=1)

@@ -493,7 +493,8 @@ class DecodeWorker:
         elif not sequence.is_probe:
             self._metrics.inter_token_ms.observe(now - sequence.last_token_ms)
         sequence.generated += 1
-        sequence.last_token_ms = sequence.row.last_token_ms = now
+        sequence.last_token_ms = now
+        sequence.row.had_token(now)
         if not sequence.is_probe:
             self._metrics.tokens_generated_total += 1
         if sequence.request.stream:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from uma.engine.policy.state import Row
 
 LATE = 1.5
-"""Times its `target_tbt_ms` since its last token: the stream is late."""
+"""Times its `target_tbt_ms` between its last two tokens, or since the last: the stream is late."""
 CALM = 1.0
 """Below this times its target, prefill may go on again."""
 MOST_SUSPENDED_TICKS = 3
@@ -31,7 +31,7 @@ class LatencyGuard:
         """
         worst = max(
             (
-                (now_ms - row.last_token_ms) / max(row.target_tbt_ms, decode_ms)
+                max(now_ms - row.last_token_ms, row.last_gap_ms) / max(row.target_tbt_ms, decode_ms)
                 for row in decoding
                 if row.lane >= 0 and not row.is_paused
             ),

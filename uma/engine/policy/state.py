@@ -7,7 +7,7 @@ import attrs
 
 @attrs.define(slots=True)
 class Row:
-    """One sequence as the policy sees it. The owner keeps the fields current; the policy only reads."""
+    """One sequence as the policy sees it. Its owner keeps it current; the policy only reads."""
 
     key: int
     """Rises with arrival, so it also says who is younger."""
@@ -24,10 +24,17 @@ class Row:
     """When its first token is due (`order.due_ms`), fixed on arrival."""
     last_token_ms: float = 0.0
     """When its last token was handed over, or when it began to decode."""
+    last_gap_ms: float = 0.0
+    """Time between its last two tokens."""
     cells: int = 0
     """KV cells that preempting it would give back."""
     is_paused: bool = False
     """Its reader is behind; it takes no part until the reader has caught up."""
+
+    def had_token(self, now_ms: float) -> None:
+        """Its next token was just handed over."""
+        self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
+        self.last_token_ms = now_ms
 
 
 @attrs.frozen
