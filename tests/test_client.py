@@ -196,8 +196,10 @@ async def test_a_server_that_stops_says_so_by_class(socket_dir: Path, tiny: Path
         async with connect(server.socket) as client:
             with pytest.raises(ShuttingDown):
                 async with client.generate(ask("a", 30_000)) as events:
+                    await anext(aiter(events))
+                    server.signal(signal.SIGTERM)  # once: a second one ends at once, without a word
                     async for _ in events:
-                        server.signal(signal.SIGTERM)
+                        pass
             with pytest.raises(UmaError):
                 await client.health()
         assert server.wait() == 0

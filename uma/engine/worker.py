@@ -524,7 +524,6 @@ class DecodeWorker:
     def _end(self, sequence: Sequence, event: Event | UmaError) -> None:
         """Give the last event, and take back all that the sequence held."""
         key = sequence.row.key
-        del self._sequences[key]
         self._active.pop(key, None)
         self._parked.discard(key)
         self._waiting.discard(sequence)
@@ -546,6 +545,8 @@ class DecodeWorker:
                 self._metrics.served(now_ms() - sequence.started_ms)
             self._metrics.finished(event.reason if isinstance(event, Finished) else "error")
         self._deliveries.append((sequence.stream, event))
+        # Last of all: whoever sees in the metrics that nothing runs any more finds it counted and its cells free.
+        del self._sequences[key]
         if self._trace:
             how = event.reason if isinstance(event, Finished) else event.code if isinstance(event, UmaError) else ""
             self._trace(f"end {_whose(sequence)} reason={how} generated={sequence.generated}")
