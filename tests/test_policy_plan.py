@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.policy import Plan, Row, Scheduler, State, Targets
+from uma.engine.policy.order import gives_way
 
 NOW = 10_000.0
 
@@ -165,3 +166,10 @@ def test_more_streams_than_a_batch_holds_take_turns() -> None:
         for key in scheduler.plan(state_of(every, 1_000), float(tick)).decode:
             by_key(every)[key].last_token_ms = float(tick)
         assert all(tick - row.last_token_ms <= 3 for row in every), "somebody was passed over"
+
+
+def test_a_background_row_that_sorts_before_the_head_keeps_its_place() -> None:
+    # Else it would begin again at once, give way again, and so on for ever.
+    head = make_row(9, lane=0, due_ms=100_000.0)
+    before, behind = make_row(1, lane=-1, due_ms=10_000.0), make_row(2, lane=-1, due_ms=90_000.0)
+    assert gives_way(head, [before, behind], now_ms=0.0) == [behind]

@@ -3,7 +3,7 @@
 No clock, no llama, no I/O: time comes in as an argument, so the decode worker, tests and a simulator drive the same
 code. `plan` is the whole of it; the parts it is made of stand in files of their own:
 
-- `cost`   how long a batch will take on this machine, learnt from each tick
+- `cost`   how long a batch will take on this machine, learnt from the ticks that ran
 - `guard`  when a late stream suspends prefill, with hysteresis
 - `order`  who is prefilled first, who is preempted first
 - `overload` when a request is refused, and when to try again

@@ -1,4 +1,4 @@
-"""How long a batch takes on this machine, learnt from each tick.
+"""How long a batch takes on this machine, learnt from the ticks that ran.
 
 Cost is not a line: a chunk of 64 can be cheaper than one of 48 (kernels have tile sizes), and attention grows with the
 cells in use. So the model is two small tables of what was really seen, by number of decode rows and by chunk size,

@@ -51,7 +51,9 @@ def gives_way(head: Row, active: Iterable[Row], now_ms: float) -> list[Row]:
     """
     if head.lane < 0:
         return []
-    return [row for row in preemption_order(active) if row.lane < 0 and now_ms < admission_key(row)[0]]
+    # Only rows that would wait behind the head: one that sorts before it would begin again at once, for ever.
+    first = admission_key(head)
+    return [row for row in preemption_order(active) if row.lane < 0 and max((now_ms, 0), first) < admission_key(row)]
 
 
 def first_token_first(rows: Iterable[Row]) -> list[Row]:
