@@ -55,21 +55,6 @@ class Link:
         self.unsent_bytes += len(data)
         self._work.ring()
 
-    def send_now(self, data: bytes) -> None:
-        """As `post`, but sent at once where nothing else waits: for the few, it spares the writing task's turn.
-
-        For the many `post` is better: all that gathers in one turn goes out in one call.
-        """
-        if self.unsent_bytes or self._is_dead:
-            self.post(data)
-            return
-        try:
-            sent = self.sock.send(data)
-        except (BlockingIOError, ConnectionError):
-            sent = 0  # the writing task waits for room, or finds that the peer is gone
-        if sent < len(data):
-            self.post(data[sent:])
-
     async def room(self) -> None:
         """Where the bound is reached, wait until half of it is sent or the link is broken. Else no checkpoint."""
         while self.is_full and not self._is_dead:

@@ -25,12 +25,13 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.disk import DiskTier
 from uma.engine.kv import KvPool
+from uma.engine.outbox import Delivery
 from uma.engine.policy import Row, Scheduler, Targets
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot, SnapshotStore
 from uma.engine.stream import CREDITS, RequestStream
-from uma.engine.worker import DecodeWorker, Delivery, now_ms
+from uma.engine.worker import DecodeWorker, now_ms
 from uma.errors import BadRequest, Overloaded, PromptTooLarge, ShuttingDown, UmaError
 from uma.llama.catalog import resolve
 from uma.llama.context import Context

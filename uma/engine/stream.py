@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from uma.errors import UmaError
-from uma.types import Event, Finished
+from uma.types import Event, Finished, Token
 
 if TYPE_CHECKING:
     from uma.engine.worker import DecodeWorker
@@ -33,9 +33,15 @@ class RequestStream:
         self._reader: trio.lowlevel.Task | None = None
         self._read = 0
         self._is_over = False
+        self.tap: Callable[[Token], bool] | None = None
+        """Where set, it is offered each token as it comes, and says whether it took it. What it leaves, and the last
+        event, are read as ever. It spares a task's turn for each token; it must neither wait nor raise."""
 
     def deliver(self, event: Event | UmaError) -> None:
         """For the engine: the next event has come."""
+        if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
+            self._count_read()
+            return
         self._events.append(event)
         if isinstance(event, Finished | UmaError):
             self._is_over = True
@@ -51,6 +57,7 @@ class RequestStream:
 
     def abandon(self) -> None:
         """For the engine: nobody reads any more."""
+        self.tap = None
         self.cancel()
         self._events.clear()
         self._forget(self._key)
@@ -61,7 +68,8 @@ class RequestStream:
     async def __anext__(self) -> Event:
         """See `types.EventStream.__anext__`."""
         if self._events:
-            await trio.lowlevel.checkpoint()
+            # What came together is read together: whoever reads without end waits after `CREDITS` events at the latest.
+            await trio.lowlevel.checkpoint_if_cancelled()
         while not self._events:
             if self._is_over:
                 raise StopAsyncIteration
@@ -69,11 +77,14 @@ class RequestStream:
         event = self._events.popleft()
         if isinstance(event, UmaError):
             raise event
+        self._count_read()
+        return event
+
+    def _count_read(self) -> None:
         self._read += 1
         if self._read == CREDITS // 2 and not self._is_over:
             self._worker.credit(self._key, self._read)
             self._read = 0
-        return event
 
     async def _wait(self) -> None:
         self._reader = trio.lowlevel.current_task()

@@ -7,6 +7,7 @@ while it computes. Nothing else may touch the context, the pool or a `Sequence` 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -18,11 +19,13 @@ import numpy as np
 
 from uma.engine.admission import WaitingRoom
 from uma.engine.kv import KvPool
+from uma.engine.outbox import AT_ONCE, HOLD_SHARE, Delivery, Outbox
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy import Row as PolicyRow
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot
+from uma.engine.stream import CREDITS
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
@@ -34,11 +37,12 @@ OBSERVED_DECODES = 4
 """Of the ticks without prefill, one in so many is learnt from."""
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
+LOW_CREDITS = CREDITS // 4
+"""A reader with room for no more events than this is given what there is at once."""
+CPU_SAMPLED_TICKS = 16
+"""One tick in so many has its CPU time measured, which costs two system calls."""
 IDLE_SEC = 0.25
 """Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
-
-Delivery = tuple[Any, Event | UmaError]
-"""A request's stream, and what it is to be given."""
 
 
 def now_ms() -> float:
@@ -73,7 +77,7 @@ class DecodeWorker:
         self._pool = pool
         self._scheduler = scheduler
         self._metrics = metrics
-        self._deliver = deliver
+        self._outbox = Outbox(deliver)
         self._saves_at_end = saves_at_end
         self._trace = trace
         self._batch = Batch(context.n_batch)
@@ -85,8 +89,6 @@ class DecodeWorker:
         self._parked: set[int] = set()
         """Keys of those whose reader is behind and who gave their place to others meanwhile."""
         self._sequences: dict[int, Sequence] = {}
-        self._deliveries: list[Delivery] = []
-        self._decode_cpu_sec = 0.0
 
     def submit(self, sequence: Sequence) -> None:
         """Take on a request. Its stream is given events until a `Finished` or an error."""
@@ -139,17 +141,20 @@ class DecodeWorker:
                 while not self._is_stopping:
                     self._take_commands()
                     if not self._is_stopping and not self._tick():
-                        self._flush()
+                        self._outbox.flush()
                         self._rest()
             finally:
                 for sequence in list(self._sequences.values()):
                     self._end(sequence, ShuttingDown("the engine is stopping"))
                 if self._saves_at_end:
                     self._pool.save_all_cached()
-                self._flush()
+                self._outbox.flush()
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
+        self._wakeup.clear()
+        if self._inbox:
+            return
         if self._active and len(self._waiting):
             # Nothing runs because readers are behind, and somebody waits for what their requests hold.
             self._wakeup.wait(PATIENCE_MS / 1000)
@@ -164,7 +169,6 @@ class DecodeWorker:
     # Commands, on the thread
 
     def _take_commands(self) -> None:
-        self._wakeup.clear()
         while self._inbox:
             command, args = self._inbox.popleft()
             command(*args)
@@ -200,7 +204,8 @@ class DecodeWorker:
     def _tick(self) -> bool:
         """Compute one batch; False if there was nothing to compute."""
         began = now_ms()
-        cpu_began, self._decode_cpu_sec = time.thread_time(), 0.0
+        is_sampled = self._metrics.batch_calls_total % CPU_SAMPLED_TICKS == 0
+        cpu_began = time.thread_time() if is_sampled else 0.0
         self._admit(began)
         state = self._state()
         plan = self._scheduler.plan(state, began)
@@ -210,15 +215,24 @@ class DecodeWorker:
             self._preempt(self._active[key], began)
         if not plan.tokens:
             return bool(plan.preempt)
+        self._flush_what_cannot_wait(plan, state, began)
+        cpu_sec = time.thread_time() - cpu_began if is_sampled else 0.0
         rows = self._decode(plan)
         ended = now_ms()
+        cpu_began = time.thread_time() if is_sampled else 0.0
         if rows:
             self._sample(rows, ended)
-        self._flush()
-        cpu_sec = time.thread_time() - cpu_began - self._decode_cpu_sec
-        self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000
+        self._outbox.flush_due(ended)
+        if is_sampled:
+            cpu_sec += time.thread_time() - cpu_began
+            self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * CPU_SAMPLED_TICKS
         self._metrics.outside_decode_ms_total += now_ms() - began - self._metrics.decode_ms_last
         return True
+
+    def _flush_what_cannot_wait(self, plan: Plan, state: State, now: float) -> None:
+        """Before a batch: hand over what would be late at its end. How long prefill takes, nobody knows."""
+        expected_ms = 0.0 if plan.prefill else self._scheduler.cost.decode_ms(len(plan.decode), state.used_cells)
+        self._outbox.flush_due(now + expected_ms if expected_ms else math.inf)
 
     def _admit(self, now: float) -> None:
         """Begin whoever may begin; for those who may not, others give way: slow readers' requests, then background."""
@@ -320,10 +334,9 @@ class DecodeWorker:
         while decode or prefill:
             self._pool.make_room(len(decode) + sum(count for _, count in prefill))
             rows = self._build(decode, prefill)
-            began, cpu_began = now_ms(), time.thread_time()
+            began = now_ms()
             code = self._context.decode(self._batch)
             took = now_ms() - began
-            self._decode_cpu_sec += time.thread_time() - cpu_began
             if code == DONE:
                 self._computed(decode, prefill, took)
                 return rows
@@ -481,7 +494,7 @@ class DecodeWorker:
         if not held:
             return
         if sequence.request.stream:
-            self._deliveries.append((sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1])))
+            self._outbox.add(sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1]))
         else:
             sequence.pieces.append(held)
 
@@ -498,7 +511,9 @@ class DecodeWorker:
         if not sequence.is_probe:
             self._metrics.tokens_generated_total += 1
         if sequence.request.stream:
-            self._deliveries.append((sequence.stream, Token(sequence.request.id, text, token)))
+            is_urgent = sequence.generated == 1 or sequence.credits <= LOW_CREDITS
+            due_ms = AT_ONCE if is_urgent else now + HOLD_SHARE * sequence.row.target_tbt_ms
+            self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due_ms)
             sequence.credits -= 1
             if sequence.credits <= 0:
                 sequence.row.is_paused, sequence.paused_ms = True, now
@@ -544,7 +559,7 @@ class DecodeWorker:
             if sequence.started_ms and isinstance(event, Finished) and event.reason in ("stop", "length"):
                 self._metrics.served(now_ms() - sequence.started_ms)
             self._metrics.finished(event.reason if isinstance(event, Finished) else "error")
-        self._deliveries.append((sequence.stream, event))
+        self._outbox.add(sequence.stream, event)
         # Last of all: whoever sees in the metrics that nothing runs any more finds it counted and its cells free.
         del self._sequences[key]
         if self._trace:
@@ -567,11 +582,6 @@ class DecodeWorker:
             f" expected_ms={cost.predict(len(plan.decode), count, state.used_cells):.2f}"
             f" cells={state.used_cells} free={state.free_cells}"
         )
-
-    def _flush(self) -> None:
-        if self._deliveries:
-            deliveries, self._deliveries = self._deliveries, []
-            self._deliver(deliveries)
 
 
 def _whose(sequence: Sequence) -> str:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from uma.engine.stream import RequestStream
 from uma.errors import Overloaded, UmaError
 from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
 from uma.protocol.session import Incoming, Refused, ServerSession
 from uma.server.connection import Connection, Work
 from uma.server.logs import log
-from uma.types import EventStream, Finished, Health, Request, Token, Tokenized
+from uma.types import Finished, Health, Request, Token, Tokenized
 
 if TYPE_CHECKING:
     from uma.server.server import Server
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uma.server")
 
 LEAST_RETRY_MS = 50
-FEW = 2
-"""Up to so many requests of a session, each token is sent by itself; beyond, what a tick brings goes out together."""
 
 Query = MetricsQuery | HealthQuery | TokenizeQuery
 
@@ -114,7 +113,8 @@ class JsonConnection(Connection):
         try:
             with work.scope:
                 async with self._entered(request) as stream:
-                    await self._relay(work.attach(stream))
+                    work.attach(stream)
+                    await self._relay(stream)
             work.raise_if_aborted()
         except UmaError as error:
             self._tell_failure(request.id, error)
@@ -124,7 +124,7 @@ class JsonConnection(Connection):
         self.done(request.id, work)
 
     @asynccontextmanager
-    async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
+    async def _entered(self, request: Request) -> AsyncIterator[RequestStream]:
         """`generate`, with an account of who is still on the way in."""
         async with AsyncExitStack() as stack:
             try:
@@ -143,19 +143,24 @@ class JsonConnection(Connection):
                 retry_after_ms=max(LEAST_RETRY_MS, round(service_ms / most)),
             )
 
-    async def _relay(self, stream: EventStream) -> None:
-        # The hot path: once for each token of each stream. No task switch but the stream's own.
-        link, relay = self.link, self._session.relay
+    async def _relay(self, stream: RequestStream) -> None:
+        # Tokens pass through the tap, in the turn that brings them; the task sees those for which there was no room.
+        stream.tap = self._pass_on
+        link = self.link
         async for event in stream:
-            if type(event) is Token and len(self.work) <= FEW:
-                link.send_now(relay(event))
-            else:
-                link.post(relay(event))
+            link.post(self._session.relay(event))
             if type(event) is Finished:
                 self.log_finished(event)
                 return  # without a checkpoint: nothing may end a request twice
             if link.is_full:
                 await link.room()
+
+    def _pass_on(self, token: Token) -> bool:
+        link = self.link
+        if link.is_full:
+            return False
+        link.post(self._session.relay(token))
+        return True
 
     async def _answer(self, query: Query, key: object, work: Work) -> None:
         try:

@@ -1,0 +1,51 @@
+"""Events on their way from the decode thread to the readers, handed over many at a time.
+
+Handing over wakes the Trio thread, that wakes the readers, and all of them take time from the cores that compute. Where
+a token takes a few milliseconds that is felt, so tokens may wait here for those of the next ticks, but never for longer
+than their reader would mind: first tokens and last events do not wait at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from uma.errors import UmaError
+from uma.types import Event
+
+HOLD_SHARE = 0.25
+"""A token waits for at most this part of its stream's `target_tbt_ms`."""
+AT_ONCE = -math.inf
+"""A due time: as soon as the tick ends."""
+
+Delivery = tuple[Any, Event | UmaError]
+"""A request's stream, and what it is to be given."""
+
+
+class Outbox:
+    """Events in order, each with the time by which it has to be on its way. Belongs to the decode thread."""
+
+    __slots__ = ("_deliver", "_due_ms", "_held")
+
+    def __init__(self, deliver: Callable[[list[Delivery]], None]) -> None:
+        self._deliver = deliver
+        self._held: list[Delivery] = []
+        self._due_ms = math.inf
+
+    def add(self, stream: Any, event: Event | UmaError, due_ms: float = AT_ONCE) -> None:
+        """Take an event in; whatever is here goes with it when it is due."""
+        self._held.append((stream, event))
+        self._due_ms = min(self._due_ms, due_ms)
+
+    def flush_due(self, when_ms: float) -> None:
+        """Hand everything over if any of it is due before `when_ms`."""
+        if self._due_ms < when_ms:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything over."""
+        self._due_ms = math.inf
+        if self._held:
+            held, self._held = self._held, []
+            self._deliver(held)
