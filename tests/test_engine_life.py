@@ -379,5 +379,5 @@ async def test_every_scheduler_decision_can_be_logged(tiny: Path, caplog: pytest
         await answer(engine, ask(max_tokens=3))
     words = [record.getMessage().split()[0] for record in caplog.records if record.name == "uma.engine.scheduler"]
     assert words[:2] == ["queue", "start"]
-    assert words.count("tick") == 3
+    assert words.count("batch") == 3
     assert words[-1] == "end"

@@ -149,6 +149,7 @@ class Engine:
                 config.start_target_tokens,
                 config.slo_ttft_ms,
                 context.n_ubatch,
+                mixes_prompts=context.params.kv_unified,
             )
         )
         # One id is left for health probes.

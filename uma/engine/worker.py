@@ -1,8 +1,8 @@
 """The decode thread: it owns the context, and turns plans into tokens.
 
-Each turn of its loop is one tick: take what came in, ask the policy, compute one batch, sample, and hand all events of
-the tick over in one call, then go straight on. The next `llama_decode` runs without the GIL, so frames are written
-while it computes. Nothing else may touch the context, the pool or a `Sequence` once it was submitted.
+Each turn of its loop is one tick: take what came in, ask the policy, compute a token for each decoding sequence, then
+a chunk of the prompts, hand over what readers are due, and go straight on. `llama_decode` runs without the GIL, so
+frames are written while it computes. Nothing else may touch the context, the pool or a submitted `Sequence`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-import numpy as np
-
 from uma.engine.admission import WaitingRoom
 from uma.engine.kv import KvPool
-from uma.engine.outbox import AT_ONCE, HOLD_SHARE, Delivery, Outbox
+from uma.engine.outbox import Delivery, Outbox
+from uma.engine.output import Output, Row, choose_tokens
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy import Row as PolicyRow
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot
-from uma.engine.stream import CREDITS
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.llama.sampler import Sampler
 from uma.metrics import EngineMetrics
-from uma.types import Event, Finished, FinishReason, Token
+from uma.types import Event, Finished, FinishReason
 
 OBSERVED_DECODES = 4
 """Of the ticks without prefill, one in so many is learnt from."""
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
-LOW_CREDITS = CREDITS // 4
-"""A reader with room for no more events than this is given what there is at once."""
 CPU_SAMPLED_TICKS = 16
 """One tick in so many has its CPU time measured, which costs two system calls."""
 IDLE_SEC = 0.25
@@ -50,12 +45,7 @@ def now_ms() -> float:
     return time.perf_counter() * 1000
 
 
-@attrs.define
-class Row:
-    """A row of the batch whose logits were asked for."""
-
-    sequence: Sequence
-    batch_index: int
+Work = list[tuple[Sequence, int]]
 
 
 class DecodeWorker:
@@ -77,7 +67,10 @@ class DecodeWorker:
         self._pool = pool
         self._scheduler = scheduler
         self._metrics = metrics
+        self._is_sampled = False
+        self._decode_cpu_sec = 0.0
         self._outbox = Outbox(deliver)
+        self._output = Output(self._vocab, metrics, self._outbox)
         self._saves_at_end = saves_at_end
         self._trace = trace
         self._batch = Batch(context.n_batch)
@@ -202,10 +195,10 @@ class DecodeWorker:
     # One tick
 
     def _tick(self) -> bool:
-        """Compute one batch; False if there was nothing to compute."""
+        """Compute what the policy says; False if there was nothing to compute."""
         began = now_ms()
-        is_sampled = self._metrics.batch_calls_total % CPU_SAMPLED_TICKS == 0
-        cpu_began = time.thread_time() if is_sampled else 0.0
+        self._is_sampled = self._metrics.batch_calls_total % CPU_SAMPLED_TICKS == 0
+        cpu_began, self._decode_cpu_sec = self._cpu_sec(), 0.0
         self._admit(began)
         state = self._state()
         plan = self._scheduler.plan(state, began)
@@ -215,23 +208,27 @@ class DecodeWorker:
             self._preempt(self._active[key], began)
         if not plan.tokens:
             return bool(plan.preempt)
-        self._flush_what_cannot_wait(plan, state, began)
-        cpu_sec = time.thread_time() - cpu_began if is_sampled else 0.0
-        rows = self._decode(plan)
-        ended = now_ms()
-        cpu_began = time.thread_time() if is_sampled else 0.0
-        if rows:
-            self._sample(rows, ended)
-        self._outbox.flush_due(ended)
-        if is_sampled:
-            cpu_sec += time.thread_time() - cpu_began
-            self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * CPU_SAMPLED_TICKS
-        self._metrics.outside_decode_ms_total += now_ms() - began - self._metrics.decode_ms_last
+        computing_ms = self._metrics.decode_ms.sum
+        if plan.decode:
+            self._flush_what_cannot_wait(len(plan.decode), state.used_cells, began)
+            self._run([(self._active[key], 1) for key in plan.decode], is_decode=True)
+        if plan.prefill:
+            # How long a chunk really takes nobody knows before.
+            self._outbox.flush()
+            self._run([(self._active[key], count) for key, count in plan.prefill if key in self._active])
+        cpu_sec = self._cpu_sec() - cpu_began - self._decode_cpu_sec
+        self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * CPU_SAMPLED_TICKS
+        computing_ms = self._metrics.decode_ms.sum - computing_ms
+        self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
 
-    def _flush_what_cannot_wait(self, plan: Plan, state: State, now: float) -> None:
-        """Before a batch: hand over what would be late at its end. How long prefill takes, nobody knows."""
-        expected_ms = 0.0 if plan.prefill else self._scheduler.cost.decode_ms(len(plan.decode), state.used_cells)
+    def _cpu_sec(self) -> float:
+        """This thread's CPU time, in the ticks that are sampled."""
+        return time.thread_time() if self._is_sampled else 0.0
+
+    def _flush_what_cannot_wait(self, rows: int, cells: int, now: float) -> None:
+        """Before decode rows: hand over what would be late at their end."""
+        expected_ms = self._scheduler.cost.decode_ms(rows, cells)
         self._outbox.flush_due(now + expected_ms if expected_ms else math.inf)
 
     def _admit(self, now: float) -> None:
@@ -324,41 +321,49 @@ class DecodeWorker:
             sequence.kept.is_pinned = False
             sequence.kept = None
 
-    def _decode(self, plan: Plan) -> list[Row]:
-        """Run the plan's batch, made smaller where llama.cpp finds no room; returns the rows that have logits."""
-        decode = [self._active[key] for key in plan.decode]
-        prefill = [(self._active[key], count) for key, count in plan.prefill]
+    # A batch. Its work: sequences, each with the number of its tokens to compute.
+    #
+    # Decode rows and prefill are batches of their own. Together they would read the weights once instead of twice, but
+    # a few rows more than a tile holds cost another tile, and with split KV llama.cpp takes them apart anyway. So
+    # decode rows have their tokens before the prompts' turn, and each kind's cost is known exactly.
+
+    def _run(self, work: Work, *, is_decode: bool = False) -> None:
+        """Compute a batch and sample it, made smaller where llama.cpp finds no room for it."""
         if self._pool.in_id_order:
-            decode.sort(key=lambda each: each.holding.seq_id if each.holding else 0)
-            prefill.sort(key=lambda each: each[0].holding.seq_id if each[0].holding else 0)
-        while decode or prefill:
-            self._pool.make_room(len(decode) + sum(count for _, count in prefill))
-            rows = self._build(decode, prefill)
-            began = now_ms()
+            work.sort(key=lambda each: each[0].holding.seq_id if each[0].holding else 0)
+        while work:
+            self._pool.make_room(sum(count for _, count in work))
+            rows = self._build(work, is_decode=is_decode)
+            began, cpu_began = now_ms(), self._cpu_sec()
             code = self._context.decode(self._batch)
             took = now_ms() - began
+            self._decode_cpu_sec += self._cpu_sec() - cpu_began
             if code == DONE:
-                self._computed(decode, prefill, took)
-                return rows
+                self._computed(work, took, is_decode=is_decode)
+                if rows:
+                    self._sample(rows)
+                self._outbox.flush_due(began)
+                return
             if code == ABORTED:
-                return []
+                return
             if code != NO_ROOM:
-                self._run_alone(decode, prefill)
-                return []
-            decode, prefill = self._with_less(decode, prefill)
-        return []
+                self._run_alone(work)
+                return
+            work = self._with_less(work, is_decode=is_decode)
 
-    def _build(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]) -> list[Row]:
+    def _build(self, work: Work, *, is_decode: bool) -> list[Row]:
+        """Fill the batch; returns the rows whose logits it asks for."""
         batch = self._batch
         batch.clear()
-        if decode:
+        if is_decode:
             batch.add_decode(
-                [sequence.tokens[-1] for sequence in decode],
-                [sequence.computed for sequence in decode],
-                [sequence.holding.seq_id for sequence in decode],  # type: ignore[union-attr]
+                [sequence.tokens[-1] for sequence, _ in work],
+                [sequence.computed for sequence, _ in work],
+                [sequence.holding.seq_id for sequence, _ in work],  # type: ignore[union-attr]
             )
-        rows = [Row(sequence, index) for index, sequence in enumerate(decode)]
-        for sequence, count in prefill:
+            return [Row(sequence, index) for index, (sequence, _) in enumerate(work)]
+        rows: list[Row] = []
+        for sequence, count in work:
             assert sequence.holding is not None
             first, last = sequence.computed, sequence.computed + count
             is_whole = last == len(sequence.tokens)
@@ -367,72 +372,64 @@ class DecodeWorker:
                 rows.append(Row(sequence, index))
         return rows
 
-    def _computed(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]], took: float) -> None:
+    def _computed(self, work: Work, took: float, *, is_decode: bool) -> None:
         """Book what a batch has computed."""
         self._pool.batch_done()
-        tokens = len(decode)
-        for sequence in decode:
+        size, tokens, behind = len(work), 0, 0
+        for sequence, count in work:
             assert sequence.holding is not None
-            self._pool.append(sequence.holding, sequence.tokens[-1])
-            sequence.computed += 1
-        for sequence, count in prefill:
-            assert sequence.holding is not None
-            self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
-            sequence.computed += count
-            sequence.row.remaining = sequence.missing
-            sequence.iterations += 1
+            behind += count * sequence.computed
             tokens += count
-            if sequence.missing == 0 and not self._pool.shares:
-                self._pool.save(sequence.holding, now_ms())
-        size = len(decode) + len(prefill)
-        for sequence in decode:
+            if is_decode:
+                self._pool.append(sequence.holding, sequence.tokens[-1])
+            else:
+                self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
+            sequence.computed += count
             sequence.iterations += 1
             sequence.largest_batch = max(sequence.largest_batch, size)
-        for sequence, _ in prefill:
-            sequence.largest_batch = max(sequence.largest_batch, size)
+            if not is_decode:
+                sequence.row.remaining = sequence.missing
+                if sequence.missing == 0 and not self._pool.shares:
+                    self._pool.save(sequence.holding, now_ms())
         self._metrics.tick(tokens, took)
-        self._metrics.prefill_tokens_total += tokens - len(decode)
-        # A stretch of ticks that only decode teaches little: some of them will do.
-        if prefill or self._metrics.batch_calls_total % OBSERVED_DECODES == 0:
-            self._scheduler.observe(len(decode), tokens - len(decode), self._pool.used_cells, took)
+        if not is_decode:
+            self._metrics.prefill_tokens_total += tokens
+            self._scheduler.cost.observe_prefill(tokens, behind / tokens, took)
+        elif self._metrics.batch_calls_total % OBSERVED_DECODES == 0:
+            self._scheduler.cost.observe_decode(size, self._pool.used_cells, took)
         if self._trace:
-            self._trace(
-                f"tick decode={len(decode)} prefill={tokens - len(decode)} ms={took:.2f} cells={self._pool.used_cells}"
-            )
+            kind = "decode" if is_decode else "prefill"
+            self._trace(f"batch {kind}={tokens} sequences={size} ms={took:.2f} cells={self._pool.used_cells}")
 
-    def _with_less(
-        self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]
-    ) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+    def _with_less(self, work: Work, *, is_decode: bool) -> Work:
         """What to try after `llama_decode` found no room: drop cache, then prefill less, then preempt the youngest."""
         self._metrics.kv_retries_total += 1
         if self._pool.drop_cache():
-            return decode, prefill
-        if decode and prefill:
-            return decode, []
-        if prefill and prefill[0][1] > 1:
-            sequence, count = prefill[0]
-            return [], [(sequence, count // 2)]
+            return work
+        if not is_decode and work[0][1] > 1:
+            sequence, count = work[0]
+            return [(sequence, count // 2)]
         candidates = preemption_order(each.row for each in self._active.values())
         if len(candidates) > 1:
             victim = self._active[candidates[0].key]
             self._preempt(victim, now_ms())
-            return [each for each in decode if each is not victim], [each for each in prefill if each[0] is not victim]
+            return [each for each in work if each[0] is not victim]
         # Alone, with no cache left, and still no room: the context is full.
-        for sequence in [*decode, *(each for each, _ in prefill)]:
+        for sequence, _ in work:
             self._finish(sequence, "length", now_ms())
-        return [], []
+        return []
 
-    def _run_alone(self, decode: list[Sequence], prefill: list[tuple[Sequence, int]]) -> None:
+    def _run_alone(self, work: Work) -> None:
         """After a failed batch: put memory back as it was, and run each of its rows alone; who fails then, ends."""
-        for sequence, count in [*((each, 1) for each in decode), *prefill]:
+        for sequence, count in work:
             if not self._cut_back(sequence):
                 continue
-            rows = self._build([], [(sequence, count)])
+            rows = self._build([(sequence, count)], is_decode=False)
             began = now_ms()
             code = self._context.decode(self._batch)
             if code == DONE:
-                self._computed([], [(sequence, count)], now_ms() - began)
-                self._sample(rows, now_ms())
+                self._computed([(sequence, count)], now_ms() - began, is_decode=False)
+                self._sample(rows)
             elif code == NO_ROOM:
                 self._preempt(sequence, now_ms())
             elif code != ABORTED:
@@ -453,75 +450,15 @@ class DecodeWorker:
 
     # Tokens out
 
-    def _sample(self, rows: list[Row], now: float) -> None:
-        logits = self._context.logits(len(rows))
-        # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
-        greedy = logits.argmax(axis=1).tolist() if any(row.sequence.sampler is None for row in rows) else []
-        for index, row in enumerate(rows):
-            sequence = row.sequence
-            if sequence.sampler is not None:
-                if sequence.suppresses_end:
-                    logits[index, self._vocab.eog_ids] = -np.inf
-                token = sequence.sampler.sample(self._context, row.batch_index)
-            else:
-                token = greedy[index]
-                if self._vocab.is_eog(token) and sequence.suppresses_end:
-                    logits[index, self._vocab.eog_ids] = -np.inf
-                    token = int(logits[index].argmax())
-            self._accept(sequence, token, now)
-
-    def _accept(self, sequence: Sequence, token: int, now: float) -> None:
-        """Take a sampled token: give its text to the reader, and end the request where it ends."""
-        if self._vocab.is_eog(token):
-            self._finish(sequence, "stop", now)
-            return
-        sequence.tokens.append(token)
-        text = sequence.text.push(self._vocab.piece(token))
-        is_last = sequence.generated + 1 >= sequence.max_tokens
-        if is_last and not sequence.text.stopped:
-            text += sequence.text.finish()
-        self._give(sequence, token, text, now)
-        if sequence.text.stopped:
-            self._finish(sequence, "stop", now)
-        elif is_last:
-            self._finish(sequence, "length", now)
-        else:
-            sequence.row.remaining = 0
-
-    def _release_held(self, sequence: Sequence) -> None:
-        """Give out what was held for a character or stop string that never came. It is no token, and not counted."""
-        held = sequence.text.finish()
-        if not held:
-            return
-        if sequence.request.stream:
-            self._outbox.add(sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1]))
-        else:
-            sequence.pieces.append(held)
-
-    def _give(self, sequence: Sequence, token: int, text: str, now: float) -> None:
-        if sequence.generated == 0:
-            sequence.first_token_ms = now
-            if not sequence.is_probe:
-                self._metrics.ttft_ms.observe(now - sequence.row.arrived_ms)
-        elif not sequence.is_probe:
-            self._metrics.inter_token_ms.observe(now - sequence.last_token_ms)
-        sequence.generated += 1
-        sequence.last_token_ms = now
-        sequence.row.had_token(now)
-        if not sequence.is_probe:
-            self._metrics.tokens_generated_total += 1
-        if sequence.request.stream:
-            is_urgent = sequence.generated == 1 or sequence.credits <= LOW_CREDITS
-            due_ms = AT_ONCE if is_urgent else now + HOLD_SHARE * sequence.row.target_tbt_ms
-            self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due_ms)
-            sequence.credits -= 1
-            if sequence.credits <= 0:
-                sequence.row.is_paused, sequence.paused_ms = True, now
-        else:
-            sequence.pieces.append(text)
+    def _sample(self, rows: list[Row]) -> None:
+        tokens, now = choose_tokens(self._context, self._vocab, rows), now_ms()
+        for row, token in zip(rows, tokens, strict=True):
+            reason = self._output.accept(row.sequence, token, now)
+            if reason is not None:
+                self._finish(row.sequence, reason, now)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self._release_held(sequence)
+        self._output.release_held(sequence)
         request = sequence.request
         generated = sequence.tokens[sequence.prompt_tokens :]
         event = Finished(
@@ -573,13 +510,16 @@ class DecodeWorker:
             return f"{key}={self._active[key].request.id!r}"
 
         cost = self._scheduler.cost
-        count = sum(tokens for _, tokens in plan.prefill)
+        chunks = [(tokens, self._active[key].computed) for key, tokens in plan.prefill]
+        expected_ms = cost.decode_ms(len(plan.decode), state.used_cells) + sum(
+            cost.prefill_ms(*each) for each in chunks
+        )
         trace(
             f"plan decode=[{', '.join(map(name, plan.decode))}]"
             f" prefill=[{', '.join(f'{name(key)}:{tokens}' for key, tokens in plan.prefill)}]"
             f" unread={len(state.prefilling)} held={plan.held} preempted=[{', '.join(map(name, plan.preempt))}]"
             f" waiting={len(self._waiting)} budget_ms={self._scheduler.targets.tick_budget_ms:g}"
-            f" expected_ms={cost.predict(len(plan.decode), count, state.used_cells):.2f}"
+            f" expected_ms={expected_ms:.2f}"
             f" cells={state.used_cells} free={state.free_cells}"
         )
 

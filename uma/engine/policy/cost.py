@@ -1,108 +1,152 @@
 """How long a batch takes on this machine, learnt from the ticks that ran.
 
-Cost is not a line: a chunk of 64 can be cheaper than one of 48 (kernels have tile sizes), and attention grows with the
-cells in use. So the model is two small tables of what was really seen, by number of decode rows and by chunk size,
-with a correction for the cells in use, and a drift factor that follows the whole machine when its speed changes. It
-starts knowing nothing, and says so.
+Cost is not a line: 64 tokens can be read faster than 48 (kernels have tiles), and attention grows with what lies
+before them. So the model is two small tables of what was really seen, decode by number of rows and prefill by chunk
+size, each entry with its own slope over the tokens attended to, and a drift factor that follows the whole machine when
+its speed changes. It starts knowing nothing, and says so.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-SIZES = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192)
+SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192)
 """Chunk sizes the model tells apart, and the only ones it offers: even tiles, few entries, each seen often."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of decode rows the model tells apart."""
 LEARN = 0.3
 """Weight of a new observation: a few ticks forget an old machine speed."""
-WORTH_SLACK = 1.15
+LEARN_SLOPE = 0.05
+"""The same for how cost grows with the tokens attended to: that does not change, and takes a long prompt to see."""
+SURE_TOKENS = 200
+"""Observations that lie closer than this say little about the slope; then what other sizes show counts for more."""
+MOST_ATTENTION = 0.75
+"""Of a batch's time, the share that may be put down to attention."""
+WORTH_SLACK = 1.05
 """Times as many tokens a millisecond that a chunk over the budget must read."""
-LEAST_APART_CELLS = 1_024
-"""Ticks nearer to each other than this say nothing about the cost of a cell."""
-MOST_ATTENTION = 0.5
-"""Share of a tick that two ticks' difference may put down to attention."""
 DRIFT_LIMIT = 4.0
 """Most one observation may change the drift factor by: a single hiccup must not shrink chunks for long."""
 
 
+class _Line:
+    """Milliseconds of one size by the tokens attended to: the level of late, and a slope that is learnt slowly."""
+
+    __slots__ = ("_cov", "_far_ms", "_far_x", "_ms", "_var", "_x")
+
+    def __init__(self, x: float, ms: float) -> None:
+        self._x = self._far_x = x
+        self._ms = self._far_ms = ms
+        self._var = self._cov = 0.0
+
+    def slope(self, usual: float) -> float:
+        """Milliseconds an attended token; near `usual` while little is known."""
+        sure = SURE_TOKENS * SURE_TOKENS
+        slope = (self._cov + usual * sure) / (self._var + sure)
+        return min(max(slope, 0.0), MOST_ATTENTION * self._ms / max(self._x, 1.0))
+
+    def at(self, x: float, usual: float) -> float:
+        """The prediction."""
+        return max(0.0, self._ms + (x - self._x) * self.slope(usual))
+
+    def learn(self, x: float, ms: float) -> None:
+        """Take in one observation."""
+        self._x += (x - self._x) * LEARN
+        self._ms += (ms - self._ms) * LEARN
+        dx, dms = x - self._far_x, ms - self._far_ms
+        self._far_x += dx * LEARN_SLOPE
+        self._far_ms += dms * LEARN_SLOPE
+        self._var = (1 - LEARN_SLOPE) * (self._var + LEARN_SLOPE * dx * dx)
+        self._cov = (1 - LEARN_SLOPE) * (self._cov + LEARN_SLOPE * dx * dms)
+
+
 class _Table:
-    """Milliseconds by size, each remembered with the cells in use when it was seen."""
+    """A line for each size, and what is usual: the slope of any, by size."""
 
-    __slots__ = ("cells", "ms", "sizes")
+    __slots__ = ("_is_tiled", "_lines", "_sizes", "_usual")
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self.ms: list[float | None] = [None] * len(sizes)
-        self.cells: list[float] = [0.0] * len(sizes)
+    def __init__(self, sizes: tuple[int, ...], *, is_tiled: bool) -> None:
+        self._sizes = sizes
+        self._is_tiled = is_tiled
+        self._lines: list[_Line | None] = [None] * len(sizes)
+        self._usual = 0.0
 
-    def slot(self, size: int) -> int:
-        return min(bisect_left(self.sizes, size), len(self.sizes) - 1)
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._lines)
 
-    def predict(self, size: int, cells: int, per_token_cell_ms: float) -> float | None:
-        """Milliseconds for `size`, from the nearest size seen; None if none was."""
-        slot = self.slot(size)
-        for distance in range(len(self.sizes)):
+    def has_seen(self, size: int) -> bool:
+        """Whether anything is known of this size itself."""
+        return self._lines[self._slot(size)] is not None
+
+    def has_seen_below(self, size: int) -> bool:
+        """Whether anything is known of the largest size that is smaller."""
+        return self._lines[max(0, self._slot(size) - 1)] is not None
+
+    def predict(self, size: int, x: float) -> float:
+        """Milliseconds for `size`, from the nearest size seen; 0 if none was."""
+        slot = self._slot(size)
+        if self._is_tiled and slot and size < self._sizes[slot]:
+            slot -= 1  # the last tile is not full, and no faster than those before it
+        for distance in range(len(self._sizes)):
             for near in (slot - distance, slot + distance):
-                if 0 <= near < len(self.sizes) and (ms := self.ms[near]) is not None:
+                if 0 <= near < len(self._sizes) and (line := self._lines[near]) is not None:
                     # A larger size is never assumed cheaper a token, nor a smaller one cheaper than in proportion to
                     # its fixed part: both errs are on the safe side, and one tick corrects them.
-                    scaled = ms * max(size / self.sizes[near], 0.25 if distance else size / self.sizes[near])
-                    return max(0.0, scaled + size * (cells - self.cells[near]) * per_token_cell_ms)
-        return None
+                    ratio = size / self._sizes[near]
+                    scale = max(ratio, 0.25) if distance else ratio
+                    return line.at(x, self._usual * self._sizes[near]) * scale
+        return 0.0
 
-    def learn(self, size: int, cells: int, ms: float) -> None:
-        slot = self.slot(size)
-        # Seen at another size of the same slot: book it as if it had been the slot's own.
-        ms *= self.sizes[slot] / size
-        old = self.ms[slot]
-        self.ms[slot] = ms if old is None else old + (ms - old) * LEARN
-        self.cells[slot] = cells if old is None else self.cells[slot] + (cells - self.cells[slot]) * LEARN
+    def learn(self, size: int, x: float, ms: float) -> None:
+        slot = self._slot(size)
+        own = self._sizes[slot]
+        line = self._lines[slot]
+        if line is None:
+            # Seen at another size of the same slot: booked as if it had been the slot's own.
+            self._lines[slot] = _Line(x, ms * own / size)
+        elif size == own or not self._is_tiled:
+            # (A part of a tile costs as much as the whole, or takes another way altogether: it says nothing of it.)
+            line.learn(x, ms * own / size)
+            self._usual += (line.slope(self._usual * own) / own - self._usual) * LEARN_SLOPE
+
+    def _slot(self, size: int) -> int:
+        return min(bisect_left(self._sizes, size), len(self._sizes) - 1)
 
 
 class CostModel:
-    """Predicts a tick's milliseconds from decode rows, prefill tokens and cells in use."""
+    """Predicts milliseconds: of decoding from rows and cells in use, of prefill from tokens and where they stand."""
 
-    __slots__ = ("_chunks", "_drift", "_per_token_cell_ms", "_rows")
+    __slots__ = ("_chunks", "_drift", "_rows")
 
     def __init__(self) -> None:
-        self._rows = _Table(ROWS)
-        self._chunks = _Table(SIZES)
+        self._rows = _Table(ROWS, is_tiled=False)
+        self._chunks = _Table(SIZES, is_tiled=True)
         self._drift = 1.0
-        self._per_token_cell_ms = 0.0
 
     @property
     def knows_prefill(self) -> bool:
         """Whether any chunk was seen yet."""
-        return any(ms is not None for ms in self._chunks.ms)
+        return not self._chunks.is_empty
 
     def decode_ms(self, rows: int, cells: int) -> float:
-        """A tick of decode rows alone; 0 while nothing is known."""
-        if rows == 0:
-            return 0.0
-        return (self._rows.predict(rows, cells, self._per_token_cell_ms) or 0.0) * self._drift
+        """A batch of decode rows, with so many cells in use; 0 while nothing is known."""
+        return self._rows.predict(rows, cells) * self._drift if rows else 0.0
 
-    def prefill_ms(self, tokens: int, cells: int) -> float:
-        """What a chunk adds to a tick; 0 while nothing is known."""
-        if tokens == 0:
-            return 0.0
-        return (self._chunks.predict(tokens, cells, self._per_token_cell_ms) or 0.0) * self._drift
+    def prefill_ms(self, tokens: int, position: float) -> float:
+        """A chunk of a prompt, after `position` tokens of it; 0 while nothing is known."""
+        return self._chunks.predict(tokens, position + tokens / 2) * self._drift if tokens else 0.0
 
-    def predict(self, rows: int, tokens: int, cells: int) -> float:
-        """A tick with both."""
-        return self.decode_ms(rows, cells) + self.prefill_ms(tokens, cells)
-
-    def best_chunk(self, budget_ms: float, slack_ms: float, cells: int, most: int) -> int:
+    def best_chunk(self, budget_ms: float, slack_ms: float, position: float, most: int) -> int:
         """The prefill tokens, up to `most`, to compute in about `budget_ms`; 0 if not even the smallest chunk fits.
 
         The largest size predicted to fit; or a larger one that takes up to `slack_ms` longer, if it reads clearly more
         tokens a millisecond. Sizes are not monotonous: a larger tile may even be cheaper.
         """
         best, best_rate = 0, 0.0
-        for size in (*SIZES, most):
-            if size > most:
-                continue
-            ms = self.prefill_ms(size, cells)
+        # What is left of a prompt fills no tile; how that is, has to be known from a smaller size first.
+        rest = (most,) if most <= SIZES[0] or self._chunks.has_seen_below(most) else ()
+        for size in (*(size for size in SIZES if size <= most), *rest):
+            ms = self.prefill_ms(size, position)
             rate = size / ms if ms > 0 else 0.0
             if ms <= budget_ms:
                 best, best_rate = max(best, size), rate
@@ -110,53 +154,32 @@ class CostModel:
                 best, best_rate = size, rate
         return best
 
-    def worth_trying(self, chunk: int, most_ms: float, cells: int, most: int) -> int:
+    def has_tried_beyond(self, chunk: int) -> bool:
+        """Whether the next size after `chunk` was ever seen."""
+        return self._chunks.has_seen(chunk + 1)
+
+    def worth_trying(self, chunk: int, most_ms: float, position: float, most: int) -> int:
         """A larger size than `chunk`, up to `most`, that may read more tokens a millisecond within `most_ms`.
 
         What was slow once may not be now; only trying tells. `chunk` itself where no size promises that.
         """
-        fitting = [size for size in SIZES if chunk < size <= most and self.prefill_ms(size, cells) <= most_ms]
-        return max(fitting, key=lambda size: size / max(self.prefill_ms(size, cells), 1e-9), default=chunk)
+        fitting = [size for size in SIZES if chunk < size <= most and self.prefill_ms(size, position) <= most_ms]
+        return max(fitting, key=lambda size: size / max(self.prefill_ms(size, position), 1e-9), default=chunk)
 
-    def observe(self, rows: int, tokens: int, cells: int, ms: float) -> None:
-        """Learn from one tick that really ran."""
-        if tokens == 0 and self._observe_usual(rows, cells, ms):
-            return
-        expected = self.predict(rows, tokens, cells)
-        if tokens == 0:
-            self._learn_attention(self._rows, rows, cells, ms)
-            self._rows.learn(rows, cells, ms / self._drift)
-        else:
-            share = max(ms - self.decode_ms(rows, cells), ms * tokens / (tokens + rows) * 0.1)
-            self._learn_attention(self._chunks, tokens, cells, share)
-            self._chunks.learn(tokens, cells, share / self._drift)
+    def observe_decode(self, rows: int, cells: int, ms: float) -> None:
+        """Learn from a batch of decode rows that really ran."""
+        expected = self.decode_ms(rows, cells)
+        self._rows.learn(rows, cells, ms / self._drift)
+        self._follow(ms, expected)
+
+    def observe_prefill(self, tokens: int, position: float, ms: float) -> None:
+        """Learn from a chunk that was really read."""
+        expected = self.prefill_ms(tokens, position)
+        self._chunks.learn(tokens, position + tokens / 2, ms / self._drift)
+        self._follow(ms, expected)
+
+    def _follow(self, ms: float, expected: float) -> None:
         if expected > 0:
             ratio = min(max(ms / expected, 1 / DRIFT_LIMIT), DRIFT_LIMIT)
             # Sizes not seen for long follow by it, too. It goes back to 1 slowly: what lasts ends up in the tables.
             self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.99
-
-    def _observe_usual(self, rows: int, cells: int, ms: float) -> bool:
-        """The everyday tick, decode alone and as long as expected: learnt on the shortest way. False if it was not."""
-        table = self._rows
-        slot = table.slot(rows)
-        old = table.ms[slot]
-        if old is None or not -256 < cells - table.cells[slot] < 256:
-            return False
-        seen = ms * table.sizes[slot] / (rows * self._drift)
-        if not 0.8 * old < seen < 1.25 * old:
-            return False
-        table.ms[slot] = old + (seen - old) * LEARN
-        table.cells[slot] = cells
-        return True
-
-    def _learn_attention(self, table: _Table, size: int, cells: int, ms: float) -> None:
-        slot = table.slot(size)
-        old = table.ms[slot]
-        apart = cells - table.cells[slot]
-        if old is None or abs(apart) < LEAST_APART_CELLS:
-            return
-        slope = (ms / self._drift - old * size / table.sizes[slot]) / (apart * size)
-        # Two ticks differ by more than their cells. No single pair may claim that attention is most of the cost.
-        limit = MOST_ATTENTION * old / (table.sizes[slot] * max(cells, table.cells[slot]))
-        slope = min(max(slope, -limit), limit)
-        self._per_token_cell_ms = max(0.0, self._per_token_cell_ms + (slope - self._per_token_cell_ms) * 0.05)

@@ -38,7 +38,7 @@ def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
     places are taken, until enough requests have ended by Little's law, if that is longer.
     """
     tokens = load.ahead_tokens + prompt_tokens
-    per_token_ms = cost.prefill_ms(TYPICAL_CHUNK_TOKENS, load.used_cells) / TYPICAL_CHUNK_TOKENS
+    per_token_ms = cost.prefill_ms(TYPICAL_CHUNK_TOKENS, prompt_tokens / 2) / TYPICAL_CHUNK_TOKENS
     decode_ms = cost.decode_ms(load.decoding, load.used_cells)
     share = max(LEAST_PREFILL_SHARE, 1 - decode_ms / load.tick_budget_ms) if load.decoding else 1.0
     reading_ms = tokens * per_token_ms / share

@@ -27,7 +27,7 @@ SMALLEST_CHUNK = SIZES[0]
 
 @attrs.frozen
 class Plan:
-    """What to compute in one tick. Keys are `Row.key`."""
+    """What to compute in one tick: first the decode rows, then the prefill. Keys are `Row.key`."""
 
     decode: tuple[int, ...]
     prefill: tuple[tuple[int, int], ...]
@@ -44,7 +44,7 @@ class Plan:
 
 
 class Scheduler:
-    """The policy with what it has learnt: `plan` before a tick, `observe` after it."""
+    """The policy, with what it has learnt in `cost`."""
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
@@ -63,10 +63,6 @@ class Scheduler:
         waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
         prefill = self._choose_prefill(waiting, decode, state, free, now_ms)
         return Plan(tuple(row.key for row in decode), prefill, tuple(row.key for row in preempted), held)
-
-    def observe(self, rows: int, prefill_tokens: int, cells: int, ms: float) -> None:
-        """Learn from the tick that ran."""
-        self.cost.observe(rows, prefill_tokens, cells, ms)
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there is room for all, and nobody is to be held back: the shortest way will do."""
@@ -118,7 +114,7 @@ class Scheduler:
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
-                needed_ms = self.cost.prefill_ms(row.remaining, state.used_cells)
+                needed_ms = self.cost.prefill_ms(row.remaining, row.position)
                 if now_ms + needed_ms > row.arrived_ms + (1 - AT_RISK) * target_ms:
                     return True
         return False
@@ -133,15 +129,26 @@ class Scheduler:
             or not self._guard.allows_prefill(decode, now_ms, self.cost.decode_ms(len(decode), state.used_cells))
         ):
             return ()
+        waiting = self._readable_together(first_token_first(waiting))
         left = min(room, self._budget_tokens(waiting, decode, state))
         chosen: list[tuple[int, int]] = []
-        for row in first_token_first(waiting):
+        for row in waiting:
             if left <= 0:
                 break
             count = min(row.remaining, left)
+            if chosen and count < row.remaining and not self.targets.mixes_prompts:
+                break
             chosen.append((row.key, count))
             left -= count
         return tuple(chosen)
+
+    def _readable_together(self, waiting: list[Row]) -> list[Row]:
+        """Of the rows in their order, those that go well in one batch with the first."""
+        if self.targets.mixes_prompts:
+            return waiting
+        head = waiting[0]
+        others = (row for row in waiting[1:] if row.remaining == head.remaining or row.position == head.position == 0)
+        return [head, *others]
 
     def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
         """Prefill tokens that fit the tick's time: with nobody decoding, as many as are computed at once."""
@@ -155,13 +162,11 @@ class Scheduler:
         wishes = [row.target_tbt_ms for row in decode if row.lane >= 0 and row.target_tbt_ms > HOPELESS * decode_ms]
         budget_ms = min(self.targets.tick_budget_ms, *wishes, math.inf)
         left_ms = budget_ms - decode_ms
-        chunk = self.cost.best_chunk(left_ms, SLACK * budget_ms, state.used_cells, wanted)
+        slack_ms = SLACK * budget_ms
+        position = waiting[0].position
+        chunk = self.cost.best_chunk(left_ms, slack_ms, position, wanted)
         if chunk < wanted:
             self._limited += 1
-            if self._limited % TRY_LARGER_EVERY == 0:
-                chunk = self.cost.worth_trying(chunk, left_ms + SLACK * budget_ms, state.used_cells, wanted)
-        # Kernels work in tiles: with one row more than a tile holds, a second one is computed for it. So the sizes are
-        # those of the whole batch.
-        if chunk > 2 * len(decode):
-            chunk -= len(decode)
+            if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
+                chunk = self.cost.worth_trying(chunk, left_ms + slack_ms, position, wanted)
         return max(chunk, min(SMALLEST_CHUNK, wanted))

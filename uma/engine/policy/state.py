@@ -31,6 +31,11 @@ class Row:
     is_paused: bool = False
     """Its reader is behind; it takes no part until the reader has caught up."""
 
+    @property
+    def position(self) -> int:
+        """Tokens of its prompt that are computed."""
+        return self.prompt_tokens - self.remaining
+
     def had_token(self, now_ms: float) -> None:
         """Its next token was just handed over."""
         self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
@@ -51,6 +56,8 @@ class Targets:
     solo_tokens: int = 512
     """Prefill tokens of one batch while nobody decodes: as many as are computed at once. More would be no faster, and
     whoever comes next would wait for all of it."""
+    mixes_prompts: bool = True
+    """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
 
 
 @attrs.define(slots=True)

@@ -1,0 +1,108 @@
+"""From logits to what readers are given: each row's token, its text, and where a request ends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import attrs
+import numpy as np
+
+from uma.engine.outbox import AT_ONCE, HOLD_SHARE, Outbox
+from uma.engine.sequence import Sequence
+from uma.engine.stream import CREDITS
+from uma.llama.context import Context
+from uma.llama.vocab import Vocab
+from uma.metrics import EngineMetrics
+from uma.types import FinishReason, Token
+
+LOW_CREDITS = CREDITS // 4
+"""A reader with room for no more events than this is given what there is at once."""
+
+
+@attrs.define
+class Row:
+    """A row of the batch whose logits were asked for."""
+
+    sequence: Sequence
+    batch_index: int
+
+
+def choose_tokens(context: Context, vocab: Vocab, rows: Rows[Row]) -> list[int]:
+    """Sample the rows of the batch just computed, which are all that have logits, in their order."""
+    logits = context.logits(len(rows))
+    # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
+    tokens: list[int] = logits.argmax(axis=1).tolist() if any(row.sequence.sampler is None for row in rows) else []
+    tokens = tokens or [-1] * len(rows)
+    for index, row in enumerate(rows):
+        sequence = row.sequence
+        if sequence.sampler is not None:
+            if sequence.suppresses_end:
+                logits[index, vocab.eog_ids] = -np.inf
+            tokens[index] = sequence.sampler.sample(context, row.batch_index)
+        elif vocab.is_eog(tokens[index]) and sequence.suppresses_end:
+            logits[index, vocab.eog_ids] = -np.inf
+            tokens[index] = int(logits[index].argmax())
+    return tokens
+
+
+class Output:
+    """Takes sampled tokens, and has what they mean handed to the readers. Belongs to the decode thread."""
+
+    def __init__(self, vocab: Vocab, metrics: EngineMetrics, outbox: Outbox) -> None:
+        self._vocab = vocab
+        self._metrics = metrics
+        self._outbox = outbox
+
+    def accept(self, sequence: Sequence, token: int, now_ms: float) -> FinishReason | None:
+        """Give the token's text to the reader. Returns why the request ends with it, if it does."""
+        if self._vocab.is_eog(token):
+            return "stop"
+        sequence.tokens.append(token)
+        text = sequence.text.push(self._vocab.piece(token))
+        is_last = sequence.generated + 1 >= sequence.max_tokens
+        if is_last and not sequence.text.stopped:
+            text += sequence.text.finish()
+        self._count(sequence, now_ms)
+        self._give(sequence, token, text, now_ms)
+        if sequence.text.stopped:
+            return "stop"
+        if is_last:
+            return "length"
+        sequence.row.remaining = 0
+        return None
+
+    def release_held(self, sequence: Sequence) -> None:
+        """Give out what was held for a character or stop string that never came. It is no token, and not counted."""
+        held = sequence.text.finish()
+        if not held:
+            return
+        if sequence.request.stream:
+            self._outbox.add(sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1]))
+        else:
+            sequence.pieces.append(held)
+
+    def _count(self, sequence: Sequence, now_ms: float) -> None:
+        metrics = self._metrics
+        is_first = sequence.generated == 0
+        if is_first:
+            sequence.first_token_ms = now_ms
+        if not sequence.is_probe:
+            metrics.tokens_generated_total += 1
+            if is_first:
+                metrics.ttft_ms.observe(now_ms - sequence.row.arrived_ms)
+            else:
+                metrics.inter_token_ms.observe(now_ms - sequence.last_token_ms)
+        sequence.generated += 1
+        sequence.last_token_ms = now_ms
+        sequence.row.had_token(now_ms)
+
+    def _give(self, sequence: Sequence, token: int, text: str, now_ms: float) -> None:
+        if not sequence.request.stream:
+            sequence.pieces.append(text)
+            return
+        is_urgent = sequence.generated == 1 or sequence.credits <= LOW_CREDITS
+        due_ms = AT_ONCE if is_urgent else now_ms + HOLD_SHARE * sequence.row.target_tbt_ms
+        self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due_ms)
+        sequence.credits -= 1
+        if sequence.credits <= 0:
+            sequence.row.is_paused, sequence.paused_ms = True, now_ms
