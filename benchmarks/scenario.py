@@ -67,12 +67,16 @@ class Summary:
         return self.medians.get((case, target), {}).get(measure, math.nan)
 
     def best(self, case: str, who: str, measure: str, wanted: Literal["high", "low"]) -> float:
-        """The best median of all targets whose name begins with `who`: a peer in its better configuration."""
-        found = [self.get(case, target, measure) for target in self.targets(case) if target.startswith(who)]
-        known = [value for value in found if not math.isnan(value)]
+        """The best median of all targets whose name begins with `who`: a server in its better configuration."""
+        return self.get(case, self.best_target(case, who, measure, wanted), measure)
+
+    def best_target(self, case: str, who: str, measure: str, wanted: Literal["high", "low"]) -> str:
+        """Whose median that is; "" where there is none."""
+        found = {target: self.get(case, target, measure) for target in self.targets(case) if target.startswith(who)}
+        known = {target: value for target, value in found.items() if not math.isnan(value)}
         if not known:
-            return math.nan
-        return max(known) if wanted == "high" else min(known)
+            return ""
+        return (max if wanted == "high" else min)(known, key=lambda target: known[target])
 
 
 @attrs.frozen

@@ -95,9 +95,17 @@ def _attained(samples: list[Sample]) -> float:
 def checks(summary: Summary) -> list[Check]:
     """Nobody who was let in is lost, nobody waits for a no, and the interactive ones hardly notice."""
     return [
-        Check("overload: accepted requests not finished", summary.get("everyone", "UMA", "accepted_lost"), "≤", 0),
-        Check("overload: slowest refusal", summary.get("everyone", "UMA", "refusal_worst_ms"), "≤", 100, "ms"),
-        Check("overload: interactive SLO attainment", summary.get("interactive", "UMA", "slo_percent"), "≥", 95, "%"),
+        Check(
+            "overload: accepted requests not finished", summary.get("everyone", "UMA unified", "accepted_lost"), "≤", 0
+        ),
+        Check("overload: slowest refusal", summary.get("everyone", "UMA unified", "refusal_worst_ms"), "≤", 100, "ms"),
+        Check(
+            "overload: interactive SLO attainment",
+            summary.get("interactive", "UMA unified", "slo_percent"),
+            "≥",
+            95,
+            "%",
+        ),
     ]
 
 

@@ -83,8 +83,10 @@ def _reading(readers: list[Sample]) -> Measures:
 
 def checks(summary: Summary) -> list[Check]:
     """The stream goes on, and the prompts do not pay for it."""
-    gap = summary.get("storm", "UMA", "worst_gap_ms")
-    read = summary.get("storm", "UMA", "all_read_s")
+    # One layout of UMA's has to bear out all three; of the peer's, each figure's better one counts.
+    ours = summary.best_target("storm", "UMA", "all_read_s", "low")
+    gap = summary.get("storm", ours, "worst_gap_ms")
+    read = summary.get("storm", ours, "all_read_s")
     peer_gap = summary.best("storm", "llama-server", "worst_gap_ms", "low")
     peer_read = summary.best("storm", "llama-server", "all_read_s", "low")
     return [

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from benchmarks.load import burst, warm_up
+from benchmarks.load import burst
 from benchmarks.measure import CpuMeter, Measures, latency, throughput
 from benchmarks.raw import Result
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
 from benchmarks.targets.base import Target
 from benchmarks.targets.batched_bench import batched_bench
-from benchmarks.targets.contenders import UMA, contenders, open_contender
+from benchmarks.targets.contenders import contenders, open_contender
 from benchmarks.targets.llama_server import LAYOUTS
 from benchmarks.targets.raw import raw
-from benchmarks.targets.uma import Uma, uma_server
 
 PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
 SLOW_PEER_STREAMS = (1, 8)
@@ -22,17 +21,15 @@ SLOW_PEER_STREAMS = (1, 8)
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
-    """Every number of streams with every target, UMA's one server throughout, the peers made to measure for each."""
+    """Every number of streams with every target, each made to measure."""
     counts = bench.pick((1, 2, 4, 8, 16, 32, 64), (1, 8, 32))
-    async with uma_server(bench.model, {"n_ctx": max(counts) * CELLS_A_STREAM}, threads=bench.threads) as uma:
-        await warm_up(uma, bench.model)
-        for streams in counts:
-            await _with_streams(bench, index, streams, uma, emit)
+    for streams in counts:
+        await _with_streams(bench, index, streams, emit)
     if index == 0 and bench.has_llama_server:
         await _batched_bench(bench, counts, emit)
 
 
-async def _with_streams(bench: Bench, index: int, streams: int, uma: Uma, emit: Emit) -> None:
+async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> None:
     case = f"{streams} streams" if streams > 1 else "1 stream"
     rng = Random(f"throughput {index} {streams}")
     n_ctx = streams * CELLS_A_STREAM
@@ -40,16 +37,14 @@ async def _with_streams(bench: Bench, index: int, streams: int, uma: Uma, emit: 
     kinds = [*(f"raw {layout}" for layout in LAYOUTS), *contenders(bench, 0, with_slow=streams in SLOW_PEER_STREAMS)]
     for kind in rotated(kinds, index):
         prompts = [model.prompt(rng, PROMPT) for _ in range(streams)]
-        if kind == UMA:
-            emit(case, uma.name, await _serve(uma, prompts))
-        elif kind.startswith("raw"):
+        if kind.startswith("raw"):
             layout = kind.removeprefix("raw ")
             async with raw(model, streams=streams, n_ctx=n_ctx, layout=layout, threads=threads) as baseline:
                 await baseline.run([prompt[:8] for prompt in prompts], 4)
                 emit(case, baseline.name, raw_measures(await baseline.run(prompts, GENERATED), streams))
         else:
-            async with open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM) as peer:
-                emit(case, peer.name, await _serve(peer, prompts))
+            async with open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM) as target:
+                emit(case, target.name, await _serve(target, prompts))
 
 
 async def _serve(target: Target, prompts: list[tuple[int, ...]]) -> Measures:

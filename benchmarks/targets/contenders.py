@@ -12,13 +12,13 @@ from benchmarks.targets.llama_cpp_python import llama_cpp_python
 from benchmarks.targets.llama_server import LAYOUTS, llama_server
 from benchmarks.targets.uma import uma_server
 
-UMA = "uma"
+UMA = "UMA"
 SLOW = "llama_cpp.server"
 
 
 def contenders(bench: Bench, index: int, *, with_slow: bool = False) -> list[str]:
-    """UMA, llama-server in both KV layouts, and `llama_cpp.server` if wanted; another one first each round."""
-    kinds = [UMA]
+    """UMA and llama-server in both KV layouts, and `llama_cpp.server` if wanted; another one first each round."""
+    kinds = [f"{UMA} {layout}" for layout in LAYOUTS]
     if bench.has_llama_server:
         kinds += [f"llama-server {layout}" for layout in LAYOUTS]
     if with_slow and bench.has_llama_cpp_python:
@@ -37,15 +37,14 @@ async def open_contender(
     settings: Mapping[str, object] | None = None,
     sessions: int = 1,
 ) -> AsyncIterator[Target]:
-    """Run a server for the block and warm it up. All have `n_ctx` cells; llama-server also `slots` slots.
+    """Run a server for the block and warm it up. All have `n_ctx` cells, in the split layout a share for each slot.
 
     `settings` and `sessions` are UMA's. `n_ctx_slow` is for `llama_cpp.server`, which holds one request at a time.
     """
     name, _, layout = kind.partition(" ")
     if name == UMA:
-        async with uma_server(
-            bench.model, {"n_ctx": n_ctx, **(settings or {})}, sessions=sessions, threads=bench.threads
-        ) as uma:
+        wanted = {**uma_layout(layout, n_ctx=n_ctx, slots=slots), **(settings or {})}
+        async with uma_server(bench.model, wanted, sessions=sessions, threads=bench.threads, label=layout) as uma:
             await warm_up(uma, bench.model)
             yield uma
     elif kind == SLOW:
@@ -56,3 +55,10 @@ async def open_contender(
         async with llama_server(bench.model, slots=slots, n_ctx=n_ctx, layout=layout, threads=bench.threads) as server:
             await warm_up(server, bench.model)
             yield server
+
+
+def uma_layout(layout: str, *, n_ctx: int, slots: int) -> dict[str, object]:
+    """UMA's settings for a KV layout. With a buffer each it keeps one more than slots, for health probes."""
+    if layout == "unified":
+        return {"n_ctx": n_ctx, "kv_unified": "on"}
+    return {"n_ctx": n_ctx // slots * (slots + 1), "kv_unified": "off", "max_sequences": slots}
