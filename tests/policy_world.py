@@ -32,19 +32,23 @@ def make_row(key: int, **fields: object) -> Row:
 
 @attrs.frozen
 class Machine:
-    """What a tick really takes."""
+    """What a batch really takes: decode rows alone, or a chunk of a prompt alone."""
 
     base_ms: float = 2.0
     row_ms: float = 0.6
     token_ms: float = 0.9
     cell_ms: float = 2e-5
-    """For each token of the batch and each cell in use."""
+    """For each token of the batch and each token that it attends to."""
     slowdown: float = 1.0
 
-    def takes(self, rows: int, tokens: int, cells: int) -> float:
-        """Milliseconds of a batch."""
-        work = rows * self.row_ms + tokens * self.token_ms + (rows + tokens) * cells * self.cell_ms
-        return (self.base_ms + work) * self.slowdown
+    def decode_ms(self, rows: int, cells: int) -> float:
+        """Milliseconds of a batch of decode rows, with so many cells in use."""
+        return (self.base_ms + rows * (self.row_ms + cells * self.cell_ms)) * self.slowdown if rows else 0.0
+
+    def prefill_ms(self, tokens: int, position: float) -> float:
+        """Milliseconds of a chunk after `position` tokens of its prompt."""
+        attended = position + tokens / 2
+        return (self.base_ms + tokens * (self.token_ms + attended * self.cell_ms)) * self.slowdown if tokens else 0.0
 
 
 @attrs.define
@@ -68,7 +72,7 @@ class Asked:
 
 @attrs.frozen
 class Tick:
-    """A tick that ran."""
+    """A tick that ran: decode rows, then prefill."""
 
     plan: Plan
     rows: int
@@ -106,24 +110,32 @@ class World:
         return asked
 
     def tick(self) -> Tick:
-        """Plan, compute, hand out. The plan must not be empty while anyone could run."""
+        """Plan; compute decode rows and hand their tokens out, then prefill. No plan is empty while anyone can run."""
         decoding = [each.row for each in self.running.values() if not each.row.remaining]
         prefilling = [each.row for each in self.running.values() if each.row.remaining]
         plan = self.scheduler.plan(State(decoding, prefilling, 10**9, self.cells), self.now_ms)
         assert plan.tokens > 0, "nothing was planned although there is work"
-        prefill_tokens = plan.tokens - len(plan.decode)
-        self.cells += plan.tokens
-        took = self.machine.takes(len(plan.decode), prefill_tokens, self.cells)
-        tick = Tick(plan, len(plan.decode), prefill_tokens, self.now_ms, took)
-        self.now_ms += took
-        self.scheduler.observe(tick.rows, prefill_tokens, self.cells, took)
-        for key, count in plan.prefill:
-            row = self.running[key].row
-            row.remaining -= count
-            if row.remaining == 0:
+        began, cost = self.now_ms, self.scheduler.cost
+        rows, tokens = len(plan.decode), plan.tokens - len(plan.decode)
+        if rows:
+            self.cells += rows
+            took = self.machine.decode_ms(rows, self.cells)
+            self.now_ms += took
+            cost.observe_decode(rows, self.cells, took)
+            for key in plan.decode:
                 self._give(key)
-        for key in plan.decode:
-            self._give(key)
+        if tokens:
+            self.cells += tokens
+            position = sum(count * self.running[key].row.position for key, count in plan.prefill) / tokens
+            took = self.machine.prefill_ms(tokens, position)
+            self.now_ms += took
+            cost.observe_prefill(tokens, position, took)
+            for key, count in plan.prefill:
+                row = self.running[key].row
+                row.remaining -= count
+                if row.remaining == 0:
+                    self._give(key)
+        tick = Tick(plan, rows, tokens, began, self.now_ms - began)
         self.now_ms += GAP_MS
         self.ticks.append(tick)
         return tick

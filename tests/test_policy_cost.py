@@ -10,104 +10,215 @@ from policy_world import Machine
 from uma.engine.policy.cost import SIZES, CostModel
 
 SIZE = st.integers(1, 4_096)
+POSITION = st.integers(0, 8_000)
 
 
-def taught(machine: Machine, ticks: list[tuple[int, int, int]]) -> CostModel:
+def see(cost: CostModel, machine: Machine, *, rows: int = 0, cells: int = 0, tokens: int = 0, at: float = 0) -> None:
+    """Run a batch of each kind asked for on the machine."""
+    if rows:
+        cost.observe_decode(rows, cells, machine.decode_ms(rows, cells))
+    if tokens:
+        cost.observe_prefill(tokens, at, machine.prefill_ms(tokens, at))
+
+
+def read_prompt(cost: CostModel, machine: Machine, until: int, chunk: int) -> None:
+    """Read a prompt from its begin, in even chunks."""
+    for position in range(0, until, chunk):
+        see(cost, machine, tokens=chunk, at=position)
+
+
+def seen(sizes_ms: dict[int, float]) -> CostModel:
+    """A model that has seen these chunk sizes a few times, at the begin of a prompt."""
     cost = CostModel()
-    for rows, tokens, cells in ticks:
-        cost.observe(rows, tokens, cells, machine.takes(rows, tokens, cells))
+    for _ in range(5):
+        for size, ms in sizes_ms.items():
+            cost.observe_prefill(size, 0, ms)
     return cost
 
 
 def test_nothing_known_is_said_so() -> None:
     cost = CostModel()
     assert not cost.knows_prefill
-    assert cost.predict(8, 512, 1_000) == 0
-    cost.observe(4, 0, 100, 5.0)
+    assert cost.decode_ms(8, 1_000) == cost.prefill_ms(512, 1_000) == 0
+    cost.observe_decode(4, 100, 5.0)
     assert not cost.knows_prefill
     assert cost.decode_ms(4, 100) > 0
+    cost.observe_prefill(4, 100, 5.0)
+    assert cost.knows_prefill
 
 
-@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 2_048), st.integers(0, 30_000), st.floats(0, 1e5))))
-def test_no_history_makes_a_prediction_negative_or_infinite(history: list[tuple[int, int, int, float]]) -> None:
+OBSERVED = st.tuples(st.booleans(), SIZE, st.integers(0, 30_000), st.floats(0, 1e5))
+
+
+@given(st.lists(OBSERVED))
+def test_no_history_makes_a_prediction_negative_or_infinite(history: list[tuple[bool, int, int, float]]) -> None:
     cost = CostModel()
-    for rows, tokens, cells, ms in history:
-        if rows + tokens:
-            cost.observe(rows, tokens, cells, ms)
-    for rows, tokens in ((0, 0), (1, 0), (0, 1), (64, 2_048)):
-        assert 0 <= cost.predict(rows, tokens, 10_000) < 1e12
+    for is_decode, size, before, ms in history:
+        observe = cost.observe_decode if is_decode else cost.observe_prefill
+        observe(size, before, ms)
+    for size, before in ((0, 0), (1, 0), (64, 10_000), (2_048, 100_000)):
+        assert 0 <= cost.decode_ms(size, before) < 1e12
+        assert 0 <= cost.prefill_ms(size, before) < 1e12
 
 
 @given(SIZE, SIZE, st.floats(0.1, 10_000))
-def test_one_look_is_never_taken_for_more_than_it_says(seen: int, asked: int, ms: float) -> None:
+def test_one_look_is_never_taken_for_more_than_it_says(first: int, asked: int, ms: float) -> None:
     # Larger chunks are never assumed cheaper by the token, smaller ones never cheaper than in proportion.
     cost = CostModel()
-    cost.observe(0, seen, 0, ms)
-    assert cost.prefill_ms(asked, 0) >= 0.5 * ms * asked / seen * min(1.0, seen / 8)
+    cost.observe_prefill(first, 0, ms)
+    assert cost.prefill_ms(asked, 0) >= 0.5 * ms * asked / first * min(1.0, first / 8)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
 @pytest.mark.parametrize("slow", [1.0, 10.0])
 def test_what_was_seen_a_few_times_is_predicted_closely(rows: int, slow: float) -> None:
-    machine = Machine(slowdown=slow)
-    cost = taught(machine, [(rows, 0, 1_000), (rows, 64, 1_000)] * 6)
-    assert cost.decode_ms(rows, 1_000) == pytest.approx(machine.takes(rows, 0, 1_000), rel=0.1)
-    assert cost.predict(rows, 64, 1_000) == pytest.approx(machine.takes(rows, 64, 1_000), rel=0.1)
+    machine, cost = Machine(slowdown=slow), CostModel()
+    for _ in range(6):
+        see(cost, machine, rows=rows, cells=1_000, tokens=64, at=500)
+    assert cost.decode_ms(rows, 1_000) == pytest.approx(machine.decode_ms(rows, 1_000), rel=0.05)
+    assert cost.prefill_ms(64, 500) == pytest.approx(machine.prefill_ms(64, 500), rel=0.05)
 
 
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_machine_that_becomes_three_times_slower_or_faster_is_known_again_within_a_few_ticks(factor: float) -> None:
-    ticks = [(4, 0, 1_000), (4, 64, 1_000)]
-    cost = taught(Machine(), ticks * 20)
-    after = Machine(slowdown=factor)
-    for rows, tokens, cells in ticks * 4:
-        cost.observe(rows, tokens, cells, after.takes(rows, tokens, cells))
-    assert cost.predict(4, 64, 1_000) == pytest.approx(after.takes(4, 64, 1_000), rel=0.25)
-    assert cost.decode_ms(4, 1_000) == pytest.approx(after.takes(4, 0, 1_000), rel=0.25)
+    cost, after = CostModel(), Machine(slowdown=factor)
+    for tick in range(24):
+        see(cost, Machine() if tick < 20 else after, rows=4, cells=1_000, tokens=64)
+    assert cost.decode_ms(4, 1_000) == pytest.approx(after.decode_ms(4, 1_000), rel=0.25)
+    assert cost.prefill_ms(64, 0) == pytest.approx(after.prefill_ms(64, 0), rel=0.25)
+
+
+def test_sizes_not_seen_since_the_machine_became_slower_are_expected_to_be_slower_too() -> None:
+    cost, after = CostModel(), Machine(slowdown=3)
+    for tokens in (64, 256) * 10:
+        see(cost, Machine(), tokens=tokens)
+    for _ in range(6):
+        see(cost, after, tokens=64)
+    assert cost.prefill_ms(256, 0) > 1.25 * Machine().prefill_ms(256, 0)
 
 
 def test_a_single_hiccup_is_soon_forgotten() -> None:
-    machine = Machine()
-    ticks = [(4, 64, 1_000), (4, 0, 1_000)]
-    cost = taught(machine, ticks * 20)
-    cost.observe(4, 64, 1_000, 100 * machine.takes(4, 64, 1_000))
-    for rows, tokens, cells in ticks * 12:
-        cost.observe(rows, tokens, cells, machine.takes(rows, tokens, cells))
-    assert cost.predict(4, 64, 1_000) < 2 * machine.takes(4, 64, 1_000)
+    machine, cost = Machine(), CostModel()
+    for tick in range(33):
+        see(cost, machine, rows=4, cells=1_000, tokens=64)
+        if tick == 20:
+            cost.observe_prefill(64, 0, 100 * machine.prefill_ms(64, 0))
+    assert cost.prefill_ms(64, 0) < 2 * machine.prefill_ms(64, 0)
 
 
-@given(st.floats(1, 500), st.integers(1, 8_192))
-def test_the_largest_chunk_fits_the_budget_and_is_no_more_than_is_wanted(budget: float, most: int) -> None:
-    cost = taught(Machine(), [(0, size, 1_000) for size in SIZES if size <= 2_048] * 3)
-    chunk = cost.best_chunk(budget, 0.0, 1_000, most)
+@given(st.floats(1, 500), st.integers(1, 8_192), POSITION)
+def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: float, most: int, at: int) -> None:
+    cost = CostModel()
+    for size in [size for size in SIZES if size <= 2_048] * 3:
+        see(cost, Machine(), tokens=size, at=1_000)
+    chunk = cost.best_chunk(budget, 0.0, at, most)
     assert 0 <= chunk <= most
-    assert cost.prefill_ms(chunk, 1_000) <= budget
+    assert cost.prefill_ms(chunk, at) <= budget
 
 
 def test_a_chunk_size_that_the_machine_likes_is_found_behind_one_that_it_does_not() -> None:
-    # As measured: 48 tokens take longer than 64, since kernels have tiles.
-    cost = CostModel()
-    for _ in range(5):
-        for size, ms in ((16, 25.0), (32, 45.0), (48, 85.0), (64, 75.0), (96, 140.0)):
-            cost.observe(0, size, 0, ms)
-    assert cost.best_chunk(80.0, 0.0, 0, 4_096) == 64
-
-
-def test_a_fuller_memory_is_expected_to_cost_more() -> None:
-    machine = Machine(cell_ms=2e-4)
-    cost = taught(machine, [(1, 64, cells) for cells in range(0, 20_000, 500)])
-    later = cost.predict(1, 64, 20_000)
-    assert later == pytest.approx(machine.takes(1, 64, 20_000), rel=0.3)
-    assert later > cost.predict(1, 64, 19_000)
+    # As measured where kernels have tiles: more tokens may take less time.
+    cost = seen({32: 45.0, 64: 85.0, 128: 75.0, 192: 140.0})
+    assert cost.best_chunk(80.0, 0.0, 0, 4_096) == 128
 
 
 def test_a_chunk_a_little_over_the_budget_is_taken_only_where_it_reads_clearly_faster() -> None:
-    steep, even = CostModel(), CostModel()
-    for _ in range(5):
-        for size, ms in ((32, 56.0), (64, 84.0), (128, 150.0)):
-            steep.observe(0, size, 0, ms)
-        for size, ms in ((32, 42.0), (64, 84.0), (128, 168.0)):
-            even.observe(0, size, 0, ms)
+    steep = seen({32: 56.0, 64: 84.0, 128: 150.0})
+    even = seen({32: 42.0, 64: 84.0, 128: 168.0})
     assert steep.best_chunk(75.0, 16.0, 0, 4_096) == 64
     assert even.best_chunk(75.0, 16.0, 0, 4_096) < 64
     assert steep.best_chunk(75.0, 0.0, 0, 4_096) < 64
+
+
+# What lies before a chunk
+
+
+def test_a_fuller_memory_is_expected_to_make_decoding_slower() -> None:
+    machine, cost = Machine(cell_ms=2e-4), CostModel()
+    for cells in range(0, 20_000, 500):
+        see(cost, machine, rows=8, cells=cells)
+    assert cost.decode_ms(8, 20_000) > cost.decode_ms(8, 19_000)
+    assert cost.decode_ms(8, 25_000) == pytest.approx(machine.decode_ms(8, 25_000), rel=0.2)
+
+
+MACHINES = st.builds(
+    Machine, token_ms=st.floats(0.05, 5), cell_ms=st.floats(1e-5, 1e-3), slowdown=st.sampled_from((0.1, 1.0, 10.0))
+)
+
+
+@given(MACHINES, st.sampled_from((8, 16, 32, 64, 128, 256)))
+def test_later_in_a_prompt_a_chunk_is_expected_to_cost_more(machine: Machine, chunk: int) -> None:
+    cost = CostModel()
+    read_prompt(cost, machine, 3_000, chunk)
+    expected = [cost.prefill_ms(chunk, position) for position in (0, 1_000, 3_000, 10_000)]
+    assert expected == sorted(set(expected))
+
+
+@given(MACHINES, st.sampled_from((8, 16, 32, 64, 128)), st.sampled_from((2_000, 4_000)))
+def test_positions_that_were_never_seen_are_predicted_from_those_that_were(
+    machine: Machine, chunk: int, until: int
+) -> None:
+    cost = CostModel()
+    read_prompt(cost, machine, until, chunk)
+    for position in (until + 500, until * 2):
+        attention = chunk * machine.cell_ms * machine.slowdown * position
+        if attention < 0.7 * machine.prefill_ms(chunk, position):
+            assert cost.prefill_ms(chunk, position) == pytest.approx(machine.prefill_ms(chunk, position), rel=0.2)
+
+
+def test_the_begin_of_the_next_prompt_is_predicted_after_the_end_of_a_long_one() -> None:
+    machine, cost = Machine(cell_ms=2e-4), CostModel()
+    read_prompt(cost, machine, 4_000, 64)
+    assert cost.prefill_ms(64, 0) == pytest.approx(machine.prefill_ms(64, 0), rel=0.2)
+
+
+def test_what_attention_costs_is_known_of_sizes_seen_only_at_the_begin() -> None:
+    machine, cost = Machine(base_ms=0.0, cell_ms=3e-4), CostModel()
+    for _ in range(3):
+        read_prompt(cost, machine, 4_000, 64)
+    see(cost, machine, tokens=256)
+    assert cost.prefill_ms(256, 2_000) == pytest.approx(machine.prefill_ms(256, 2_000), rel=0.2)
+
+
+def test_deep_in_a_prompt_fewer_tokens_fit_the_same_time() -> None:
+    machine, cost = Machine(cell_ms=3e-4), CostModel()
+    for size in (16, 32, 64, 128):
+        read_prompt(cost, machine, 4_000, size)
+    chunks = [cost.best_chunk(130.0, 0.0, position, 8_192) for position in (0, 2_000, 6_000)]
+    assert chunks == sorted(set(chunks), reverse=True)
+
+
+# Tiles
+
+
+@given(st.integers(33, 63))
+def test_a_rest_that_fills_no_tile_is_predicted_from_the_smaller_size(rest: int) -> None:
+    cost = seen({32: 25.0, 64: 30.0})
+    assert cost.prefill_ms(rest, 0) == pytest.approx(25.0 * rest / 32, rel=0.05)
+    assert cost.prefill_ms(64, 0) == pytest.approx(30.0, rel=0.05)
+
+
+def test_a_rest_is_taken_whole_only_where_a_smaller_size_tells_what_it_costs() -> None:
+    assert seen({32: 25.0, 64: 43.0}).best_chunk(80.0, 0.0, 0, 40) == 40
+    assert seen({64: 43.0}).best_chunk(80.0, 0.0, 0, 40) == 32
+    assert seen({64: 43.0}).best_chunk(80.0, 0.0, 0, 5) == 5, "a whole prompt"
+
+
+@given(st.integers(33, 63), st.floats(1, 200))
+def test_what_a_part_of_a_tile_took_does_not_spoil_what_is_known_of_the_tile(rest: int, ms: float) -> None:
+    cost = seen({32: 25.0, 64: 43.0})
+    for _ in range(3):
+        cost.observe_prefill(rest, 0, ms)
+        for _ in range(4):
+            cost.observe_prefill(64, 0, 43.0)
+    assert cost.prefill_ms(64, 0) == pytest.approx(43.0, rel=0.15)
+
+
+def test_sizes_are_tried_beyond_what_was_seen_only_until_something_is_known_of_them() -> None:
+    cost = seen({64: 43.0})
+    assert not cost.has_tried_beyond(64)
+    assert cost.worth_trying(64, 90.0, 0, 4_096) == 128
+    assert cost.worth_trying(64, 80.0, 0, 4_096) == 64, "none promises to fit"
+    assert cost.worth_trying(64, 90.0, 0, 100) == 64, "more than there is to read"
+    cost.observe_prefill(128, 0, 200.0)
+    assert cost.has_tried_beyond(64)

@@ -122,7 +122,7 @@ def test_everyone_who_is_admitted_finishes_and_streams_never_stop(
 def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int, short: int, every: int) -> None:
     world = warm_world(Machine())
     asked = world.ask(long, 1)
-    began, own = world.now_ms, world.machine.takes(0, long, 0)
+    began, own = world.now_ms, world.machine.prefill_ms(long, 0)
     overtook = 0
     for tick in range(2_000):
         if asked.is_done:

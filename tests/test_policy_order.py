@@ -15,8 +15,12 @@ from uma.engine.policy.overload import LEAST_RETRY_MS, Load, retry_after_ms, wai
 
 def taught() -> CostModel:
     cost = CostModel()
-    for rows, tokens in ((1, 0), (8, 0), (0, 8), (0, 64), (0, 256), (0, 512)) * 4:
-        cost.observe(rows, tokens, 0, Machine().takes(rows, tokens, 0))
+    machine = Machine()
+    for _ in range(4):
+        for rows in (1, 8):
+            cost.observe_decode(rows, 0, machine.decode_ms(rows, 0))
+        for tokens in (8, 64, 256, 512):
+            cost.observe_prefill(tokens, 0, machine.prefill_ms(tokens, 0))
     return cost
 
 

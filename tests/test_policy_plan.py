@@ -10,6 +10,8 @@ from uma.engine.policy import Plan, Row, Scheduler, State, Targets
 from uma.engine.policy.order import gives_way
 
 NOW = 10_000.0
+DUE_MS = st.integers(0, 40_000).map(lambda halves: halves / 2)
+"""Deadlines on a grid: one of 1e-100 ms would be no other than 0 beside the delay of its lane."""
 
 
 @st.composite
@@ -23,10 +25,10 @@ def rows(draw: st.DrawFn) -> list[Row]:
                 key,
                 lane=draw(st.sampled_from((-1, 0, 1))),
                 arrived_ms=float(key),
-                prompt_tokens=max(remaining, 1),
+                prompt_tokens=max(remaining, 1) + draw(st.sampled_from((0, 0, 100))),
                 remaining=remaining,
                 target_tbt_ms=draw(st.sampled_from((20.0, 80.0, 1e6))),
-                due_ms=draw(st.floats(0, 20_000)),
+                due_ms=draw(DUE_MS),
                 last_token_ms=draw(st.floats(NOW - 5_000, NOW)),
                 cells=draw(st.integers(1, 500)) if not remaining else draw(st.integers(0, 500)),
                 is_paused=draw(st.sampled_from((False, False, False, True))),
@@ -36,15 +38,18 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 
 @st.composite
-def schedulers(draw: st.DrawFn) -> Scheduler:
-    """A scheduler with any settings that has seen anything from nothing to a slow machine."""
-    targets = Targets(draw(st.sampled_from((10.0, 80.0, 1e6))), draw(st.sampled_from((16, 64, 2048))), 64)
-    scheduler = Scheduler(targets)
-    for count, tokens, ms in draw(
-        st.lists(st.tuples(st.integers(0, 16), st.integers(0, 2048), st.floats(0.01, 5_000)), max_size=6)
-    ):
-        if count + tokens:
-            scheduler.observe(count, tokens, 100, ms)
+def schedulers(draw: st.DrawFn, mixes_prompts: bool | None = None) -> Scheduler:
+    """A scheduler with any settings but those given that has seen anything from nothing to a slow machine."""
+    if mixes_prompts is None:
+        mixes_prompts = draw(st.booleans())
+    budget_ms, batch_tokens = draw(st.sampled_from((10.0, 80.0, 1e6))), draw(st.sampled_from((16, 64, 2048)))
+    scheduler = Scheduler(Targets(budget_ms, batch_tokens, 64, mixes_prompts=mixes_prompts))
+    took = st.floats(0.01, 5_000)
+    for rows, ms in draw(st.lists(st.tuples(st.integers(1, 16), took), max_size=3)):
+        scheduler.cost.observe_decode(rows, 100, ms)
+    chunks = st.tuples(st.integers(1, 2_048), st.integers(0, 4_000), took)
+    for tokens, position, ms in draw(st.lists(chunks, max_size=5)):
+        scheduler.cost.observe_prefill(tokens, position, ms)
     return scheduler
 
 
@@ -91,7 +96,7 @@ def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: l
         assert any(plan.tokens or plan.preempt for plan in plans)
 
 
-@given(schedulers(), rows(), st.integers(0, 5_000))
+@given(schedulers(mixes_prompts=True), rows(), st.integers(0, 5_000))
 def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list[Row], free: int) -> None:
     known = by_key(every)
     plan = scheduler.plan(state_of(every, free), NOW)
@@ -106,6 +111,32 @@ def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list
     assert all((-row.lane, row.due_ms) >= order[-1] for row in left_out), "somebody was overtaken"
     served_in_part = [key for key, count in plan.prefill if count < known[key].remaining]
     assert served_in_part in ([], [plan.prefill[-1][0]])
+
+
+@given(schedulers(mixes_prompts=False), rows(), st.integers(0, 5_000))
+def test_where_prompts_do_not_mix_a_piece_of_one_goes_alone_and_whole_ones_only_go_with_their_like(
+    scheduler: Scheduler, every: list[Row], free: int
+) -> None:
+    known = by_key(every)
+    plan = scheduler.plan(state_of(every, free), NOW)
+    pieces = [key for key, count in plan.prefill if count < known[key].remaining]
+    assert not pieces or len(plan.prefill) == 1, "a piece beside another prompt"
+    if not plan.prefill:
+        return
+    head, *others = (known[key] for key, _ in plan.prefill)
+    for row in others:
+        assert row.remaining == head.remaining or row.position == head.position == 0
+    waiting = [row for row in every if row.remaining and not row.is_paused and row.key not in plan.preempt]
+    first = min(waiting, key=lambda row: (-row.lane, row.due_ms, row.key))
+    assert head is first, "the first in order was passed over"
+
+
+def test_where_prompts_do_not_mix_a_second_one_waits_for_the_next_tick_instead_of_filling_the_first_ones_up() -> None:
+    every = [make_row(key, remaining=300, prompt_tokens=300) for key in (1, 2)]
+    apart = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512, mixes_prompts=False))
+    mixed = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512))
+    assert apart.plan(state_of(every, 10_000), NOW).prefill == ((1, 300),)
+    assert mixed.plan(state_of(every, 10_000), NOW).prefill == ((1, 300), (2, 212))
 
 
 @given(schedulers(), rows())
@@ -148,7 +179,7 @@ def test_no_more_gives_way_than_is_needed() -> None:
 
 def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
     scheduler = Scheduler(Targets(80.0, 512, 64))
-    scheduler.observe(0, 512, 512, 5_000.0)
+    scheduler.cost.observe_prefill(512, 512, 5_000.0)
     plan = scheduler.plan(state_of([make_row(1, remaining=4_000, prompt_tokens=4_000)], 10_000), NOW)
     assert plan.prefill == ((1, 512),)
 
@@ -157,6 +188,34 @@ def test_a_machine_that_is_not_known_yet_begins_with_a_small_chunk() -> None:
     every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_000, prompt_tokens=4_000)]
     plan = Scheduler(Targets(80.0, 2048, 48)).plan(state_of(every, 10_000), NOW)
     assert plan == Plan(decode=(1,), prefill=((2, 48),), preempt=(), held=0)
+
+
+def reading_beside_a_stream(position: int = 0) -> State:
+    stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+    return state_of([stream, make_row(2, remaining=4_000, prompt_tokens=position + 4_000)], 100_000)
+
+
+def test_a_chunk_larger_than_any_seen_is_tried_as_soon_as_it_promises_to_fit() -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64))
+    state = reading_beside_a_stream()
+    assert scheduler.plan(state, NOW).prefill == ((2, 64),)
+    scheduler.cost.observe_prefill(64, 0, 40.0)
+    # 128 tokens promise 80 ms, 192 promise 120, which is beyond all slack.
+    assert scheduler.plan(state, NOW).prefill == ((2, 128),)
+    scheduler.cost.observe_prefill(128, 0, 50.0)
+    assert scheduler.plan(state, NOW).prefill == ((2, 256),)
+    scheduler.cost.observe_prefill(256, 0, 400.0)
+    tried = [scheduler.plan(state, NOW).prefill[0][1] for _ in range(40)]
+    assert tried.count(256) <= 3, "what has turned out to be slow is tried again and again"
+
+
+def test_a_chunk_is_smaller_the_deeper_in_its_prompt_it_is_read() -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64))
+    for size in (8, 16, 32, 64, 128, 192) * 3:
+        for position in (0, 1_000, 2_000):
+            scheduler.cost.observe_prefill(size, position, size * (0.5 + position / 2_000))
+    chunks = [scheduler.plan(reading_beside_a_stream(position), NOW).prefill[0][1] for position in (0, 1_000, 4_000)]
+    assert chunks == sorted(set(chunks), reverse=True)
 
 
 def test_more_streams_than_a_batch_holds_take_turns() -> None:
