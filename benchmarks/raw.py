@@ -30,6 +30,8 @@ class Job:
 
     prompts: list[list[int]]
     max_tokens: int
+    common: list[int] = attrs.field(factory=list)
+    """What all prompts begin with, besides: read once, before them."""
 
 
 @attrs.frozen
@@ -41,6 +43,8 @@ class Result:
     decode_call_s: float
     """Time inside `llama_decode`, of `total_s`."""
     generated: int
+    common_s: float = 0.0
+    """When what all prompts begin with was read."""
 
 
 class RawDecoder:
@@ -80,10 +84,16 @@ class RawDecoder:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
         self._decode_s = 0.0
         start = time.perf_counter()
-        tokens = self._prefill(job.prompts)
+        streams, behind = len(job.prompts), len(job.common)
+        if behind:
+            self._prefill([job.common], 0)
+            memory = llama_cpp.llama_get_memory(self._ctx)
+            for stream in range(1, streams):
+                llama_cpp.llama_memory_seq_cp(memory, 0, stream, -1, -1)
+        common_s = time.perf_counter() - start
+        tokens = self._prefill(job.prompts, behind)
         first_s = time.perf_counter() - start
-        streams = len(job.prompts)
-        positions = np.array([len(prompt) for prompt in job.prompts], dtype=np.int32)
+        positions = np.array([behind + len(prompt) for prompt in job.prompts], dtype=np.int32)
         self._set_sequences(range(streams))
         self._logits[:streams] = 1
         for _ in range(job.max_tokens - 1):
@@ -92,15 +102,15 @@ class RawDecoder:
             tokens = self._decode(streams, streams)
             positions += 1
         total_s = time.perf_counter() - start
-        return Result(first_s, total_s, self._decode_s, streams * job.max_tokens)
+        return Result(first_s, total_s, self._decode_s, streams * job.max_tokens, common_s)
 
-    def _prefill(self, prompts: Sequence[Sequence[int]]) -> Any:
+    def _prefill(self, prompts: Sequence[Sequence[int]], behind: int) -> Any:
         """Whole prompts, as many in a batch as fit (and long ones in pieces); the first token of each."""
         first = np.zeros(len(prompts), dtype=np.int32)
         rows: list[tuple[int, int, int, int]] = []
         for stream, prompt in enumerate(prompts):
             for pos, token in enumerate(prompt):
-                rows.append((token, pos, stream, pos == len(prompt) - 1))
+                rows.append((token, behind + pos, stream, pos == len(prompt) - 1))
         for at in range(0, len(rows), self._n_batch):
             part = np.array(rows[at : at + self._n_batch], dtype=np.int32)
             count = len(part)

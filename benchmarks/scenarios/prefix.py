@@ -10,10 +10,12 @@ from benchmarks.samples import Ask
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.targets.base import Target
 from benchmarks.targets.contenders import contenders, open_contender
+from benchmarks.targets.raw import raw
 
 REQUESTS, COMMON, OWN, GENERATED = 8, 1024, 16, 16
 N_CTX = 16_384
 STAGGER_S = 0.15
+FLOOR = "raw, prefix once"
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
@@ -21,6 +23,19 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     for kind in contenders(bench, index, with_slow=True):
         async with open_contender(kind, bench, n_ctx=N_CTX, slots=REQUESTS) as target:
             await _cases(target, bench, index, emit)
+    await _floor(bench, index, emit)
+
+
+async def _floor(bench: Bench, index: int, emit: Emit) -> None:
+    """What is left to compute when nothing is computed twice: no server can be faster on this machine."""
+    rng = Random(f"prefix floor {index}")
+    prompts = [bench.model.prompt(rng, OWN) for _ in range(REQUESTS)]
+    async with raw(bench.model, streams=REQUESTS, n_ctx=N_CTX, layout="unified", threads=bench.threads) as floor:
+        await floor.run(prompts, 2)
+        result = await floor.run(prompts, GENERATED, common=bench.model.prompt(rng, COMMON))
+    warm_s = result.total_s - result.common_s
+    emit("cold", FLOOR, {"all_done_s": result.total_s, "ttft_p50_ms": result.first_s * 1000})
+    emit("warm", FLOOR, {"all_done_s": warm_s, "ttft_p50_ms": (result.first_s - result.common_s) * 1000})
 
 
 async def _cases(target: Target, bench: Bench, index: int, emit: Emit) -> None:

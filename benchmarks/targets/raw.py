@@ -27,9 +27,9 @@ class Raw:
     name: str
     popen: subprocess.Popen[bytes]
 
-    async def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Result:
-        """Read these prompts together and generate `max_tokens` in each."""
-        job = Job([list(prompt) for prompt in prompts], max_tokens)
+    async def run(self, prompts: Sequence[Sequence[int]], max_tokens: int, common: Sequence[int] = ()) -> Result:
+        """Read these prompts together, after what they have in `common`, and generate `max_tokens` in each."""
+        job = Job([list(prompt) for prompt in prompts], max_tokens, list(common))
         return await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True)
 
     def _run(self, job: Job) -> Result:

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import secrets
+import threading
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -394,9 +395,9 @@ class Engine:
 
     # Out
 
-    def _deliver_soon(self, deliveries: list[Delivery]) -> None:
-        """On the decode thread: hand one tick's events over."""
-        self._trio_token.run_sync_soon(_deliver, deliveries)
+    def _deliver_soon(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
+        """On the decode thread: hand events over."""
+        self._trio_token.run_sync_soon(_deliver, deliveries, taken)
 
     def _write_soon(self, snapshot: Snapshot) -> None:
         """On the decode thread: have a snapshot written to disk."""
@@ -438,6 +439,8 @@ class Engine:
         )
 
 
-def _deliver(deliveries: list[Delivery]) -> None:
+def _deliver(deliveries: list[Delivery], taken: threading.Event | None) -> None:
     for stream, event in deliveries:
         stream.deliver(event)
+    if taken is not None:
+        taken.set()

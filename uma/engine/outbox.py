@@ -8,6 +8,7 @@ than their reader would mind: first tokens and last events do not wait at all.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,17 +20,25 @@ HOLD_SHARE = 0.25
 AT_ONCE = -math.inf
 """A due time: as soon as the tick ends."""
 
+HANDOVER_SEC = 0.002
+"""The decode thread waits so long at most until events that are due at once were taken. Where it computes with every
+core there is, whoever has to be woken by then may be left waiting for the end of the next batch."""
+
 Delivery = tuple[Any, Event | UmaError]
 """A request's stream, and what it is to be given."""
+
+Deliver = Callable[[list[Delivery], threading.Event | None], None]
+"""Hands events over to the Trio thread, which sets the event, if there is one, when it has taken them."""
 
 
 class Outbox:
     """Events in order, each with the time by which it has to be on its way. Belongs to the decode thread."""
 
-    __slots__ = ("_deliver", "_due_ms", "_held")
+    __slots__ = ("_deliver", "_due_ms", "_held", "_taken")
 
-    def __init__(self, deliver: Callable[[list[Delivery]], None]) -> None:
+    def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
+        self._taken = threading.Event()
         self._held: list[Delivery] = []
         self._due_ms = math.inf
 
@@ -45,7 +54,13 @@ class Outbox:
 
     def flush(self) -> None:
         """Hand everything over."""
-        self._due_ms = math.inf
-        if self._held:
-            held, self._held = self._held, []
-            self._deliver(held)
+        is_urgent, self._due_ms = self._due_ms == AT_ONCE, math.inf
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        if not is_urgent:
+            self._deliver(held, None)
+            return
+        self._taken.clear()
+        self._deliver(held, self._taken)
+        self._taken.wait(HANDOVER_SEC)

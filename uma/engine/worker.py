@@ -16,7 +16,7 @@ from typing import Any
 
 from uma.engine.admission import WaitingRoom
 from uma.engine.kv import KvPool
-from uma.engine.outbox import Delivery, Outbox
+from uma.engine.outbox import Deliver, Outbox
 from uma.engine.output import Output, Row, choose_tokens
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy import Row as PolicyRow
@@ -57,7 +57,7 @@ class DecodeWorker:
         pool: KvPool,
         scheduler: Scheduler,
         metrics: EngineMetrics,
-        deliver: Callable[[list[Delivery]], None],
+        deliver: Deliver,
         max_active: int,
         saves_at_end: bool,
         trace: Callable[[str], None] | None = None,
