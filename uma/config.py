@@ -101,7 +101,9 @@ class RuntimeConfig:
         64, "prefill chunk before this machine's speed is known", "tokens"
     )
     slo_ttft_ms: Annotated[float, Range(gt=0)] = setting(2000.0, "time to first token to aim for", "milliseconds")
-    slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(80.0, "time between tokens to aim for", "milliseconds")
+    slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(
+        80.0, "time between tokens to aim for; faster ones may come several at a time", "milliseconds"
+    )
 
     cache_tokens: Annotated[int, Range(-1)] = setting(
         -1, "finished prefixes kept in KV cells, where they cost every stream a little; -1: chosen from n_ctx", "tokens"

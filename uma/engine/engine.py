@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import secrets
-import threading
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +25,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.disk import DiskTier
 from uma.engine.kv import KvPool
-from uma.engine.outbox import Delivery
+from uma.engine.mailbox import Mailbox
 from uma.engine.policy import Row, Scheduler, Targets
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
 from uma.engine.sequence import Sequence
@@ -136,6 +135,7 @@ class Engine:
             sizing.cache_ram_bytes(config), exact_ends=not shares, on_added=None if disk is None else self._write_soon
         )
         self._pool = KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
+        self._mailbox = Mailbox()
         self._next_key = 1
         self._open: dict[int, Sequence] = {}
         self._is_draining = False
@@ -160,7 +160,7 @@ class Engine:
             self._pool,
             self._scheduler,
             self._metrics,
-            self._deliver_soon,
+            self._mailbox.post,
             self._max_running,
             disk is not None,
             _trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
@@ -174,7 +174,12 @@ class Engine:
                 nursery.start_soon(self._write_snapshots)
                 # A limiter of its own: this thread lives as long as the engine and must take no place from others.
                 run = partial(trio.to_thread.run_sync, self.worker.run, limiter=trio.CapacityLimiter(1))
-                self.worker_ended = await outcome.acapture(run)
+                async with trio.open_nursery() as while_it_runs:
+                    while_it_runs.start_soon(self._mailbox.run)
+                    self.worker_ended = await outcome.acapture(run)
+                    while_it_runs.cancel_scope.cancel()
+                self._mailbox.empty()
+                self._mailbox.close()
                 # Whatever the thread handed over is in the channel before this runs.
                 self._trio_token.run_sync_soon(self._to_disk.close)
                 shield.deadline = trio.current_time() + LAST_WRITES_SEC
@@ -395,10 +400,6 @@ class Engine:
 
     # Out
 
-    def _deliver_soon(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
-        """On the decode thread: hand events over."""
-        self._trio_token.run_sync_soon(_deliver, deliveries, taken)
-
     def _write_soon(self, snapshot: Snapshot) -> None:
         """On the decode thread: have a snapshot written to disk."""
         self._trio_token.run_sync_soon(self._to_disk.send_nowait, snapshot)
@@ -437,10 +438,3 @@ class Engine:
                 max_queue=config.max_queue,
             ),
         )
-
-
-def _deliver(deliveries: list[Delivery], taken: threading.Event | None) -> None:
-    for stream, event in deliveries:
-        stream.deliver(event)
-    if taken is not None:
-        taken.set()

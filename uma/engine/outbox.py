@@ -18,7 +18,7 @@ from uma.types import Event
 HOLD_SHARE = 0.25
 """A token waits for at most this part of its stream's `target_tbt_ms`."""
 AT_ONCE = -math.inf
-"""A due time: as soon as the tick ends."""
+"""A due time: before anything else is computed."""
 
 HANDOVER_SEC = 0.002
 """The decode thread waits so long at most until events that are due at once were taken. Where it computes with every

@@ -210,11 +210,8 @@ class DecodeWorker:
             return bool(plan.preempt)
         computing_ms = self._metrics.decode_ms.sum
         if plan.decode:
-            self._flush_what_cannot_wait(len(plan.decode), state.used_cells, began)
             self._run([(self._active[key], 1) for key in plan.decode], is_decode=True)
         if plan.prefill:
-            # How long a chunk really takes nobody knows before.
-            self._outbox.flush()
             self._run([(self._active[key], count) for key, count in plan.prefill if key in self._active])
         cpu_sec = self._cpu_sec() - cpu_began - self._decode_cpu_sec
         self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * CPU_SAMPLED_TICKS
@@ -225,11 +222,6 @@ class DecodeWorker:
     def _cpu_sec(self) -> float:
         """This thread's CPU time, in the ticks that are sampled."""
         return time.thread_time() if self._is_sampled else 0.0
-
-    def _flush_what_cannot_wait(self, rows: int, cells: int, now: float) -> None:
-        """Before decode rows: hand over what would be late at their end."""
-        expected_ms = self._scheduler.cost.decode_ms(rows, cells)
-        self._outbox.flush_due(now + expected_ms if expected_ms else math.inf)
 
     def _admit(self, now: float) -> None:
         """Begin whoever may begin; for those who may not, others give way: slow readers' requests, then background."""
@@ -334,6 +326,8 @@ class DecodeWorker:
         while work:
             self._pool.make_room(sum(count for _, count in work))
             rows = self._build(work, is_decode=is_decode)
+            # Last of all, for whoever is woken by it works while llama.cpp does.
+            self._flush_before(len(work) if is_decode else 0)
             began, cpu_began = now_ms(), self._cpu_sec()
             code = self._context.decode(self._batch)
             took = now_ms() - began
@@ -342,7 +336,6 @@ class DecodeWorker:
                 self._computed(work, took, is_decode=is_decode)
                 if rows:
                     self._sample(rows)
-                self._outbox.flush_due(began)
                 return
             if code == ABORTED:
                 return
@@ -350,6 +343,11 @@ class DecodeWorker:
                 self._run_alone(work)
                 return
             work = self._with_less(work, is_decode=is_decode)
+
+    def _flush_before(self, decode_rows: int) -> None:
+        """Hand over what would be late after so many decode rows; before prefill everything, for that takes long."""
+        expected_ms = self._scheduler.cost.decode_ms(decode_rows, self._pool.used_cells)
+        self._outbox.flush_due(now_ms() + expected_ms if expected_ms else math.inf)
 
     def _build(self, work: Work, *, is_decode: bool) -> list[Row]:
         """Fill the batch; returns the rows whose logits it asks for."""
