@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -22,6 +23,8 @@ from uma.types import Message
 
 LONG = ("--ignore-eos",)
 SHORT = ("--ignore-eos", "--max-tokens", "12")
+COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
+"""Whatever gives letters or their ground a colour."""
 
 
 def environ_of(home: Path, **more: str) -> dict[str, str]:
@@ -77,6 +80,19 @@ def tell(terminal: Terminal, command: str, answer: str) -> None:
     wait_for_prompt(terminal)
 
 
+def questions(terminal: Terminal, home: Path) -> list[str]:
+    """Those that are part of the conversation now."""
+    tell(terminal, "/save so-far.json", "Saved to so-far.json")
+    return [question for question, _ in Conversation.load(home / "so-far.json").turns]
+
+
+def begin_a_story(terminal: Terminal) -> None:
+    """A question whose answer goes on for long, and some of the answer."""
+    n_words = len(terminal.text.split())
+    terminal.type("Tell me a story\r")
+    terminal.wait_until(lambda: len(terminal.text.split()) > n_words + 20, "some of the answer")
+
+
 # At a terminal.
 
 
@@ -92,8 +108,7 @@ def test_a_chat_says_who_answers_and_how_fast_it_was(server: ServerProcess, home
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
-        terminal.type("Tell me a story\r")
-        terminal.wait_until(lambda: len(terminal.text.split()) > 80, "some of the answer")
+        begin_a_story(terminal)
         terminal.type("\x03")
         terminal.wait_for("Stopped; the conversation goes on from here.")
         wait_for_prompt(terminal)
@@ -105,8 +120,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: P
 
 def test_ctrl_z_during_an_answer_leaves_the_shell_a_terminal_as_it_should_be(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
-        terminal.type("Tell me a story\r")
-        terminal.wait_until(lambda: len(terminal.text.split()) > 60, "some of the answer")
+        begin_a_story(terminal)
         assert not terminal.echoes
         terminal.type("\x1a")
         os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -125,6 +139,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProc
         terminal.wait_for("Ctrl-D or /quit leaves.")
         wait_for_prompt(terminal)
         ask(terminal, "hello")
+        assert questions(terminal, home) == ["hello"]
 
 
 def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProcess, home: Path) -> None:
@@ -172,12 +187,14 @@ def test_a_home_that_cannot_be_written_costs_only_the_history(server: ServerProc
         ask(terminal, "hello")
         terminal.type("\x1b[A")
         terminal.wait_for("> hello", 2)
+        terminal.type("\x15/quit\r")
+        assert terminal.wait() == 0
+        assert "Traceback" not in terminal.text
 
 
 def test_the_chat_works_at_40_columns_and_when_the_window_changes(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG, columns=40, lines=12) as terminal:
-        terminal.type("Tell me a story\r")
-        terminal.wait_until(lambda: len(terminal.text.split()) > 60, "some of the answer")
+        begin_a_story(terminal)
         terminal.resize(30, 8)
         terminal.resize(100, 30)
         terminal.type("\x03")
@@ -202,6 +219,7 @@ def test_several_lines_are_one_question(server: ServerProcess, home: Path) -> No
         terminal.type("first line\x1b\rsecond line")
         terminal.wait_for("  second line")
         ask(terminal, "")
+        assert questions(terminal, home) == ["first line\nsecond line"]
         tell(terminal, "/undo", "Taken back: first line second line")
 
 
@@ -209,8 +227,7 @@ def test_several_lines_are_one_question(server: ServerProcess, home: Path) -> No
 def test_a_terminal_that_goes_away_ends_the_chat(is_answering: bool, server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
         if is_answering:
-            terminal.type("Tell me a story\r")
-            terminal.wait_until(lambda: len(terminal.text.split()) > 50, "some of the answer")
+            begin_a_story(terminal)
         terminal.hang_up()
         terminal.process.wait(60)
     assert server.settled()["active_sequences"] == 0
@@ -220,8 +237,7 @@ def test_a_terminal_that_goes_away_ends_the_chat(is_answering: bool, server: Ser
 def test_sigterm_leaves_the_terminal_as_it_was(is_answering: bool, server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
         if is_answering:
-            terminal.type("Tell me a story\r")
-            terminal.wait_until(lambda: len(terminal.text.split()) > 50, "some of the answer")
+            begin_a_story(terminal)
         terminal.signal(signal.SIGTERM)
         terminal.process.wait(60)
         assert terminal.echoes
@@ -269,8 +285,10 @@ def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: Server
         )
         tell(terminal, "/load long.json", "1 turn from long.json")
         tell(terminal, "more", "The conversation has become too long: /undo takes back the last turn")
+        assert len(questions(terminal, home)) == 1, "what could not be answered is no part of it"
         tell(terminal, "/undo", "Taken back")
         ask(terminal, "hello again")
+        assert questions(terminal, home) == ["hello again"]
 
 
 def test_a_chat_in_this_process_needs_no_server(socket_dir: Path, home: Path, tiny: Path) -> None:
@@ -287,11 +305,14 @@ def test_a_chat_in_this_process_needs_no_server(socket_dir: Path, home: Path, ti
         assert terminal.wait() == 0
 
 
-def test_colours_stay_away_where_they_are_not_wanted(server: ServerProcess, home: Path) -> None:
-    with chat(server, home, *SHORT, NO_COLOR="1") as terminal:
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_colours_stay_away_where_they_are_not_wanted(
+    no_color: str, is_coloured: bool, server: ServerProcess, home: Path
+) -> None:
+    with chat(server, home, *SHORT, NO_COLOR=no_color) as terminal:
         ask(terminal, "hello")
         tell(terminal, "/nothing", "no such command")
-        assert not any(f"\x1b[{code}m".encode() in terminal.raw for code in ("31", "36", "1;36"))
+        assert bool(COLOUR.search(terminal.raw)) is is_coloured
 
 
 def test_a_terminal_that_can_only_print_gets_plain_text(server: ServerProcess, home: Path) -> None:

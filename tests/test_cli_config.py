@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -21,8 +22,6 @@ PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """This test's machine sets nothing."""
-    import os
-
     for name in [name for name in os.environ if name.startswith("UMA_")]:
         monkeypatch.delenv(name)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
+import termios
+from array import array
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +22,7 @@ from pty_screen import Terminal
 from harness import ONE_THREAD, ServerProcess, clean_environ, uma_command, until
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
+HALF_A_PIPE = 32_768
 NOTICE = "This is the small built-in demonstration model"
 
 
@@ -193,10 +198,26 @@ def test_ctrl_c_stops_it_with_130(place: str, at: tuple[str, str], server: Serve
     assert server.settled()["active_sequences"] == 0
 
 
+def unread_bytes(process: subprocess.Popen[bytes]) -> int:
+    """What waits in the pipe of its output."""
+    assert process.stdout is not None
+    count = array("i", [0])
+    fcntl.ioctl(process.stdout, termios.FIONREAD, count)
+    return count[0]
+
+
 def test_ctrl_c_while_nobody_reads_the_output_stops_it_too(at: tuple[str, str], server: ServerProcess) -> None:
-    with started("hello", *at, "--ignore-eos", "--json") as process:
-        assert read_some(process)
-        until(server.metrics, lambda metrics: metrics["active_sequences"] == 0 or metrics["tokens_generated_total"] > 0)
+    with started("hello", *at, *LONG, "--json") as process:
+        seen: deque[int] = deque(maxlen=100)
+
+        def look_again() -> bool:
+            """Whether a hundred questions of the server have made the pipe no fuller."""
+            server.metrics()
+            seen.append(unread_bytes(process))
+            return len(seen) == seen.maxlen and HALF_A_PIPE < seen[0] == seen[-1]
+
+        until(look_again, bool)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
 
@@ -234,9 +255,10 @@ def test_a_full_disk_is_told_in_one_line(at: tuple[str, str]) -> None:
 
 
 def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:
+    greedy = ("hello", *at, "--max-tokens", "5", "--ignore-eos", "--temperature", "0")
     with (tmp_path / "out.txt").open("wb") as file:
-        assert generate("hello", *at, "--max-tokens", "5", "--ignore-eos", stdout=file).returncode == 0
-    assert (tmp_path / "out.txt").read_text().endswith("\n")
+        assert generate(*greedy, stdout=file).returncode == 0
+    assert (tmp_path / "out.txt").read_bytes() == generate(*greedy).stdout != b""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from harness import HELLO, ServerProcess, running_server
+from harness import HELLO, PATIENCE_SEC, ServerProcess, running_server
 from uma.client import Client, connect, dial, stream
 from uma.errors import (
     BadRequest,
@@ -44,10 +44,11 @@ async def collect(client: Client, request: Request) -> tuple[list[Token], Finish
 
 async def nothing_runs(client: Client) -> dict[str, int]:
     """The metrics once no request runs any more."""
-    while True:
-        metrics = dict(await client.metrics())
-        if metrics["active_sequences"] == 0 and metrics["queued_requests"] == 0:
-            return metrics
+    with trio.fail_after(PATIENCE_SEC):
+        while True:
+            metrics = dict(await client.metrics())
+            if metrics["active_sequences"] == 0 and metrics["queued_requests"] == 0:
+                return metrics
 
 
 async def test_a_client_is_a_source_and_knows_its_server(server: ServerProcess) -> None:
@@ -275,7 +276,7 @@ async def test_idle_sessions_are_told_why_they_were_closed(socket_dir: Path, tin
     with running_server(socket_dir / "s", "--model", str(tiny), "--idle-timeout-sec", "0.2") as server:
         async with connect(server.socket) as client:
             await trio.to_thread.run_sync(server.log.wait_for, "event=session.idle")
-            with pytest.raises(UmaError, match=r"idle_timeout_sec"):
+            with trio.fail_after(PATIENCE_SEC), pytest.raises(UmaError, match=r"idle_timeout_sec"):
                 while True:
                     await client.metrics()
 

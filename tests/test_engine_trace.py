@@ -33,6 +33,14 @@ async def test_every_decision_names_the_requests_it_is_about(tiny: Path, caplog:
     )
 
 
+async def test_a_request_s_life_is_told_in_its_order(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, SCHEDULER)
+    async with open_engine(config_for(tiny)) as engine:
+        await answers(engine, [ask(max_tokens=3)])
+    words = [record.getMessage().split()[0] for record in caplog.records if record.name == SCHEDULER]
+    assert words == ["queue", "start", *["plan", "batch"] * 3, "end"]
+
+
 async def test_who_gives_way_is_named(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, SCHEDULER)
     requests = [ask(tokens_for(seed, 100), 300, id=f"long {seed}") for seed in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from protocol_messages import N_VOCAB, client_messages, finite, json_values, server_events, text
 
-from uma.errors import BadRequest, InvalidJson
+from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.protocol.codec import (
     encode_event,
     encode_message,
@@ -452,18 +453,25 @@ def test_an_eos_of_an_older_shape_is_refused_by_its_missing_fields() -> None:
 # Anything at all.
 
 
-def parses_or_is_refused(payload: bytes) -> None:
-    for parser in (parse_message, parse_event):
-        try:
-            parser(payload)
-        except (InvalidJson, BadRequest) as error:
-            assert error.message
-    whose(payload)
+def parsed(parse: Callable[[bytes], Any], payload: bytes) -> Any:
+    """What a payload is to a parser: a message or an event, or one of the two errors that a session can answer."""
+    try:
+        return parse(payload)
+    except (InvalidJson, BadRequest) as error:
+        assert error.message
+        return error
+
+
+def is_parsed_or_refused(payload: bytes) -> bool:
+    message, event = parsed(parse_message, payload), parsed(parse_event, payload)
+    # Whose error it is can be asked of anything that was refused.
+    assert len(whose(payload)) == 2
+    return isinstance(message, ClientMessage | UmaError) and isinstance(event, ServerEvent | UmaError)
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_parse_or_are_refused(payload: bytes) -> None:
-    parses_or_is_refused(payload)
+    assert is_parsed_or_refused(payload)
 
 
 FIELDS = [*schemas()["generate"]["properties"], *schemas()["event.eos"]["properties"], "versions", "code", "message"]
@@ -477,7 +485,7 @@ anything = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(FIELDS), anything, max_size=10))
 def test_random_objects_parse_or_are_refused(fields: dict[str, Any]) -> None:
-    parses_or_is_refused(json.dumps(fields).encode())
+    assert is_parsed_or_refused(json.dumps(fields).encode())
 
 
 @given(client_messages | server_events, st.data())
@@ -486,7 +494,7 @@ def test_damaged_messages_parse_or_are_refused(message: Any, data: st.DataObject
     payload = bytearray(body(encode(message)))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    parses_or_is_refused(bytes(payload))
+    assert is_parsed_or_refused(bytes(payload))
 
 
 @given(st.one_of(st.text(max_size=130), json_values))

@@ -58,13 +58,13 @@ def test_a_fields_words_default_and_bounds_are_in_its_schema() -> None:
 @given(client_messages)
 def test_every_message_a_client_can_make_is_valid(message: ClientMessage) -> None:
     fields = body(encode_message(message))
-    VALIDATORS[name_of_message(fields)].validate(fields)
+    assert list(VALIDATORS[name_of_message(fields)].iter_errors(fields)) == []
 
 
 @given(server_events)
 def test_every_event_a_server_can_make_is_valid(event: ServerEvent) -> None:
     fields = body(encode_event(event))
-    VALIDATORS["event." + fields["event"]].validate(fields)
+    assert list(VALIDATORS["event." + fields["event"]].iter_errors(fields)) == []
 
 
 # Values near the edges of what the fields take. No whole number is written with a point: to JSON Schema 1.0 is an
