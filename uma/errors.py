@@ -6,6 +6,7 @@ A client raises the very class the server raised: `from_code` finds it.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 
@@ -138,3 +139,18 @@ def from_code(code: str, message: str, retry_after_ms: int | None = None) -> Uma
     if cls is None:
         return UmaError(f"{code}: {message}", retry_after_ms=retry_after_ms)
     return cls(message, retry_after_ms=retry_after_ms)
+
+
+def sole_error(
+    group: BaseExceptionGroup[BaseException], *, levels: float = math.inf, or_first: bool = False
+) -> BaseException:
+    """The one error inside the groups that nested nurseries, at most `levels` of them, have made of it.
+
+    Where a group holds several, the answer is that group; with `or_first` it is the first of them, for whoever has a
+    single line to say what went wrong.
+    """
+    error: BaseException = group
+    while levels > 0 and isinstance(error, BaseExceptionGroup) and (or_first or len(error.exceptions) == 1):
+        error = error.exceptions[0]
+        levels -= 1
+    return error

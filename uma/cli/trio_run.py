@@ -17,6 +17,8 @@ from typing import NoReturn
 import attrs
 import trio
 
+from uma.errors import sole_error
+
 GRACE_SEC = 1.0
 """What was asked to stop may still say how it ended within this."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -92,12 +94,13 @@ class Interrupts:
 def run(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     """Run `work` to its end under Trio; its exit code, or 128 + the signal that ended it.
 
-    An exception group of one error is raised as that error.
+    Of an exception group, the first error is raised.
     """
     try:
         return trio.run(_supervised, work)
     except BaseExceptionGroup as group:
-        sole = sole_error(group)
+        # Tasks that were cancelled because of the first have nothing to add.
+        sole = sole_error(group, or_first=True)
     raise sole
 
 
@@ -119,12 +122,6 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
                 code = await work(interrupts)
             nursery.cancel_scope.cancel()
     return code if interrupts.stopped_by is None else 128 + interrupts.stopped_by
-
-
-def sole_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group, at any depth: tasks that were cancelled because of it have nothing to add."""
-    first = group.exceptions[0]
-    return sole_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _leave_now(number: int) -> NoReturn:

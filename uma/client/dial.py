@@ -14,7 +14,7 @@ import trio
 from uma import __version__
 from uma.client.client import Client
 from uma.client.link import Link
-from uma.errors import ConnectionLost
+from uma.errors import ConnectionLost, sole_error
 from uma.protocol.session import ClientSession
 
 HELLO_TIMEOUT_SEC = 10.0
@@ -47,17 +47,13 @@ async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> As
             yield session
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        sole = _sole(group)
+        # The tasks beside the block never raise, so this is the block's own; if that was a group, so it stays.
+        sole = sole_error(group, levels=1)
     else:
         return
     finally:
         link.close()
     raise sole
-
-
-def _sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The block's own exception out of the group its nursery made: the tasks beside it never raise."""
-    return group.exceptions[0] if len(group.exceptions) == 1 else group
 
 
 async def _dial(path: Path) -> socket.socket:

@@ -15,6 +15,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import open_engine
+from uma.errors import sole_error
 from uma.server import socketfile
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
@@ -40,18 +41,10 @@ def run_server(config: RuntimeConfig, on_ready: OnReady | None = None) -> int:
         try:
             trio.run(_main, config, on_ready)
         except BaseExceptionGroup as group:
-            sole = _sole(group)
+            sole = sole_error(group)
         else:
             return 0
         raise sole
-
-
-def _sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one reason inside the groups that nested nurseries make of it."""
-    inner = group.exceptions[0]
-    if len(group.exceptions) > 1:
-        return group
-    return _sole(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 async def _main(config: RuntimeConfig, on_ready: OnReady | None) -> None:
