@@ -1,11 +1,14 @@
-"""How much memory the engine takes to be free: never more than its container may have."""
+"""What the engine makes of its surroundings: memory that is free, and a model that can or cannot share prefixes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from engine_world import config_for
 
+from models import Kind, write_model
+from uma import open_engine
 from uma.engine.sizing import _free_memory_bytes
 
 GIB = 2**30
@@ -38,3 +41,19 @@ def test_without_a_container_it_is_what_the_machine_has(tmp_path: Path) -> None:
 
 def test_where_nobody_tells_there_is_still_some(tmp_path: Path) -> None:
     assert _free_memory_bytes(tmp_path / "none", tmp_path) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "how"),
+    [
+        ("attention", "on", "cells"),
+        ("attention", "off", "copies"),
+        ("sliding-window", "on", "snapshots"),
+        ("recurrent", "on", "snapshots"),
+        ("hybrid", "on", "snapshots"),
+    ],
+)
+async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layout: str, how: str) -> None:
+    model = write_model(tmp_path / "model.gguf", kind=kind)
+    async with open_engine(config_for(model, kv_unified=layout, max_sequences=2, cache_ram_mb=16)) as engine:
+        assert engine.info.capabilities.prefix_sharing.split()[0].rstrip(":") == how

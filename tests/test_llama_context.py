@@ -148,7 +148,6 @@ def test_a_shared_prefix_is_the_same_cells(models: dict[Kind, Model]) -> None:
     model = models["attention"]
     common = tokens_for(0, 60)
     with Context(model, ContextParams(n_ctx=256, n_seq_max=4)) as context:
-        assert context.can_share_cells
         prefill(context, [*common, 1, 2, 3])
         for seq_id in (1, 2, 3):
             context.seq_cp(0, seq_id, 0, 60)
@@ -158,16 +157,6 @@ def test_a_shared_prefix_is_the_same_cells(models: dict[Kind, Model]) -> None:
             own = tokens_for(seq_id, 40)
             assert context.seq_pos_max(seq_id) == 59
             assert same(prefill(context, own, seq_id, first_pos=60), alone(model, [*common, *own]))
-
-
-def test_what_cannot_share_cells_says_so(models: dict[Kind, Model]) -> None:
-    def shares(kind: Kind, *, kv_unified: bool = True) -> bool:
-        with Context(models[kind], ContextParams(n_ctx=512, kv_unified=kv_unified)) as context:
-            return context.can_share_cells
-
-    assert shares("attention")
-    assert not shares("sliding-window") and not shares("recurrent") and not shares("hybrid")
-    assert not shares("attention", kv_unified=False)
 
 
 def test_a_partial_removal_works_or_says_that_it_did_not(model: Model) -> None:

@@ -149,15 +149,6 @@ class Context:
             raise ValueError("the context is closed")
         return self._handle
 
-    @property
-    def can_share_cells(self) -> bool:
-        """Whether a common prefix of two sequences can be the same cells, at no cost and with exact results.
-
-        That takes one buffer for all, and a memory that still has every position of the prefix: a recurrent state has
-        only the last, and a sliding window gives cells that have left it to whoever needs one, also with `swa_full`.
-        """
-        return self.params.kv_unified and self.model.memory == "attention"
-
     def decode(self, batch: Batch) -> int:
         """Compute a batch. Blocks for as long as it takes, without the GIL.
 
