@@ -4,10 +4,10 @@
     python -m benchmarks.simulate --sessions 10000
 
 Nothing of the policy is written again here: `Scheduler`, `admission_key`, `may_begin`, `gives_way`, `wait_ms` are the
-engine's.
-What is simulated is the machine (how long a batch takes), the people (who asks for what, when) and the KV cells. The
-same load is run under UMA's policy and under the usual one, which fills each batch with as many prompt tokens as it
-holds; so the table shows what the policy buys and what it costs.
+engine's. What is simulated is the machine (how long a batch takes), the people (who asks for what, when) and the KV
+cells. The same load is run under UMA's policy and under the usual one, which takes requests as they come, fills each
+batch with as many prompt tokens as it holds and refuses nobody; so the table shows what the policy buys and what it
+costs.
 """
 
 from __future__ import annotations
@@ -16,19 +16,36 @@ import argparse
 import heapq
 import random
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from uma.engine.policy import Row, Scheduler, State, Targets
+from uma.engine.policy import CostModel, Row, Scheduler, State, Targets
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
 
 LANES = {1: "interactive", 0: "normal", -1: "background"}
 RESULTS = Path(__file__).parent / "results"
+READ_TOKENS = 512
+"""Prompt tokens that are computed at once while nobody decodes."""
+MAX_QUEUE = 1_024
+"""Most requests waiting under UMA: the default of its `max_queue`."""
+
+
+Curve = tuple[tuple[int, float], ...]
+"""Points (tokens, milliseconds) as measured; straight lines between and beyond them."""
+
+
+def at(curve: Curve, tokens: float) -> float:
+    """The curve's milliseconds."""
+    right = min(max(1, bisect_left(curve, (tokens, 0.0))), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[right - 1], curve[right]
+    return max(0.0, y0 + (tokens - x0) * (y1 - y0) / (x1 - x0))
 
 
 @attrs.frozen
@@ -36,32 +53,67 @@ class Machine:
     """How long a batch really takes, in milliseconds; the policy has to find out."""
 
     name: str
-    base_ms: float
-    """Reading the weights once."""
-    row_ms: float
-    """Each decode row."""
-    token_ms: float
-    """Each prefill token at the best rate."""
-    small_chunk_ms: float
-    """What a chunk costs beside its tokens: small chunks are worse."""
-    cell_ns: float
-    """Each cell that each row attends over."""
+    decode: Curve
+    """A batch of decode rows, before attention."""
+    cell_ms: float
+    """Each cell in use that a decode batch attends over."""
+    prefill: tuple[tuple[int, Curve], ...]
+    """A chunk of a prompt, at several positions in it."""
     cells: int
     places: int
 
-    def ms(self, rows: int, tokens: int, cells: int) -> float:
-        """One tick."""
-        attention = (rows + tokens) * cells * self.cell_ns * 1e-6
-        chunk = self.small_chunk_ms + tokens * self.token_ms if tokens else 0.0
-        return max(self.base_ms, rows * self.row_ms + self.base_ms * 0.5) + chunk + attention
+    def decode_ms(self, rows: int, cells: int) -> float:
+        """A batch of decode rows, with so many cells in use by all of them."""
+        return at(self.decode, rows) + cells * self.cell_ms
+
+    def prefill_ms(self, tokens: int, position: float) -> float:
+        """A chunk after `position` tokens of its prompt."""
+        return at(tuple((where, at(curve, tokens)) for where, curve in self.prefill), position)
+
+    def mixed_ms(self, rows: int, tokens: int, position: float, cells: int) -> float:
+        """Decode rows and a chunk in one batch: the weights are read once for both."""
+        return self.prefill_ms(rows + tokens, position * tokens / (rows + tokens)) + cells * self.cell_ms
+
+    def read_ms(self, prompt: int) -> float:
+        """A whole prompt, alone, at the best rate."""
+        return sum(self.prefill_ms(min(READ_TOKENS, prompt - done), done) for done in range(0, prompt, READ_TOKENS))
 
 
 MACHINES = {
-    # Fitted to this repository's own measurements of a 100 M-parameter Llama (Q8_0) on 2 x86 cores.
-    "cpu": Machine("2-core CPU, 100 M Llama", 3.6, 0.85, 0.95, 9.0, 6.0, 16_384, 32),
-    # Llama 3 8B in FP8 on an H100, after published rates: about 140 tokens/s for one stream, about 20,000 prompt
-    # tokens/s, 64 streams at about 60 tokens/s each.
-    "gpu": Machine("H100, Llama 3 8B", 7.0, 0.08, 0.05, 0.3, 0.002, 400_000, 128),
+    # This repository's own measurements: a 100 M-parameter Llama (Q8_0), flash attention, 2 x86 cores. Decode was
+    # measured with 300 cells a stream, which are taken off here.
+    "cpu": Machine(
+        "2-core CPU, 100 M Llama",
+        decode=((1, 3.6), (8, 15.6), (32, 31.4)),
+        cell_ms=1e-3,
+        prefill=(
+            (0, ((8, 12), (16, 15), (32, 25), (64, 43), (128, 80), (256, 164), (512, 357))),
+            (1_000, ((8, 20), (16, 29), (32, 52), (64, 68), (128, 125), (256, 250), (512, 509))),
+            (3_000, ((8, 35), (16, 59), (32, 111), (64, 128), (128, 223), (256, 441), (512, 970))),
+        ),
+        cells=16_384,
+        places=32,
+    ),
+    # From what is published with llama.cpp's own changes for an RTX 4090 and Q4_0:
+    # - 16 to 512 tokens, Llama 3 8B: ggml-org/llama.cpp#7676 (1,937 3,428 5,420 7,444 9,602 10,359 tokens/s);
+    #   #15131 has about 8.2 ms for anything from 10 to 16 tokens.
+    # - 2 and 4 tokens against 1: 5 % and 6 % more (Llama 7B, #6646: 146.4 279.2 552.0 tokens/s).
+    # - 1 token after 32,768 others, Llama 3 8B: 9.73 ms (#17505, 102.8 tokens/s). Reading their 4 GiB of KV takes at
+    #   most 4.3 ms of that at the card's 1,008 GB/s; 3.73 are assumed, which leaves 6 ms for a token without them.
+    # - Attention of prefill: what #17505 has for an RTX 3090 (16 and 512 tokens after 32,768: 18.3 and 354 ms) comes to
+    #   about 1.5e-5 ms a token and position; half of that is assumed here, for twice the tensor throughput.
+    # Cells are those that fit beside the weights in 24 GB at 128 KiB each.
+    "gpu": Machine(
+        "RTX 4090, Llama 3 8B",
+        decode=((1, 6.0), (2, 6.3), (4, 6.4), (10, 8.2), (16, 8.3), (32, 9.3), (64, 11.8), (128, 17.2)),
+        cell_ms=1.14e-4,
+        prefill=(
+            (0, ((8, 7.6), (16, 8.3), (32, 9.3), (64, 11.8), (128, 17.2), (256, 26.7), (512, 49.4))),
+            (4_000, ((8, 7.8), (16, 8.8), (32, 10.3), (64, 13.7), (128, 21.0), (256, 34.4), (512, 64.8))),
+        ),
+        cells=131_072,
+        places=64,
+    ),
 }
 
 
@@ -86,17 +138,15 @@ class Load10k:
 
     sessions: int
     utilization: float
-    """Of the machine's capacity, what is asked for; over 1 is overload."""
+    """Of what the machine could do with prompts read alone and all places decoding, what is asked for."""
     seed: int = 7
 
     def make(self, machine: Machine) -> list[Session]:
         """The sessions, in order of arrival."""
         rng = random.Random(self.seed)
         drawn = [self._draw(rng) for _ in range(self.sessions)]
-        busy_ms = sum(
-            prompt * machine.token_ms + output * machine.ms(machine.places, 0, machine.cells // 4) / machine.places
-            for _, prompt, output in drawn
-        )
+        token_ms = machine.decode_ms(machine.places, machine.cells // 4) / machine.places
+        busy_ms = sum(machine.read_ms(prompt) + output * token_ms for _, prompt, output in drawn)
         mean_gap_ms = busy_ms / self.sessions / self.utilization
         sessions, now = [], 0.0
         for key, (lane, prompt, output) in enumerate(drawn, 1):
@@ -114,19 +164,26 @@ class Load10k:
         return lane, prompt, output
 
 
+Planned = tuple[Sequence[int], Sequence[tuple[int, int]], Sequence[int]]
+"""Decode keys, prefill, preempted keys."""
+
+
 class Greedy:
     """The usual policy: a token for everyone, and prompts in order of arrival until the batch is full."""
 
-    displaces = False
+    is_uma = False
 
     def __init__(self, targets: Targets) -> None:
-        self._uma = Scheduler(attrs.evolve(targets, tick_budget_ms=1e9, start_chunk_tokens=targets.batch_tokens))
-        self.cost = self._uma.cost
+        self.cost = CostModel()
 
-    def plan(self, state: State, now_ms: float) -> tuple[Sequence[int], Sequence[tuple[int, int]], Sequence[int]]:
-        """Decode keys, prefill, preempted keys."""
+    def place(self, row: Row) -> tuple[float, int]:
+        """Sorts those who wait."""
+        return (row.arrived_ms, row.key)
+
+    def plan(self, state: State, now_ms: float) -> Planned:
+        """One batch of everything."""
         decode = [row.key for row in state.decoding]
-        left = min(512 - len(decode), state.free_cells - len(decode))
+        left = min(READ_TOKENS - len(decode), state.free_cells - len(decode))
         prefill = []
         for row in sorted(state.prefilling, key=lambda each: each.key):
             count = min(row.remaining, left)
@@ -136,27 +193,24 @@ class Greedy:
             left -= count
         return decode, prefill, ()
 
-    def observe(self, *_: float) -> None:
-        """It learns nothing."""
-
 
 class Uma:
     """The engine's scheduler."""
 
-    displaces = True
+    is_uma = True
 
     def __init__(self, targets: Targets) -> None:
         self._scheduler = Scheduler(targets)
         self.cost = self._scheduler.cost
 
-    def plan(self, state: State, now_ms: float) -> tuple[Sequence[int], Sequence[tuple[int, int]], Sequence[int]]:
-        """Decode keys, prefill, preempted keys."""
+    def place(self, row: Row) -> tuple[float, int]:
+        """Sorts those who wait."""
+        return admission_key(row)
+
+    def plan(self, state: State, now_ms: float) -> Planned:
+        """Two batches: decode rows, then prefill."""
         plan = self._scheduler.plan(state, now_ms)
         return plan.decode, plan.prefill, plan.preempt
-
-    def observe(self, rows: int, tokens: int, cells: int, ms: float) -> None:
-        """Learn."""
-        self._scheduler.observe(rows, tokens, cells, ms)
 
 
 Policy = Uma | Greedy
@@ -165,11 +219,10 @@ Policy = Uma | Greedy
 class Simulation:
     """One load on one machine under one policy."""
 
-    def __init__(self, machine: Machine, policy: Policy, targets: Targets, seed: int = 1, *, refuses: bool) -> None:
+    def __init__(self, machine: Machine, policy: Policy, targets: Targets, seed: int = 1) -> None:
         self._machine = machine
         self._policy = policy
         self._targets = targets
-        self._refuses = refuses
         self._rng = random.Random(seed)
         self._waiting: list[tuple[float, int]] = []
         self._active: dict[int, Session] = {}
@@ -199,28 +252,38 @@ class Simulation:
 
     def _arrive(self, session: Session) -> None:
         row = session.row
-        if self._refuses and row.target_ttft_ms is not None and self._is_hopeless(row):
+        if self._policy.is_uma and (self._is_full(row) or self._is_hopeless(row)):
             session.is_refused = True
             return
         row.due_ms = due_ms(row, self._policy.cost)
         self._by_key[row.key] = session
-        heapq.heappush(self._waiting, admission_key(row))
+        heapq.heappush(self._waiting, self._policy.place(row))
+
+    def _is_full(self, row: Row) -> bool:
+        """Whether the queue is, by the engine's rule for it."""
+        places = max(0, self._machine.places - len(self._active))
+        if len(self._waiting) - places < MAX_QUEUE:
+            return False
+        ahead = sum(self._by_key[key].row.lane >= row.lane for _, key in self._waiting) - places
+        return (row.lane >= 0 and ahead >= MAX_QUEUE) or len(self._waiting) - places >= 2 * MAX_QUEUE
 
     def _is_hopeless(self, row: Row) -> bool:
+        """Whether the first token it wishes for is out of reach, as the engine would see it."""
+        if row.target_ttft_ms is None:
+            return False
         waiting = [self._by_key[key] for _, key in self._waiting]
         ahead = [each for each in waiting if each.row.lane >= row.lane]
         running = [each for each in self._active.values() if each.row.lane >= row.lane]
         load = Load(
             ahead_tokens=sum(each.row.remaining for each in (*ahead, *running)),
             ahead_waiting=len(ahead),
-            running=len(self._active),
-            decoding=sum(each.generated > 0 for each in self._active.values()),
+            running=sum(each.row.lane >= min(row.lane, 0) for each in self._active.values()),
+            decoding=sum(each.row.remaining == 0 for each in self._active.values()),
             max_running=self._machine.places,
             service_ms=self._service_ms,
             used_cells=self._used,
             tick_budget_ms=self._targets.tick_budget_ms,
         )
-        assert row.target_ttft_ms is not None
         return wait_ms(load, row.prompt_tokens, self._policy.cost) > BEYOND_REPAIR * row.target_ttft_ms
 
     def _admit(self) -> None:
@@ -232,7 +295,7 @@ class Simulation:
             has_place = len(self._active) < self._machine.places
             if not (has_place and may_begin(needed, free, unread, len(self._active))):
                 victims = gives_way(session.row, [each.row for each in self._active.values()], self.now_ms)
-                if has_place or not victims or not self._policy.displaces:
+                if has_place or not victims or not self._policy.is_uma:
                     return
                 self._preempt(victims[0].key)
                 continue
@@ -248,14 +311,19 @@ class Simulation:
         )
         for key in preempt:
             self._preempt(key)
-        tokens = sum(count for _, count in prefill)
-        noise = self._rng.lognormvariate(0, 0.05)
-        took = self._machine.ms(len(decode), tokens, used) * noise
-        self.now_ms += took
         self.ticks += 1
-        self._policy.observe(len(decode), tokens, used, took)
+        rows, tokens = len(decode), sum(count for _, count in prefill)
+        position = sum(count * self._active[key].row.cells for key, count in prefill) / max(1, tokens)
+        if not self._policy.is_uma and tokens:
+            self._pass(self._machine.mixed_ms(rows, tokens, position, used))
+        elif decode:
+            took = self._pass(self._machine.decode_ms(rows, used))
+            self._policy.cost.observe_decode(rows, used, took)
         for key in decode:
             self._give(self._active[key])
+        if self._policy.is_uma and tokens:
+            took = self._pass(self._machine.prefill_ms(tokens, position))
+            self._policy.cost.observe_prefill(tokens, position, took)
         for key, count in prefill:
             session = self._active[key]
             session.row.remaining -= count
@@ -263,11 +331,17 @@ class Simulation:
             if session.row.remaining == 0:
                 self._give(session)
 
+    def _pass(self, ms: float) -> float:
+        """A batch that should take so long: how long it really takes."""
+        took = ms * self._rng.lognormvariate(0, 0.05)
+        self.now_ms += took
+        return took
+
     def _preempt(self, key: int) -> None:
         session = self._active.pop(key)
         session.row.cells = 0
         session.row.remaining = session.row.prompt_tokens + session.generated
-        heapq.heappush(self._waiting, admission_key(session.row))
+        heapq.heappush(self._waiting, self._policy.place(session.row))
 
     def _give(self, session: Session) -> None:
         row = session.row
@@ -337,7 +411,8 @@ def _ttft(session: Session) -> float:
 
 
 def _alone_ms(session: Session, machine: Machine) -> float:
-    return machine.ms(0, session.row.prompt_tokens, 0) + session.output_tokens * machine.ms(1, 0, 0)
+    prompt = session.row.prompt_tokens
+    return machine.read_ms(prompt) + session.output_tokens * machine.decode_ms(1, prompt)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
@@ -346,19 +421,16 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 def simulate(machine: Machine, make: Callable[[Targets], Policy], name: str, load: Load10k) -> Outcome:
     """One run."""
-    targets = Targets(tick_budget_ms=80.0, batch_tokens=2048, start_chunk_tokens=64, solo_tokens=512)
-    simulation = Simulation(machine, make(targets), targets, refuses=name == "uma")
+    targets = Targets(tick_budget_ms=80.0, batch_tokens=2048, start_chunk_tokens=64, solo_tokens=READ_TOKENS)
+    simulation = Simulation(machine, make(targets), targets)
     sessions = load.make(machine)
     simulation.run(sessions)
     return judge(name, machine, load.utilization, sessions, simulation.now_ms)
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """The table."""
-    table = Table(
-        title="The policy, simulated",
-        caption="attained: first token and worst gap within target, of those who were not refused",
-    )
+    """The table, as Markdown."""
+    table = Table(box=box.MARKDOWN)
     for column in ("machine", "load", "policy", "refused", "interactive", "normal", "background"):
         table.add_column(column)
     for column in ("TTFT p95 interactive", "worst gap p99", "Jain", "tokens/s"):
@@ -371,6 +443,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             f"{each.tokens_per_second:,.0f}",
         )  # fmt: skip
     console.print(table)
+    console.print("By lane: sessions whose first token and worst gap met their targets, of those who were not refused.")
 
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -403,15 +476,15 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=2_000, help="requests of each load (default 2000)")
     parser.add_argument("--machine", choices=sorted(MACHINES), action="append", help="only this one; may be repeated")
     parser.add_argument(
-        "--load", type=float, action="append", help="share of capacity asked for (default 0.6, 0.9, 1.5)"
+        "--load", type=float, action="append", help="share of capacity asked for (default 0.6, 0.75, 0.9, 1.5)"
     )
     args = parser.parse_args()
     outcomes = []
     for name in args.machine or sorted(MACHINES):
-        for utilization in args.load or (0.6, 0.9, 1.5):
+        for utilization in args.load or (0.6, 0.75, 0.9, 1.5):
             for label, make in (("greedy", Greedy), ("uma", Uma)):
                 outcomes.append(simulate(MACHINES[name], make, label, Load10k(args.sessions, utilization)))
-    show(outcomes, Console(width=150))
+    show(outcomes, Console(width=180))
     plot(outcomes, RESULTS / "simulation.png")
     attained = statistics.mean(each.attained[1] for each in outcomes if each.policy == "uma")
     print(f"interactive SLO attainment under UMA, mean of all loads: {attained:.1%}")
