@@ -50,8 +50,9 @@ from uma.types import (
     Tokenized,
 )
 
-SHORT_PROMPT_CHARS = 2_000
-"""Prompts up to this length are tokenized on the Trio thread: faster than the way to another one."""
+SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
+"""Prompts up to this length are tokenized on the Trio thread: faster than the way to another one. A message takes time
+to render however short it is."""
 LAST_WRITES_SEC = 10.0
 """At the end, snapshots still being written to disk get this long."""
 PROBE_TIMEOUT_SEC = 10.0
@@ -276,7 +277,7 @@ class Engine:
             return array("i", request.token_ids)
         size = len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())
         self._check_bytes(request, size)
-        if size <= SHORT_PROMPT_CHARS:
+        if size <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES:
             tokens = self._tokenize(request)
         else:
             tokens = await trio.to_thread.run_sync(self._tokenize, request)
