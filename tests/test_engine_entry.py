@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from engine_world import PATIENCE_SEC, config_for
+from engine_world import PATIENCE_SEC, answer, ask, config_for, settled, tokens_for
 
+from harness import frame
 from uma import Message, Request, open_engine
+from uma.server.server import Server
 
 
 @contextmanager
@@ -43,3 +45,40 @@ async def test_a_chat_of_very_many_tiny_messages_is_not_rendered_on_the_trio_thr
                     assert limiter.statistics().tasks_waiting == 1
                     # What is short goes no such way.
                     await engine.tokenize(Request("b", messages=(Message("user", content),) * 10))
+
+
+@pytest.mark.parametrize("waits_for", ["tokens", "disk"])
+async def test_a_request_that_is_withdrawn_while_it_is_prepared_is_counted(
+    tiny: Path, tmp_path: Path, waits_for: str
+) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    known = tokens_for(1, 600)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(known, 2))
+    async with open_engine(config) as engine:
+        with no_thread_free() as limiter:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer, engine, ask("a" * 5_000 if waits_for == "tokens" else (*known, 1)))
+                await trio.testing.wait_all_tasks_blocked()
+                assert limiter.statistics().tasks_waiting == 1
+                nursery.cancel_scope.cancel()
+        await answer(engine, ask(max_tokens=2))
+        metrics = await settled(engine)
+    counted = (metrics["requests_total"], metrics["requests_cancelled"], metrics["requests_length"])
+    assert counted == (2, 1, 1)
+
+
+async def test_a_client_that_hangs_up_while_its_request_is_prepared_is_counted(tiny: Path, socket_dir: Path) -> None:
+    config = config_for(tiny, socket=str(socket_dir / "s"))
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        await nursery.start(Server(engine, config).serve)
+        with trio.fail_after(PATIENCE_SEC), no_thread_free() as limiter:
+            async with await trio.open_unix_socket(config.socket) as stream:
+                await stream.send_all(frame({"id": "a", "prompt": "a" * 5_000}))
+                while not limiter.statistics().tasks_waiting:
+                    await trio.testing.wait_all_tasks_blocked()
+            while limiter.statistics().tasks_waiting:
+                await trio.testing.wait_all_tasks_blocked()
+        metrics = engine.snapshot()
+        nursery.cancel_scope.cancel()
+    assert (metrics["requests_total"], metrics["requests_cancelled"]) == (1, 1)

@@ -193,6 +193,7 @@ class Engine:
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[RequestStream]:
         """See `types.Source.generate`. `BadRequest`, `PromptTooLarge`, `Overloaded`, `ShuttingDown` come on entry."""
+        self._metrics.requests_total += 1
         try:
             self._check_open()
             self._check_queue(request.priority)
@@ -204,11 +205,12 @@ class Engine:
             self._check_queue(request.priority)
             self._check_deadline(request, len(tokens))
         except UmaError as error:
-            self._metrics.requests_total += 1
             self._metrics.requests_rejected += 1
             self._metrics.requests_overloaded += isinstance(error, Overloaded)
             raise
-        self._metrics.requests_total += 1
+        except trio.Cancelled:
+            self._metrics.requests_withdrawn += 1
+            raise
         stream = self._submit(request, tokens)
         try:
             yield stream

@@ -68,6 +68,8 @@ class EngineMetrics:
     requests_stop: int = 0
     requests_length: int = 0
     requests_cancelled: int = 0
+    requests_withdrawn: int = 0
+    """Those of the cancelled ones that were cancelled while their prompt was still prepared, before they were queued."""
     requests_error: int = 0
     requests_rejected: int = 0
     """Refused at the door: bad, too large, or overloaded."""
@@ -113,4 +115,6 @@ class EngineMetrics:
                 flat |= value.snapshot()
             else:
                 flat[field.name] = round(value, 3) if isinstance(value, float) else value
+        # Two writers, two fields; whoever reads them is told the sum.
+        flat["requests_cancelled"] += self.requests_withdrawn
         return flat
