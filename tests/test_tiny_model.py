@@ -29,10 +29,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 from tiny_model import dialogue, grammar  # noqa: E402
-from tiny_model.uma_facts import FACTS, IDENTITY, REFUSALS, Fact  # noqa: E402
+from tiny_model.phrasings import MORE  # noqa: E402
+from tiny_model.samples import is_right  # noqa: E402
+from tiny_model.second_look import QUESTIONS  # noqa: E402
+from tiny_model.uma_facts import FACTS, IDENTITY, REFUSALS  # noqa: E402
 
 GGUF = ROOT / "uma" / "data" / "uma-story.gguf"
-ANSWERS = [answer for fact in FACTS + IDENTITY for answer in fact.answers] + list(REFUSALS)
+ANSWERS = [fact.answer for fact in FACTS + IDENTITY] + list(REFUSALS)
 SMALL_TALK = [reply for _, reply in dialogue.SMALL_TALK]
 
 
@@ -95,23 +98,34 @@ def test_the_answers_name_the_package_the_python_and_the_import_as_they_are() ->
 def test_every_question_has_many_phrasings_and_some_that_are_held_out() -> None:
     rng = Random(1)
     for fact in FACTS + IDENTITY:
-        drawn = {dialogue.question(rng, fact) for _ in range(100)}
-        assert len(drawn) >= 15, fact.key
-        assert fact.held_out, fact.key
-        assert not {plain(text) for text in drawn} & {plain(text) for text in fact.held_out}
+        drawn = {dialogue.question(rng, fact) for _ in range(200)}
+        assert len(drawn) >= 60, fact.key
+        assert fact.held_out and QUESTIONS[fact.key], fact.key
+        assert not {plain(text) for text in drawn} & {plain(text) for text in fact.held_out + QUESTIONS[fact.key]}
+        assert not any(dialogue.is_held_out(fact, text) for text in drawn)
 
 
-def test_every_answer_is_one_that_the_measure_counts_as_right() -> None:
+def test_held_out_means_in_no_order_and_with_no_small_words_either() -> None:
+    fact = next(fact for fact in FACTS if fact.key == "run")
+    assert dialogue.is_held_out(fact, "How do I fire up the server?")
+    assert dialogue.is_held_out(fact, "the server fire up, please")
+    assert not dialogue.is_held_out(fact, "launch the server")
+
+
+def test_no_question_is_left_without_its_fact() -> None:
+    keys = {fact.key for fact in FACTS + IDENTITY}
+    assert keys == set(QUESTIONS) == set(MORE)
+
+
+def test_an_answer_counts_as_right_for_its_own_question_and_no_other() -> None:
     for fact in FACTS + IDENTITY:
-        assert any(is_right(fact, answer) for answer in fact.answers), fact.key
+        right = {other.key for other in FACTS + IDENTITY if is_right(fact, other.answer)}
+        # How to start the server is told along with how to do so with a model of one's own.
+        assert right - ({"run"} if fact.key == "own_model" else set()) == {fact.key}
 
 
 def plain(text: str) -> str:
     return re.sub(r"\W+", " ", text.lower()).strip()
-
-
-def is_right(fact: Fact, answer: str) -> bool:
-    return any(keyword in answer for keyword in fact.keywords)
 
 
 # ------------------------------------------------------------------------------------------------ the stories
@@ -247,12 +261,37 @@ def test_stories_keep_a_hero_a_name_and_a_place_that_were_never_trained_together
     assert sum(kept) >= 13, stories
 
 
-def test_seven_in_ten_questions_in_words_never_trained_on_are_answered_rightly(llm: LLM) -> None:
-    """The page of samples tells the exact share. The aim is 85 of 100, which this model does not reach."""
-    asked = [(fact, text) for fact in FACTS + IDENTITY for text in fact.held_out]
+def test_nine_in_ten_questions_in_words_never_trained_on_are_answered_rightly(llm: LLM) -> None:
+    assert share_right(llm, {fact.key: fact.held_out for fact in FACTS + IDENTITY}) >= 0.9
+
+
+def test_a_second_set_that_guided_nobody_is_answered_nearly_as_well(llm: LLM) -> None:
+    assert share_right(llm, QUESTIONS) >= 0.87
+
+
+def share_right(llm: LLM, questions: dict[str, tuple[str, ...]]) -> float:
+    asked = [(fact, text) for fact in FACTS + IDENTITY for text in questions[fact.key]]
     answers = ask(llm, *(text for _, text in asked), max_tokens=80)
-    missed = [(text, answer) for (fact, text), answer in zip(asked, answers, strict=True) if not is_right(fact, answer)]
-    assert len(missed) <= 0.3 * len(asked), missed
+    right = [is_right(fact, answer) for (fact, _), answer in zip(asked, answers, strict=True)]
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize(
+    "question, told",
+    [
+        ("How do I start the server?", "`uma run`"),
+        ("What is UMA?", "llama.cpp"),
+        ("How do I install UMA?", "uma-serve"),
+        ("How do I load my own model?", "--model"),
+        ("How do I chat with the model?", "`uma chat`"),
+        ("Which license does UMA have?", "MIT"),
+        ("Who are you?", "demonstration model"),
+    ],
+)
+def test_the_plainest_questions_are_answered_in_any_case(llm: LLM, question: str, told: str) -> None:
+    for wording in (question, question.lower(), question.rstrip("?")):
+        (answer,) = ask(llm, wording, max_tokens=80)
+        assert told in answer
 
 
 def test_a_given_beginning_is_continued_with_its_hero(llm: LLM) -> None:

@@ -17,7 +17,7 @@ from . import dialogue, samples
 from . import tokenizer as vocabulary
 from .export import export
 from .model import Shape
-from .train import perplexity, train
+from .train import TOKENS, perplexity, train
 
 HERE = Path(__file__).parent
 SEED = 2026
@@ -31,20 +31,19 @@ def main() -> None:
     began = time.monotonic()
     tokenizer = vocabulary.train(Shape().vocab, documents=30_000, seed=SEED)
     tokenizer.save(str(options.build / "tokenizer.json"))
-    model = train(Shape(), tokenizer, options.tokens, SEED, options.build)
+    model = train(Shape(), tokenizer, SEED, options.build)
     minutes = (time.monotonic() - began) / 60
     rng = Random(HELD_OUT_SEED)
-    seen_kinds = perplexity(model, tokenizer, [dialogue.document(rng) for _ in range(400)])
+    seen_kinds = perplexity(model, tokenizer, [dialogue.document(rng, dialogue.LAST, spelled=True) for _ in range(400)])
     new_pairs = perplexity(model, tokenizer, [dialogue.held_out_document(rng) for _ in range(150)])
     export(model, tokenizer, options.gguf)
-    print(f"{options.tokens} tokens in {minutes:.1f} minutes; {options.gguf.stat().st_size} bytes")
+    print(f"{TOKENS} tokens in {minutes:.1f} minutes; {options.gguf.stat().st_size} bytes")
     print(f"held-out perplexity {seen_kinds:.3f}; on heroes in places they were never trained in {new_pairs:.3f}")
     samples.write(options.gguf, options.samples)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.tiny_model", description=__doc__)
-    parser.add_argument("--tokens", type=int, default=9_000_000, help="how many tokens to train on")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--build", type=Path, default=HERE / "build", help="where vocabulary and checkpoints go")
     parser.add_argument("--gguf", type=Path, default=HERE.parent.parent / "uma" / "data" / "uma-story.gguf")

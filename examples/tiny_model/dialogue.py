@@ -8,6 +8,8 @@ evaluation (phrasings of questions, pairs of hero and place) never appears here.
 # ruff: noqa: E501, SIM905  (a sentence stays on its line)
 from __future__ import annotations
 
+import functools
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -16,7 +18,9 @@ from random import Random
 
 from . import grammar, words
 from .grammar import Place, Story, Wish, a, expand
-from .plots import PLOTS
+from .phrasings import MORE
+from .plots import CONTESTS, FEARS, PLOTS, SKILLS
+from .second_look import QUESTIONS
 from .uma_facts import FACTS, IDENTITY, OFF_TOPIC, REFUSALS, Fact
 
 BOS, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -25,15 +29,114 @@ Turns = list[tuple[str, str]]
 _KNOWN = FACTS + IDENTITY
 _COMMANDS = "run|chat|generate|models|config|schema"
 _UMA = re.compile(rf"(?<!-m )(?<!import )\buma\b(?! (?:{_COMMANDS})\b)")
-_STOP_WORDS = frozenset("how do i can the a to is what does it of in my me an are which".split())
+_STOP_WORDS = frozenset(
+    "how do i can could would may might should must the a an to is are was be what which does did it of in on my me for with there some any please "
+    "tell uma this that you your so we us one if when where who and or at from will".split()
+)
 _HOW = re.compile(r"^how (?:do i|can i|do you|to) ")
 _HOW_TO = (
     "how do i|how can i|how would i|how could i|how may i|how might i|how should i|how must i|how does one|how do you|how to|in what way can i|"
     "what do i do to|what must i do to|what should i do to|what do i need to|is there a way to|is it possible to|can i|could i|"
     "can you tell me how to|tell me how to|show me how to|please explain how to|explain how to|do you know how to|what is the way to|"
     "i want to know how to|i want to|i would like to|i need to|i'd like to|what is the best way to|how am i supposed to|help me to|"
-    "what can i do to|by what means can i"
+    "what can i do to|by what means can i|what's the command to|what is the right way to|any way to|ways to|i am trying to|i'm trying to|how would one|"
+    "how would you|how might one|i have to|we want to|we need to|my friend wants to|my colleague asks how to|could you explain how to|am i able to|"
+    "would it be possible to|what should i type to|what do i enter to|how exactly do i|i wonder how to|i do not know how to|i don't understand how to|"
+    "what is needed to|let me|please|please help me to|in which way do i|what's the easiest way to|where do i learn how to|remind me how to"
 ).split("|")
+# Patterns that begin like this may stand after "how do I": they say what somebody wants to do.
+_IMPERATIVE = re.compile(
+    r"(?:add|archive|break|call|change|clear|combine|connect|continue|converse|cut|delete|download|drop|empty|end|erase|exit|finish|forget|"
+    r"generate|get|give|go|halt|have|hold|host|interrupt|keep|launch|leave|load|make|measure|monitor|move|offload|open|override|plug|put|quit|"
+    r"read|redirect|remove|replace|reset|restart|resume|revert|run|save|see|send|serve|set|speak|start|stop|stream|switch|take|talk|terminate|"
+    r"test|throw|turn|undo|use|watch|wipe|withdraw|write) (?!of )\w"
+)
+_FILLERS = (
+    "the a my your this that some any one please now then just really actually maybe perhaps simply quickly easily here there again still also "
+    "even only somehow exactly properly today always often ever first next normally usually in on at with for from by about to of into i you we "
+    "he she they someone somebody people everybody people's should would could might must shall may can will does did has have had is are was "
+    "were be been being get gets got want wants like likes need needs thing things stuff way kind sort piece good best right new old whole same "
+    "other certain proper possible necessary easy quick simple useful think know see look try help find ask tell say explain"
+).split()
+_SPELLING = {
+    name.lower(): name
+    for name in (
+        "Python JSON GGUF GPU CPU CUDA Linux Windows macOS Mac MacBook Ubuntu SIGTERM SIGINT TCP HTTP REST Unix TOML Ctrl-C MIT AI LLM API CLI ChatGPT "
+        "GPT PyPI Trio Nvidia AMD German French English Spanish OS RAM Llama Mistral Qwen Gemma Docker Kubernetes Jupyter Java JavaScript "
+        "Rust PyTorch ONNX Prometheus Grafana Debian Fedora Android Wikipedia Google Hugging Face Claude Ollama"
+    ).split()
+    if name not in {"REST", "Face"}
+}
+_NAMES = re.compile(rf"(?<![\w/.-])(?:{'|'.join(map(re.escape, _SPELLING))})(?![\w-])", re.IGNORECASE)
+_USER_TURN = re.compile(r"(?<=<\|im_start\|>user\n).*?(?=<\|im_end\|>)", re.DOTALL)
+_OPENINGS = (
+    "hi, |hey, |hello! |please tell me, |a question: |quick question: |excuse me, |so |and |ok, |i wonder, |one more thing: |tell me, |well, |now |"
+    "sorry, |hi there, |i am new here. |i'm new to this. |i just installed uma. |i am stuck. |help! |dumb question: |maybe a silly question, but |"
+    "do you know |can you tell me: |could you tell me: |i would like to know: |just curious, |by the way, |my boss asks: |a friend asks: |next question: |"
+    "i have a question. |i have read the readme, but |i looked everywhere. |thanks! |great. |i need help: |listen, |hm, |oh, |let me ask: |one question, |"
+    "i am a beginner. |for my project: |good morning! |dear model, |but |also, |i have been wondering: |can you help me? |say, "
+).split("|")
+_CLOSINGS = (
+    " please|, please| exactly| then| again| really| now| here| today|? thanks|? thank you|? i am new here|? i could not find it|? any idea|, do you know|, please help|"
+    " in uma| with uma|, i wonder|? please explain|? be brief|, if i may ask| actually|, by the way|? i need it for work|? i am confused|? just asking| or not|, right| for me"
+).split("|")
+
+# Words that people use for one another in such questions. A model that has never read anything else must be told.
+_SYNONYMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        r"what does (.+) do$",
+        (
+            r"what is \1 for",
+            r"what is \1 good for",
+            r"what is the use of \1",
+            r"explain \1",
+            r"tell me about \1",
+            r"what happens with \1",
+        ),
+    ),
+    (
+        r"^which command",
+        ("what command", "which of the commands", "what", "what is the command that", "is there a command that"),
+    ),
+    (
+        r"^(?:can|may) i",
+        (
+            "may i",
+            "could i",
+            "might i",
+            "am i able to",
+            "is it possible to",
+            "would it be possible to",
+            "am i allowed to",
+            "is there a way to",
+        ),
+    ),
+    (
+        r"^is there",
+        ("do you have", "does uma have", "does uma offer", "does uma provide", "will i find", "is there perhaps"),
+    ),
+    (r"^does uma", ("will uma", "would uma", "can uma", "does it", "does the program")),
+    (
+        r"^where (?:do|can|should) i",
+        ("where may i", "where would i", "where am i to", "where can one", "in which place do i", "where shall i"),
+    ),
+    (
+        r"^what is",
+        ("what's", "what would you say is", "do you know what is", "please tell me what is", "what exactly is"),
+    ),
+    (
+        r"^(?:show|print|list)\b",
+        ("show", "display", "give me", "print", "let me see", "i want to see", "tell me", "i would like to see"),
+    ),
+    (r"\bprograms\b", ("apps", "processes", "clients", "applications", "tools")),
+    (r"\b(?:machine|computer)\b", ("machine", "computer", "pc", "laptop")),
+    (r"\bthe server\b", ("the uma server", "a server", "my server", "the service")),
+    (r"\bsee\b", ("look at", "view", "find", "get to see")),
+    (r"\buse\b", ("employ", "work with", "make use of")),
+    (r"\b(?:need|require)\b", ("want", "need", "require", "ask for")),
+    (r"\bstart\b", ("launch", "bring up", "begin", "get going")),
+    (r"\bmodel\b", ("language model", "llm", "model")),
+)
 
 
 def render_chat(turns: Turns) -> str:
@@ -50,14 +153,17 @@ def held_out_pair(kind: str, place: str) -> bool:
     return (kind, place) == ("fox", "the harbour") or zlib.crc32(f"{kind} {place}".encode()) % 20 == 0
 
 
-def document(rng: Random) -> str:
-    """One training document. Redrawn where it would touch what is held out."""
+def document(rng: Random, mixture: tuple[int, ...] | None = None, *, spelled: bool = False) -> str:
+    """One training document, of the mixture `QUESTIONS_FIRST` unless told otherwise. Never one that touches what is held out.
+
+    Where it shall be `spelled`, most people in it write names as they are written: "Python", "JSON".
+    """
     while True:
         stories: list[Story] = []
-        make = rng.choices(_KINDS, _WEIGHTS)[0]
+        make = rng.choices(_KINDS, mixture or QUESTIONS_FIRST)[0]
         text = make(rng, stories)
         if not any(held_out_pair(story.cast.kind, story.cast.place.name) for story in stories):
-            return text
+            return _USER_TURN.sub(lambda turn: _spelled(rng, turn.group()), text) if spelled else text
 
 
 def held_out_document(rng: Random) -> str:
@@ -86,6 +192,12 @@ def sentence_case(rng: Random, text: str, marks: str = ".") -> str:
     return text
 
 
+def _spelled(rng: Random, text: str) -> str:
+    if rng.random() < 0.3 or len(text) > 120 or "story" in text:  # there, windows are of glass
+        return text
+    return _NAMES.sub(lambda match: _SPELLING[match.group().lower()], text)
+
+
 def typo(rng: Random, text: str) -> str:
     """One slip of the keyboard: a letter lost, doubled or swapped with its neighbour."""
     letters = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
@@ -98,33 +210,94 @@ def typo(rng: Random, text: str) -> str:
 
 def question(rng: Random, fact: Fact) -> str:
     """A phrasing of the question that is not held out."""
-    held_out = {_normal(text) for text in fact.held_out}
+    patterns, weights = _patterns(fact)
     while True:
-        text = _worded(rng, expand(rng, rng.choice(fact.asks)))
-        if _normal(text) not in held_out:
+        text = _worded(rng, expand(rng, rng.choices(patterns, weights)[0]))
+        if not is_held_out(fact, text):
             return text
+
+
+def is_held_out(fact: Fact, text: str) -> bool:
+    """Whether a question is one of those that measure the model, or made of the same words that matter."""
+    whole, telling = _held_out(fact)
+    return _normal(text) in whole or _telling_words(text) in telling
+
+
+@functools.cache
+def _held_out(fact: Fact) -> tuple[frozenset[str], frozenset[frozenset[str]]]:
+    texts = fact.held_out + QUESTIONS[fact.key]
+    return (
+        frozenset(map(_normal, texts)),
+        frozenset(words for words in map(_telling_words, texts) if len(words) >= 3),
+    )
+
+
+@functools.cache
+def _patterns(fact: Fact) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """The patterns, and how often each is drawn: one that stands for many phrasings more often than a single one."""
+    patterns = fact.asks + MORE[fact.key]
+    return patterns, tuple(1 + math.log2(_count(pattern)) for pattern in patterns)
+
+
+def _count(pattern: str) -> int:
+    return math.prod(choice.count("|") + 1 for choice in re.findall(r"\[([^\[\]]*)\]", pattern))
 
 
 def _normal(text: str) -> str:
     return re.sub(r"\W+", " ", text.lower()).strip()
 
 
+def _telling_words(text: str) -> frozenset[str]:
+    return frozenset(_normal(text).split()) - _STOP_WORDS
+
+
 def _worded(rng: Random, text: str) -> str:
-    if _HOW.match(text) and rng.random() < 0.65:
+    if _HOW.match(text) and rng.random() < 0.6:
         text = _HOW.sub(rng.choice(_HOW_TO) + " ", text)
-    elif rng.random() < 0.06:
-        kept = [word for word in text.split() if word not in _STOP_WORDS]
-        text = " ".join(kept) if len(kept) >= 2 else text
-    if rng.random() < 0.14:
-        opening = "hi, |hey, |hello! |please tell me, |a question: |quick question: |excuse me, |so |and |ok, |i wonder, |one more thing: |tell me, |well, |now "
-        text = rng.choice(opening.split("|")) + text
-    if rng.random() < 0.05:
-        text += rng.choice((" please", ", please", " exactly", " then", " again", " really"))
+    elif _IMPERATIVE.match(text) and rng.random() < 0.5:
+        text = f"{rng.choice(_HOW_TO)} {text}"
+    elif rng.random() < 0.4:
+        text = _with_synonym(rng, text)
+    if rng.random() < 0.3:
+        text = _blurred(rng, text)
+    if rng.random() < 0.2:
+        text = rng.choice(_OPENINGS) + text
+    if rng.random() < 0.1:
+        text += rng.choice(_CLOSINGS)
     if rng.random() < 0.6:
         text = _UMA.sub("UMA", text)
     if rng.random() < 0.1:
         text = typo(rng, text)
     return sentence_case(rng, text, "?")
+
+
+def _blurred(rng: Random, text: str) -> str:
+    """The question as somebody puts it who says it otherwise than expected: a word is missing, or a small word is another one.
+
+    It keeps the model from holding on to one word, or to the way a question begins.
+    """
+    parts = text.split()
+    if len(parts) < 3:
+        return text
+    small = [i for i, word in enumerate(parts) if word in _STOP_WORDS]
+    choice = rng.random()
+    if choice < 0.3:
+        parts = [word for word in parts if word not in _STOP_WORDS] or parts
+    elif choice < 0.55 and len(parts) >= 5:
+        del parts[rng.randrange(len(parts))]
+    elif choice < 0.8 and small:
+        parts[rng.choice(small)] = rng.choice(_FILLERS)
+    else:
+        parts.insert(rng.randrange(len(parts)), rng.choice(_FILLERS))
+    return " ".join(parts)
+
+
+def _with_synonym(rng: Random, text: str) -> str:
+    """The same question with one or two of its words said otherwise."""
+    fitting = [(pattern, others) for pattern, others in _SYNONYMS if re.search(pattern, text)]
+    for pattern, others in rng.sample(fitting, min(len(fitting), rng.choice((1, 1, 2)))):
+        text = re.sub(pattern, rng.choice(others), text, count=1)
+    return text
 
 
 # ---------------------------------------------------------------------------------------------- asking for a story
@@ -182,7 +355,8 @@ def _random_wish(rng: Random) -> Wish:
 
     kind = grammar.any_kind(rng) if perhaps(0.86) else None
     named = perhaps(0.36) if kind else perhaps(0.2)
-    plot = rng.choice(PLOTS) if perhaps(0.14) else None
+    plot = rng.choice(PLOTS) if perhaps(0.28) else None
+    topic = plot.key if plot and perhaps(0.5) else None  # with the contest, skill or fear that it is about
     thing = rng.choice(words.THINGS) if perhaps(0.14) and (plot is None or plot.needs_thing) else None
     return Wish(
         kind=kind,
@@ -192,6 +366,9 @@ def _random_wish(rng: Random) -> Wish:
         thing=thing,
         friend=_other_kind(rng, kind) if kind and perhaps(0.09) else None,
         plot=plot.key if plot else None,
+        contest=rng.choice(CONTESTS) if topic == "contest" else None,
+        skill=rng.choice(SKILLS) if topic == "skill" else None,
+        fear=rng.choice(FEARS) if topic == "fear" else None,
         length=rng.choices(("short", "medium", "long"), (16, 72, 12))[0],
     )
 
@@ -227,7 +404,15 @@ def _about(rng: Random, wish: Wish) -> str:
         text = rng.choice((" about ", " about ", " about ", " of ", " with ", " on ")) + who
         if wish.friend:
             text += rng.choice((" and ", " and ", " who meets ", " with ")) + a(wish.friend)
-        if theme:
+        if wish.fear and rng.random() < 0.8:
+            text += rng.choice(
+                (" who is afraid of {f}", " who fears {f}", " that is afraid of {f}", ", who was afraid of {f},")
+            ).format(f=wish.fear)
+        elif wish.skill and rng.random() < 0.8:
+            text += rng.choice((" who wants {s}", " who learns {s}", " that wants {s}", " who would like {s}")).format(
+                s=wish.skill
+            )
+        elif theme:
             text += rng.choice((". it should be about {t}", " and {t}", ", about {t}", ". the topic is {t}")).format(
                 t=theme
             )
@@ -266,6 +451,10 @@ def _theme(rng: Random, wish: Wish) -> str | None:
     """How the plot was asked for; a theme that names a thing or a skill is left alone, for the wish would have to fix it too."""
     if wish.plot is None:
         return None
+    if wish.contest or wish.skill or wish.fear:
+        return wish.contest or (
+            f"learning {wish.skill}" if wish.skill else rng.choice((f"the fear of {wish.fear}", f"{wish.fear}"))
+        )
     plot = next(plot for plot in PLOTS if plot.key == wish.plot)
     return rng.choice([about for about in plot.about if "{" not in about])
 
@@ -386,13 +575,15 @@ def _story_chat(rng: Random, stories: list[Story]) -> str:
     return render_chat(_with_system(rng, [("user", request), ("assistant", _told(rng, wish, stories))]))
 
 
-def _told(rng: Random, wish: Wish, stories: list[Story]) -> str:
-    stories.append(grammar.tell(rng, wish))
+def _told(rng: Random, wish: Wish, stories: list[Story], loosely: bool = False) -> str:
+    stories.append(grammar.tell(rng, wish, loosely=loosely))
     return stories[-1].text
 
 
 def _story_raw(rng: Random, stories: list[Story]) -> str:
-    return render_raw(_told(rng, Wish(length=rng.choice(("short", "medium", "medium", "long"))), stories))
+    return render_raw(
+        _told(rng, Wish(length=rng.choice(("short", "medium", "medium", "long"))), stories, rng.random() < 0.3)
+    )
 
 
 def _request_raw(rng: Random, stories: list[Story]) -> str:
@@ -401,7 +592,9 @@ def _request_raw(rng: Random, stories: list[Story]) -> str:
 
 
 def _continue_chat(rng: Random, stories: list[Story]) -> str:
-    beginning, rest = _split(rng, _told(rng, Wish(length=rng.choice(("medium", "medium", "long"))), stories))
+    beginning, rest = _split(
+        rng, _told(rng, Wish(length=rng.choice(("medium", "medium", "long"))), stories, rng.random() < 0.5)
+    )
     request = beginning if rng.random() < 0.4 else rng.choice(_CONTINUE).format(b=beginning)
     request = request[0].upper() + request[1:] if rng.random() < 0.8 else request
     return render_chat([("user", request), ("assistant", rest)])
@@ -415,12 +608,14 @@ def _split(rng: Random, text: str) -> tuple[str, str]:
 
 
 def _fact_chat(rng: Random, _: list[Story]) -> str:
-    return render_chat(_with_system(rng, [turn for _ in range(rng.choice((1, 1, 1, 2))) for turn in _fact_turns(rng)]))
+    return render_chat(
+        _with_system(rng, [turn for _ in range(rng.choice((1, 1, 1, 2, 3))) for turn in _fact_turns(rng)])
+    )
 
 
 def _fact_turns(rng: Random) -> Turns:
     fact = rng.choice(_KNOWN)
-    return [("user", question(rng, fact)), ("assistant", rng.choice(fact.answers))]
+    return [("user", question(rng, fact)), ("assistant", fact.answer)]
 
 
 def _fact_raw(rng: Random, __: list[Story]) -> str:
@@ -502,4 +697,7 @@ def _with_system(rng: Random, turns: Turns) -> Turns:
 
 
 _KINDS = (_story_chat, _story_raw, _request_raw, _continue_chat, _conversation, _fact_chat, _fact_raw, _small_chat)
-_WEIGHTS = (26, 10, 10, 9, 10, 48, 7, 15)
+# How many there are of each kind. Questions are many and short: while they are most of what is read, they are soon understood.
+QUESTIONS_FIRST = (30, 8, 10, 10, 9, 130, 14, 26)
+BALANCED = (32, 8, 10, 10, 9, 60, 8, 16)
+LAST = (30, 8, 10, 10, 9, 100, 12, 22)

@@ -9,12 +9,16 @@ The same seed always gives the same story.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import TypeVar
 
 from . import plots, words
 from .plots import PLOTS, Beat, Plot
+
+T = TypeVar("T")
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -51,6 +55,9 @@ class Wish:
     thing: str | None = None
     friend: str | None = None
     plot: str | None = None
+    contest: str | None = None
+    skill: str | None = None
+    fear: str | None = None
     length: str = "medium"
 
 
@@ -146,7 +153,9 @@ def any_name(rng: Random, kind: str) -> str:
 
 def invented_name(rng: Random) -> str:
     name = "".join(rng.choice(words.SYLLABLES) for _ in range(rng.choice((2, 2, 3))))
-    return (name + rng.choice(("", "", "", "n", "x", "s", "r", "ck", "th", "y", "t"))).capitalize()
+    return (
+        name + rng.choice(("", "", "", "n", "x", "s", "r", "ck", "th", "y", "t", "et", "us", "f", "le", "d"))
+    ).capitalize()
 
 
 def pronoun_for(rng: Random, kind: str, name: str | None) -> str:
@@ -164,7 +173,8 @@ def cast_for(rng: Random, wish: Wish) -> Cast:
     kind = wish.kind or any_kind(rng)
     name = wish.name or (any_name(rng, kind) if rng.random() < 0.7 else None)
     pronoun = pronoun_for(rng, kind, name)
-    friend = wish.friend or any_kind(rng)
+    place = wish.place or any_place(rng)
+    friend = wish.friend or (_of_habit(words.ANIMALS, place.name) if rng.random() < 0.35 else any_kind(rng))
     while friend == kind:
         friend = any_kind(rng)
     friend_name = any_name(rng, friend) if rng.random() < 0.3 else None
@@ -175,15 +185,15 @@ def cast_for(rng: Random, wish: Wish) -> Cast:
         trait=wish.trait or rng.choice(words.TRAITS),
         name=name,
         pronoun=pronoun,
-        place=wish.place or any_place(rng),
+        place=place,
         thing=wish.thing or rng.choice(words.THINGS),
         friend=friend,
         friend_trait=rng.choice(words.FRIEND_TRAITS),
         friend_name=friend_name,
         friend_pronoun=_friend_pronoun(rng, friend, friend_name, pronoun),
-        contest=rng.choice(plots.CONTESTS),
-        skill=rng.choice(plots.SKILLS),
-        fear=rng.choice(plots.FEARS),
+        contest=wish.contest or rng.choice(plots.CONTESTS),
+        skill=wish.skill or rng.choice(plots.SKILLS),
+        fear=wish.fear or rng.choice(plots.FEARS),
         treat=rng.choice(plots.TREATS),
         is_plain=wish.trait is None and rng.random() < 0.35,
     )
@@ -198,13 +208,15 @@ def _friend_pronoun(rng: Random, kind: str, name: str | None, hero: str) -> str:
     return "she" if hero == "he" else "he"
 
 
-def tell(rng: Random, wish: Wish | None = None) -> Story:
-    """One story. Raises nothing: every wish can be told."""
+def tell(rng: Random, wish: Wish | None = None, *, loosely: bool = False) -> Story:
+    """One story. Every wish can be told. `loosely` begins it as somebody might who wants to see it continued."""
     wish = wish or Wish()
     cast = cast_for(rng, wish)
-    plot = _plot_for(rng, wish)
+    plot = _plot_for(rng, wish, cast.kind)
     cast.lesson = rng.choice(plot.lessons)
     opening = plots.OPENINGS_NAMED if cast.name else plots.OPENINGS_UNNAMED
+    if loosely:
+        opening = plots.LOOSE_OPENINGS
     sentences = [_say(rng, cast, opening)]
     scenes = {"short": 0, "medium": rng.choice((0, 0, 1)), "long": rng.choice((1, 2))}[wish.length]
     for scene in rng.sample(plots.SCENES, scenes):
@@ -240,10 +252,16 @@ def _second_episode(rng: Random, cast: Cast, told: Plot) -> list[str]:
     return episode(rng, cast, plot, "medium")
 
 
-def _plot_for(rng: Random, wish: Wish) -> Plot:
+def _plot_for(rng: Random, wish: Wish, kind: str) -> Plot:
     if wish.plot is not None:
         return next(plot for plot in PLOTS if plot.key == wish.plot)
-    return rng.choice([plot for plot in PLOTS if plot.needs_thing or wish.thing is None])
+    fitting = [plot for plot in PLOTS if plot.needs_thing or wish.thing is None]
+    return _of_habit(fitting, kind) if rng.random() < 0.35 else rng.choice(fitting)
+
+
+def _of_habit(choices: Sequence[T], key: str) -> T:
+    """What goes with a word more often than others do, so that the likeliest story is not the same for every hero."""
+    return choices[zlib.crc32(key.encode()) % len(choices)]
 
 
 def _say(rng: Random, cast: Cast, beat: Beat) -> str:
@@ -313,6 +331,11 @@ _SLOTS: dict[str, Callable[[Random, Cast], str]] = {
     "kind": lambda rng, cast: cast.kind,
     "trait": lambda rng, cast: cast.trait,
     "a_hero": lambda rng, cast: introduced(cast),
+    "a_named": lambda rng, cast: (
+        introduced(cast) + (f" {rng.choice(('named', 'called'))} {cast.name}" if cast.name else "")
+    ),
+    "named_kind": lambda rng, cast: f"{cast.name} the {cast.kind}" if cast.name else f"the {cast.kind}",
+    "named_hero": lambda rng, cast: f"{cast.name}, {introduced(cast)}" if cast.name else introduced(cast),
     "he": _pronoun(0),
     "him": _pronoun(1),
     "his": _pronoun(2),

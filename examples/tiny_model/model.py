@@ -131,10 +131,15 @@ class TinyLlama(nn.Module):  # type: ignore[misc]  # torch is not typed here
             x = block(x, cos, sin, mask)
         return F.linear(self.norm(x), self.embed.weight)
 
-    def loss(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def loss(self, ids: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Mean cross-entropy, in nats, of each token given those before it that `mask` lets it see.
 
         `ids` is [batch, tokens + 1]. `mask` is [batch, 1, tokens, tokens], true where one may look; None: all before.
+        `weights`, like `ids`, says how much each token counts in the mean; None: all the same.
         """
         logits = self(ids[:, :-1], mask)
-        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        if weights is None:
+            return each.mean()
+        counts = weights[:, 1:].flatten()
+        return (each * counts).sum() / counts.sum()

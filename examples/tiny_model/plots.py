@@ -57,6 +57,24 @@ OPENINGS_UNNAMED: Beat = (
     "there was once {a_hero} {in}.",
 )
 
+# How a writer who is no storyteller begins: somebody, somewhere, and something that makes one wonder.
+LOOSE_OPENINGS: Beat = (
+    "it was a [dark|cold|quiet|rainy] night {in}, and {a_named} could not sleep.",
+    "{a_named} sat {spot} and [waited|wondered what to do|listened].",
+    "when {named_kind} woke up, everything {in} [was different|had changed|was quiet].",
+    "{a_named} had never left {place}.",
+    "nobody {in} had ever seen {named_kind} [smile|laugh|cry|in such a hurry].",
+    "{named_kind} opened {his} eyes. {Sound}, and something {in} was strange.",
+    "long ago, {a_named} found [a door|a light|footprints|something strange] {spot}.",
+    "{in}, where {sound}, {a_named} was [dreaming of {treat}|looking at {detail}|thinking].",
+    "there was something special about {named_hero} who lived {in}.",
+    "{a_named} [walked|came|ran] past {detail} one [morning|evening|night]. {He} was [late|tired|happy|looking for somebody].",
+    "every [day|night|evening], {named_kind} [sat|sang|waited] {in}, all alone.",
+    "{named_kind} was not like the others {in}. {He} was {a_hero} who [loved to dream|asked too many questions|was never afraid].",
+    "it all began when {a_named} came to {place}.",
+    "\"I wish that something would happen,\" said {named_hero} who lived {in}.",
+)  # fmt: skip
+
 SCENES: Beat = (
     "every morning {he} [looked at|walked past|said hello to] {detail} and {hummed}.",
     "{he} knew {detail} and {detail2} [very well|by heart|better than anybody].",

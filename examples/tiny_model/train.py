@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -29,29 +30,81 @@ WARMUP_STEPS = 100
 CHECKPOINT_STEPS = 100
 
 
-def token_stream(tokenizer: Tokenizer, seed: int) -> Iterator[np.ndarray]:
-    """Endless documents, as arrays of token ids."""
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: how long, on what, and as how many tokens a short answer counts.
+
+    Each begins with a short warm-up and optimizers that remember nothing. In the last part of it, as large as `fading`
+    says, the rate falls to nothing.
+    """
+
+    steps: int
+    mixture: tuple[int, ...]
+    short_answer: int
+    spelled: bool = False
+    fading: float = 0.0
+
+
+# Questions come first, for they need the most practice; then stories, whose heroes must be kept; then all together.
+STAGES = (
+    Stage(900, dialogue.QUESTIONS_FIRST, short_answer=100),
+    Stage(1000, dialogue.BALANCED, short_answer=60),
+    Stage(1700, dialogue.LAST, short_answer=100, spelled=True, fading=0.5),
+)
+TOKENS = STEP_TOKENS * sum(stage.steps for stage in STAGES)
+
+
+def token_stream(tokenizer: Tokenizer, stage: Stage, seed: int) -> Iterator[np.ndarray]:
+    """Endless documents, as arrays [2, tokens]: token ids, and how much each of them counts."""
     rng = Random(seed)
+    marks = _Marks(tokenizer, stage.short_answer)
     while True:
-        batch = [dialogue.document(rng) for _ in range(500)]
+        batch = [dialogue.document(rng, stage.mixture, spelled=stage.spelled) for _ in range(500)]
         for encoded in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            yield np.array(encoded.ids, dtype=np.int64)
+            ids = np.array(encoded.ids)
+            yield np.stack((ids, marks.weights(ids)))
 
 
-def rows(stream: Iterator[np.ndarray]) -> Iterator[Tensor]:
-    """The batch of each step, [rows, tokens + 1]. A row begins with a document; its last one may be cut short."""
+class _Marks:
+    """Which tokens matter. In a chat those of the answers do; what people ask need not be foretold.
+
+    A short answer counts as much as a story of some length: for its few tokens the whole question must be understood.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, short_answer: int) -> None:
+        self._short_answer = short_answer
+        self._turn, self._end = tokenizer.token_to_id(dialogue.TURN), tokenizer.token_to_id(dialogue.END)
+        self._answer = tokenizer.encode("assistant", add_special_tokens=False).ids[0]
+
+    def weights(self, ids: np.ndarray) -> np.ndarray:
+        turns = np.flatnonzero(ids == self._turn)
+        if not len(turns):
+            return np.ones(len(ids))
+        weights = np.full(len(ids), 0.2)
+        for begin, end in zip(turns, np.flatnonzero(ids == self._end), strict=True):
+            if ids[begin + 1] == self._answer:
+                weights[begin + 1 : end + 1] = np.clip(self._short_answer / (end - begin), 1.0, 4.0)
+        return weights
+
+
+def rows(stream: Iterator[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batch of each step: token ids and weights, each [rows, tokens + 1].
+
+    A row begins with a document; its last one may be cut short.
+    """
     step = 0
     while True:
         length = Shape().context if step % LONG_EVERY == LONG_EVERY - 1 else ROW_TOKENS
-        yield torch.from_numpy(np.stack([_row(stream, length + 1) for _ in range(STEP_TOKENS // length)]))
+        batch = np.stack([_row(stream, length + 1) for _ in range(STEP_TOKENS // length)])
+        yield torch.from_numpy(batch[:, 0].astype(np.int64)), torch.from_numpy(batch[:, 1].astype(np.float32))
         step += 1
 
 
 def _row(stream: Iterator[np.ndarray], length: int) -> np.ndarray:
     documents: list[np.ndarray] = []
-    while sum(map(len, documents)) < length:
+    while sum(document.shape[1] for document in documents) < length:
         documents.append(next(stream))
-    return np.concatenate(documents)[:length]
+    return np.concatenate(documents, axis=1)[:, :length]
 
 
 def within_document(ids: Tensor, first: int) -> Tensor:
@@ -64,12 +117,11 @@ def within_document(ids: Tensor, first: int) -> Tensor:
     return same.tril()[:, None]
 
 
-def schedule(step: int, steps: int) -> float:
-    """The share of the peak rate: a short warm-up, then a cosine down to a fiftieth."""
-    if step < WARMUP_STEPS:
-        return (step + 1) / WARMUP_STEPS
-    done = (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))
+def schedule(step: int, stage: Stage) -> float:
+    """The share of the peak rate: a short warm-up, the peak itself, and at the end straight down to nearly nothing."""
+    warm = (step + 1) / WARMUP_STEPS
+    left = (stage.steps - step) / (stage.steps * stage.fading) if stage.fading else 1.0
+    return max(0.01, min(1.0, warm, left))
 
 
 def optimizers(model: TinyLlama) -> list[torch.optim.Optimizer]:
@@ -82,25 +134,30 @@ def optimizers(model: TinyLlama) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(shape: Shape, tokenizer: Tokenizer, tokens: int, seed: int, build: Path) -> TinyLlama:
-    """Trains on that many tokens. Prints a line now and then, and leaves checkpoints in `build`."""
+def train(shape: Shape, tokenizer: Tokenizer, seed: int, build: Path) -> TinyLlama:
+    """The whole training. Prints a line now and then, and leaves checkpoints in `build`."""
     torch.manual_seed(seed)
     model = TinyLlama(shape)
+    for number, stage in enumerate(STAGES):
+        train_stage(model, tokenizer, stage, seed + number, build)
+    return model
+
+
+def train_stage(model: TinyLlama, tokenizer: Tokenizer, stage: Stage, seed: int, build: Path) -> None:
     compute_loss = torch.compile(model.loss, dynamic=False)
     optimizer_list = optimizers(model)
     peak = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizer_list]
-    batches = rows(token_stream(tokenizer, seed))
+    batches = rows(token_stream(tokenizer, stage, seed))
     first = tokenizer.token_to_id(dialogue.BOS)
-    steps = tokens // STEP_TOKENS
     began, recent = time.monotonic(), []
-    for step in range(steps):
+    for step in range(stage.steps):
         for optimizer, rates in zip(optimizer_list, peak, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule(step, steps)
-        ids = next(batches)
+                group["lr"] = rate * schedule(step, stage)
+        ids, weights = next(batches)
         mask = within_document(ids[:, :-1], first)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = compute_loss(ids, mask)
+            loss = compute_loss(ids, mask, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizer_list:
@@ -109,11 +166,12 @@ def train(shape: Shape, tokenizer: Tokenizer, tokens: int, seed: int, build: Pat
         recent.append(loss.item())
         if (step + 1) % 25 == 0:
             rate = (step + 1) * STEP_TOKENS / (time.monotonic() - began)
-            print(f"step {step + 1}/{steps}  loss {sum(recent) / len(recent):.4f}  {rate:.0f} tokens/s", flush=True)
+            print(
+                f"step {step + 1}/{stage.steps}  loss {sum(recent) / len(recent):.4f}  {rate:.0f} tokens/s", flush=True
+            )
             recent.clear()
-        if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == steps:
+        if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == stage.steps:
             torch.save(model.state_dict(), build / "model.pt")
-    return model
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

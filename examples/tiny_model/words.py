@@ -44,6 +44,7 @@ MALE_NAMES: tuple[str, ...] = tuple(
 )
 SYLLABLES: tuple[str, ...] = tuple(
     "ba be bi bo bra da del di do dra el fa fen fi ga gri ha hi jo ka ki ko la len li lo lu ma mar mi mo na ne ni no "
+    "tib mor gan wil ber han kar stef dor lun fin gar rob ash ell olaf bert gus in es an ver mel sim jon kat liv "
     "ol or pa pe pi po qua ra re ri ro sa sel shi so ta ti to tu ul va ver vi vo wa wi xa ya yo za zel zi zo".split()
 )
 
