@@ -79,6 +79,7 @@ async def test_a_client_that_hangs_up_while_its_request_is_prepared_is_counted(t
                     await trio.testing.wait_all_tasks_blocked()
             while limiter.statistics().tasks_waiting:
                 await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked()
         metrics = engine.snapshot()
         nursery.cancel_scope.cancel()
     assert (metrics["requests_total"], metrics["requests_cancelled"]) == (1, 1)

@@ -69,7 +69,7 @@ class EngineMetrics:
     requests_length: int = 0
     requests_cancelled: int = 0
     requests_withdrawn: int = 0
-    """Those of the cancelled ones that were cancelled while their prompt was still prepared, before they were queued."""
+    """Those of them that were cancelled while their prompt was still prepared, before they were queued."""
     requests_error: int = 0
     requests_rejected: int = 0
     """Refused at the door: bad, too large, or overloaded."""
