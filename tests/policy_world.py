@@ -78,6 +78,7 @@ class Tick:
     rows: int
     prefill_tokens: int
     began_ms: float
+    decode_ms: float
     took_ms: float
 
 
@@ -116,12 +117,12 @@ class World:
         plan = self.scheduler.plan(State(decoding, prefilling, 10**9, self.cells), self.now_ms)
         assert plan.tokens > 0, "nothing was planned although there is work"
         began, cost = self.now_ms, self.scheduler.cost
-        rows, tokens = len(plan.decode), plan.tokens - len(plan.decode)
+        rows, tokens, decode_ms = len(plan.decode), plan.tokens - len(plan.decode), 0.0
         if rows:
             self.cells += rows
-            took = self.machine.decode_ms(rows, self.cells)
-            self.now_ms += took
-            cost.observe_decode(rows, self.cells, took)
+            decode_ms = self.machine.decode_ms(rows, self.cells)
+            self.now_ms += decode_ms
+            cost.observe_decode(rows, self.cells, decode_ms)
             for key in plan.decode:
                 self._give(key)
         if tokens:
@@ -135,7 +136,7 @@ class World:
                 row.remaining -= count
                 if row.remaining == 0:
                     self._give(key)
-        tick = Tick(plan, rows, tokens, began, self.now_ms - began)
+        tick = Tick(plan, rows, tokens, began, decode_ms, self.now_ms - began)
         self.now_ms += GAP_MS
         self.ticks.append(tick)
         return tick

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -17,11 +19,19 @@ def token(number: int) -> Token:
 
 
 class Reader:
-    """What an outbox has handed over, call by call."""
+    """What an outbox has handed over, call by call; it takes everything at once."""
 
     def __init__(self) -> None:
         self.calls: list[list[Delivery]] = []
-        self.outbox = Outbox(self.calls.append)
+        self.is_waited_for: list[bool] = []
+        self.outbox = Outbox(self._take)
+
+    def _take(self, events: list[Delivery], taken: threading.Event | None) -> None:
+        assert taken is None or not taken.is_set(), "the outbox would not wait for it"
+        self.calls.append(events)
+        self.is_waited_for.append(taken is not None)
+        if taken is not None:
+            taken.set()
 
     @property
     def given(self) -> list[Delivery]:
@@ -61,6 +71,25 @@ def test_a_moment_nobody_can_name_is_later_than_all() -> None:
     assert reader.given == [("stream", token(0))]
 
 
+def test_only_what_cannot_wait_is_waited_for() -> None:
+    reader = Reader()
+    for due_ms in (AT_ONCE, 10.0, AT_ONCE, AT_ONCE, 10.0):
+        reader.outbox.add("stream", token(0), due_ms)
+        reader.outbox.add("stream", token(1), 20.0)
+        reader.outbox.flush_due(15.0)
+    assert reader.is_waited_for == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("due_ms", [AT_ONCE, 10.0])
+def test_nobody_who_takes_nothing_stops_the_decode_thread(due_ms: float) -> None:
+    calls: list[list[Delivery]] = []
+    outbox = Outbox(lambda events, taken: calls.append(events))
+    for number in range(3):
+        outbox.add("stream", token(number), due_ms)
+        outbox.flush()
+    assert calls == [[("stream", token(number))] for number in range(3)]
+
+
 def test_where_nothing_is_held_nobody_is_woken() -> None:
     reader = Reader()
     reader.outbox.flush()
@@ -82,8 +111,10 @@ def test_delivery_may_add_more(events: list[tuple[int, float]], when: int) -> No
     # As a hand-over that fails would: what it adds is neither lost nor given twice.
     given_events: list[Delivery] = []
 
-    def deliver(events: list[Delivery]) -> None:
+    def deliver(events: list[Delivery], taken: threading.Event | None) -> None:
         given_events.extend(events)
+        if taken is not None:
+            taken.set()
         if len(given_events) == len(events):
             outbox.add("late", token(-1))
 
