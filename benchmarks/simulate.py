@@ -98,18 +98,18 @@ MACHINES = {
     # - 16 to 512 tokens, Llama 3 8B: ggml-org/llama.cpp#7676 (1,937 3,428 5,420 7,444 9,602 10,359 tokens/s);
     #   #15131 has about 8.2 ms for anything from 10 to 16 tokens.
     # - 2 and 4 tokens against 1: 5 % and 6 % more (Llama 7B, #6646: 146.4 279.2 552.0 tokens/s).
-    # - 1 token after 32,768 others, Llama 3 8B: 9.73 ms (#17505, 102.8 tokens/s). Reading their 4 GiB of KV takes at
-    #   most 4.3 ms of that at the card's 1,008 GB/s; 3.73 are assumed, which leaves 6 ms for a token without them.
+    # - 1 token after 32,768 others, Llama 3 8B: 9.73 ms (#17505, 102.8 tokens/s). Reading their 4 GiB of KV takes 4.3
+    #   of it at the 1,008 GB/s of the card, which leaves 5.4 for a token without them.
     # - Attention of prefill: what #17505 has for an RTX 3090 (16 and 512 tokens after 32,768: 18.3 and 354 ms) comes to
     #   about 1.5e-5 ms a token and position; half of that is assumed here, for twice the tensor throughput.
     # Cells are those that fit beside the weights in 24 GB at 128 KiB each.
     "gpu": Machine(
         "RTX 4090, Llama 3 8B",
-        decode=((1, 6.0), (2, 6.3), (4, 6.4), (10, 8.2), (16, 8.3), (32, 9.3), (64, 11.8), (128, 17.2)),
-        cell_ms=1.14e-4,
+        decode=((1, 5.4), (2, 5.7), (4, 5.8), (10, 8.2), (16, 8.3), (32, 9.3), (64, 11.8), (128, 17.2)),
+        cell_ms=1.3e-4,
         prefill=(
-            (0, ((8, 7.6), (16, 8.3), (32, 9.3), (64, 11.8), (128, 17.2), (256, 26.7), (512, 49.4))),
-            (4_000, ((8, 7.8), (16, 8.8), (32, 10.3), (64, 13.7), (128, 21.0), (256, 34.4), (512, 64.8))),
+            (0, ((8, 7.4), (16, 8.3), (32, 9.3), (64, 11.8), (128, 17.2), (256, 26.7), (512, 49.4))),
+            (4_000, ((8, 7.6), (16, 8.8), (32, 10.3), (64, 13.7), (128, 21.0), (256, 34.4), (512, 64.8))),
         ),
         cells=131_072,
         places=64,
