@@ -10,12 +10,10 @@ from typing import Any
 import attrs
 import trio
 
+from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, SamplingParams
 from uma.engine import Engine
 from uma.types import Finished, Source, Token
-
-PATIENCE_SEC = 60.0
-"""How long anything may take before the test gives up; never how long anything is expected to take."""
 
 
 def config_for(model: Path, **settings: Any) -> RuntimeConfig:

@@ -23,11 +23,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import uma
+
 PATIENCE_SEC = 60.0
 """How long anything may take before the test gives up; never how long anything is expected to take."""
 
 ONE_THREAD = ("--threads", "1", "--threads-batch", "1")
 """The test models are so small that more threads only wait for each other, and for whatever else the machine does."""
+
+CHECKOUT = str(Path(uma.__file__).parents[1])
 
 T = TypeVar("T")
 
@@ -153,8 +157,26 @@ def uma_command(*args: str) -> list[str]:
 
 
 def clean_environ(**more: str) -> dict[str, str]:
-    """This process's variables without any `UMA_…` one, and with `more`."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("UMA_")} | more
+    """This process's variables without any `UMA_…` one, and with `more`. Python finds this very checkout with them."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+    path = os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH", "")]))
+    return plain | {"PYTHONPATH": path} | more
+
+
+def run_to_end(
+    *command: str, stdin: str = "", environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without any `UMA_…` setting, unless `environ` says otherwise, to its end, whatever that is."""
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=3 * PATIENCE_SEC,
+        env=clean_environ() if environ is None else environ,
+        check=False,
+    )
 
 
 def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
@@ -195,6 +217,14 @@ def frame(message: Mapping[str, Any] | bytes) -> bytes:
     payload = message if isinstance(message, bytes) else json.dumps(message).encode()
     return struct.pack("<I", len(payload)) + payload
 
+
+def ask(id: str = "a", **fields: Any) -> dict[str, Any]:
+    """A request for a few tokens, whatever the model would like."""
+    return {"id": id, "prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True, **fields}
+
+
+BULKY = {"pad": "x" * 8_000}
+"""Metadata that makes each token's event 8 KB, so that a socket's buffers are full after a few dozen tokens."""
 
 HELLO = {"type": "hello", "versions": ["1.0"], "client": "raw/1"}
 

@@ -25,7 +25,8 @@ from types import TracebackType
 
 import pyte
 
-PATIENCE_SEC = 60.0
+from harness import PATIENCE_SEC
+
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from pty_screen import Terminal
 
-import uma
-from harness import ServerProcess, clean_environ, running_server, uma_command, until
+from harness import ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
 from uma.cli.chat import COMMANDS
 from uma.cli.conversation import ChatFileError, Conversation
 from uma.types import Message
@@ -30,9 +29,7 @@ COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m
 def environ_of(home: Path, **more: str) -> dict[str, str]:
     """The variables of a person who lives in `home`."""
     plain = {name: value for name, value in clean_environ().items() if not name.startswith(("XDG_STATE", "NO_COLOR"))}
-    # The chat runs in that home, where Python would not find this checkout by itself.
-    checkout = str(Path(uma.__file__).parents[1])
-    return plain | {"HOME": str(home), "TERM": "xterm-256color", "PYTHONPATH": checkout} | more
+    return plain | {"HOME": str(home), "TERM": "xterm-256color"} | more
 
 
 @pytest.fixture
@@ -329,16 +326,10 @@ def test_a_terminal_that_can_only_print_gets_plain_text(server: ServerProcess, h
 # In a pipe.
 
 
-def piped(
-    server: ServerProcess, text: str | bytes, *arguments: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def piped(server: ServerProcess, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A chat whose questions come from a pipe."""
-    done = subprocess.run(
-        uma_command("chat", "--socket", str(server.socket), "--temperature", "0", *SHORT, *arguments),
-        input=text.encode() if isinstance(text, str) else text,
-        capture_output=True, timeout=120, env=clean_environ(**environ), check=False,
-    )  # fmt: skip
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    command = uma_command("chat", "--socket", str(server.socket), "--temperature", "0", *SHORT, *arguments)
+    return run_to_end(*command, stdin=text)
 
 
 def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(server: ServerProcess, tmp_path: Path) -> None:
@@ -359,7 +350,7 @@ def test_a_saved_chat_is_gone_on_with(server: ServerProcess, tmp_path: Path) -> 
 
 
 def test_a_failed_turn_of_a_pipe_shows_in_the_exit_code(server: ServerProcess) -> None:
-    done = piped(server, b"a\xffb\nHello!\n")
+    done = piped(server, "a\udcffb\nHello!\n")
     assert done.returncode == 1
     assert done.stderr.count("uma: error: ") == 1
     assert done.stdout.strip()
@@ -376,10 +367,7 @@ def test_a_file_that_is_no_saved_chat_is_refused_before_the_model_is_loaded(
 
 def test_a_chat_without_a_home_works(server: ServerProcess) -> None:
     environ = {name: value for name, value in clean_environ(LC_ALL="C").items() if name != "HOME"}
-    done = subprocess.run(
-        uma_command("chat", "--socket", str(server.socket), *SHORT),
-        input=b"hello\n", capture_output=True, timeout=120, env=environ, check=False,
-    )  # fmt: skip
+    done = run_to_end(*uma_command("chat", "--socket", str(server.socket), *SHORT), stdin="hello\n", environ=environ)
     assert done.returncode == 0
     assert done.stdout
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import attrs
 import pytest
 
-from harness import ServerProcess, clean_environ, uma_command
+from harness import ServerProcess, run_to_end, uma_command
 from uma.cli.options import PEOPLE, SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
 from uma.config import Setting, settings
@@ -146,10 +145,7 @@ def test_too_many_stop_texts_are_refused_by_name() -> None:
 
 def imported_by(*arguments: str) -> set[str]:
     """The top-level packages that a run of `uma` imports."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *uma_command(*arguments)[1:]],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=clean_environ(), check=False,
-    )  # fmt: skip
+    done = run_to_end(sys.executable, "-X", "importtime", *uma_command(*arguments)[1:])
     return {name.partition(".")[0] for name in re.findall(r"^import time:.*\|\s+(\S+)$", done.stderr, re.MULTILINE)}
 
 

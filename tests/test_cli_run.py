@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import attrs
 import pytest
 
-from harness import ServerProcess, clean_environ, uma_command
+from harness import ServerProcess, run_to_end, uma_command
 from uma.cli import words
 from uma.cli.run import banner
 from uma.config import RuntimeConfig
@@ -63,10 +62,7 @@ def test_only_the_built_in_model_is_called_a_demonstration() -> None:
 def test_a_server_that_cannot_start_says_why_in_one_line(
     arguments: tuple[str, ...], code: int, words: str, socket_dir: Path
 ) -> None:
-    done = subprocess.run(
-        uma_command("run", "--socket", str(socket_dir / "s"), *arguments),
-        capture_output=True, text=True, timeout=60, env=clean_environ(), check=False,
-    )  # fmt: skip
+    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), *arguments))
     assert done.returncode == code
     last = [line for line in done.stderr.splitlines() if not line.startswith("Try ")][-1]
     assert last.startswith("uma: error: ")

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import trio
-from engine_world import PATIENCE_SEC, answer, ask, config_for, settled, tokens_for
+from engine_world import answer, ask, config_for, settled, tokens_for
 
+from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from engine_world import PATIENCE_SEC, answer, ask, config_for, settled, tokens_for
+from engine_world import answer, ask, config_for, settled, tokens_for
 
-from harness import frame
+from harness import PATIENCE_SEC, frame
 from uma import Message, Request, open_engine
 from uma.server.server import Server
 

@@ -8,8 +8,9 @@ from typing import get_args
 
 import pytest
 import trio
-from engine_world import PATIENCE_SEC, Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 
+from harness import PATIENCE_SEC
 from models import IM_START, Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine

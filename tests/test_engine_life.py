@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from engine_world import PATIENCE_SEC, Answer, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, answer, answers, ask, config_for, settled, tokens_for
 
+from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
 from uma.engine.stream import CREDITS

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-from harness import PATIENCE_SEC, ServerProcess, clean_environ
+from harness import ServerProcess, run_to_end
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run_example(name: str, *args: str) -> str:
     """Standard output of a script that must succeed."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *args],
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE_SEC,
-        env=clean_environ(),
-        check=False,
-    )
+    done = run_to_end(sys.executable, str(EXAMPLES / name), *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

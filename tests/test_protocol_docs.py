@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE_SEC, ServerProcess
+from harness import ServerProcess, run_to_end
 from uma.protocol.messages import Generate
 from uma.protocol.schema import schemas
 from uma.protocol.session import Refused, ServerSession
@@ -40,8 +40,7 @@ def test_the_client_needs_nothing_but_the_standard_library() -> None:
 
 
 def run_client(server: ServerProcess, prompt: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(CLIENT), str(server.socket), prompt]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC)
+    return run_to_end(sys.executable, str(CLIENT), str(server.socket), prompt)
 
 
 def test_the_client_tells_a_story(server: ServerProcess) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE_SEC
+from harness import run_to_end
 from uma.cli.parser import build_parser
 
 ROOT = Path(__file__).parent.parent
@@ -19,10 +18,8 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_every_python_snippet_runs_and_prints(snippet: str) -> None:
-    code = snippet.replace('"model.gguf"', '"builtin", threads=1, threads_batch=1').replace("model=", "model=", 1)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=3 * PATIENCE_SEC, check=False
-    )
+    code = snippet.replace('"model.gguf"', '"builtin", threads=1, threads_batch=1')
+    done = run_to_end(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 20
 

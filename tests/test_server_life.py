@@ -13,18 +13,21 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness import PATIENCE_SEC, Raw, ServerProcess, clean_environ, running_server, start_server, uma_command
+from harness import (
+    BULKY,
+    PATIENCE_SEC,
+    Raw,
+    ServerProcess,
+    ask,
+    clean_environ,
+    running_server,
+    start_server,
+    uma_command,
+)
 
-
-def ask(id: str, **fields: Any) -> dict[str, Any]:
-    return {"id": id, "prompt": "once upon a time", "max_tokens": 8, "ignore_eos": True, **fields}
-
-
-BULKY = {"pad": "x" * 8_000}
 FOREVER = {"max_tokens": 30_000, "metadata": BULKY}
 """A request whose reader has to read 240 MB before it can end."""
 
@@ -32,7 +35,7 @@ FOREVER = {"max_tokens": 30_000, "metadata": BULKY}
 def serves(path: Path) -> bool:
     """Whether a whole request goes through."""
     with Raw(path) as raw:
-        raw.send(ask("a"))
+        raw.send(ask())
         return bool(raw.rest()[-1]["reason"] == "length")
 
 

@@ -14,14 +14,9 @@ from typing import Any
 
 import pytest
 
-from harness import HELLO, Raw, ServerProcess, frame, running_server, until
+from harness import HELLO, Raw, ServerProcess, ask, frame, running_server, until
 
 STORY = "Once upon a time"
-
-
-def ask(id: str = "a", **fields: Any) -> dict[str, Any]:
-    """A request for a few tokens, whatever the model would like."""
-    return {"id": id, "prompt": STORY, "max_tokens": 8, "ignore_eos": True, **fields}
 
 
 def tokens_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -129,8 +124,7 @@ def test_requests_of_one_session_run_at_once_and_are_told_apart_by_id(server: Se
         started: list[str] = []
         counts = dict.fromkeys(ids, 0)
         while len(ended) < len(ids):
-            event = raw.receive()
-            assert event is not None
+            event = raw.next()
             if event["event"] == "token":
                 counts[event["id"]] += 1
                 if event["id"] not in started:
@@ -150,8 +144,7 @@ def test_a_cancel_ends_its_request_alone_with_an_eos_that_says_so(server: Server
         raw.send({"event": "cancel", "id": "long"})
         last: dict[str, dict[str, Any]] = {}
         while len(last) < 2:
-            event = raw.receive()
-            assert event is not None
+            event = raw.next()
             if event["event"] != "token":
                 last[event["id"]] = event
     assert last["long"]["reason"] == "cancelled"
@@ -352,8 +345,7 @@ def test_metrics_agree_with_what_clients_counted(server: ServerProcess) -> None:
         raw.send(*(ask(f"r{number}", max_tokens=10 + number) for number in range(4)))
         events: list[dict[str, Any]] = []
         while sum(event["event"] == "eos" for event in events) < 4:
-            event = raw.receive()
-            assert event is not None
+            event = raw.next()
             events.append(event)
         raw.send(ask("bad", top_p=7))
         assert raw.last_of("bad")["code"] == "E_PROTO_BAD_REQUEST"
