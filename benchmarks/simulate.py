@@ -122,6 +122,7 @@ class Session:
     """One request of the load, and what became of it."""
 
     row: Row
+    prompt_tokens: int
     output_tokens: int
     waited_for_ms: float
     """Its hope for the first token."""
@@ -153,7 +154,7 @@ class Load10k:
             now += rng.expovariate(1 / mean_gap_ms)
             target = 2_000.0 if lane > 0 else None
             row = Row(key, lane, now, prompt, prompt, target, 80.0)
-            sessions.append(Session(row, output, target or 10_000.0))
+            sessions.append(Session(row, prompt, output, target or 10_000.0))
         return sessions
 
     @staticmethod
@@ -272,8 +273,9 @@ class Simulation:
         if row.target_ttft_ms is None:
             return False
         waiting = [self._by_key[key] for _, key in self._waiting]
-        ahead = [each for each in waiting if each.row.lane >= row.lane]
-        running = [each for each in self._active.values() if each.row.lane >= row.lane]
+        mine = admission_key(row)
+        ahead = [each for each in waiting if admission_key(each.row) < mine]
+        running = [each for each in self._active.values() if admission_key(each.row) < mine]
         load = Load(
             ahead_tokens=sum(each.row.remaining for each in (*ahead, *running)),
             ahead_waiting=len(ahead),
@@ -291,7 +293,7 @@ class Simulation:
             session = self._by_key[self._waiting[0][-1]]
             unread = sum(each.row.remaining for each in self._active.values())
             free = self._machine.cells - self._used
-            needed = session.row.prompt_tokens + session.generated
+            needed = session.prompt_tokens + session.generated
             has_place = len(self._active) < self._machine.places
             if not (has_place and may_begin(needed, free, unread, len(self._active))):
                 victims = gives_way(session.row, [each.row for each in self._active.values()], self.now_ms)
@@ -340,7 +342,7 @@ class Simulation:
     def _preempt(self, key: int) -> None:
         session = self._active.pop(key)
         session.row.cells = 0
-        session.row.remaining = session.row.prompt_tokens + session.generated
+        session.row.prompt_tokens = session.row.remaining = session.prompt_tokens + session.generated
         heapq.heappush(self._waiting, self._policy.place(session.row))
 
     def _give(self, session: Session) -> None:
@@ -396,7 +398,7 @@ def judge(name: str, machine: Machine, utilization: float, sessions: list[Sessio
     shares = [_alone_ms(each, machine) / max(1e-9, (each.done_ms or 0) - each.row.arrived_ms) for each in finished]
     # Background streams are meant to pause while others are at risk: their gaps say nothing.
     gaps = [each.worst_gap_ms for each in finished if each.generated > 1 and each.row.lane >= 0]
-    tokens = sum(each.generated + each.row.prompt_tokens for each in finished)
+    tokens = sum(each.generated + each.prompt_tokens for each in finished)
     refused = sum(each.is_refused for each in sessions)
     seconds = end_ms / 1000
     worst = _percentile(gaps, 0.99)
@@ -411,7 +413,7 @@ def _ttft(session: Session) -> float:
 
 
 def _alone_ms(session: Session, machine: Machine) -> float:
-    prompt = session.row.prompt_tokens
+    prompt = session.prompt_tokens
     return machine.read_ms(prompt) + session.output_tokens * machine.decode_ms(1, prompt)
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import Machine
 
 from uma.engine.policy.cost import SIZES, CostModel
+
+
+def standing_at(position: float) -> Callable[[int], float]:
+    """A chunk of any size, after so many tokens of its prompt."""
+    return lambda _: position
+
 
 SIZE = st.integers(1, 4_096)
 POSITION = st.integers(0, 8_000)
@@ -111,7 +119,7 @@ def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: 
     cost = CostModel()
     for size in [size for size in SIZES if size <= 2_048] * 3:
         see(cost, Machine(), tokens=size, at=1_000)
-    chunk = cost.best_chunk(budget, 0.0, at, most)
+    chunk = cost.best_chunk(budget, 0.0, standing_at(at), most)
     assert 0 <= chunk <= most
     assert cost.prefill_ms(chunk, at) <= budget
 
@@ -119,15 +127,15 @@ def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: 
 def test_a_chunk_size_that_the_machine_likes_is_found_behind_one_that_it_does_not() -> None:
     # As measured where kernels have tiles: more tokens may take less time.
     cost = seen({32: 45.0, 64: 85.0, 128: 75.0, 192: 140.0})
-    assert cost.best_chunk(80.0, 0.0, 0, 4_096) == 128
+    assert cost.best_chunk(80.0, 0.0, standing_at(0), 4_096) == 128
 
 
 def test_a_chunk_a_little_over_the_budget_is_taken_only_where_it_reads_clearly_faster() -> None:
     steep = seen({32: 56.0, 64: 84.0, 128: 150.0})
     even = seen({32: 42.0, 64: 84.0, 128: 168.0})
-    assert steep.best_chunk(75.0, 16.0, 0, 4_096) == 64
-    assert even.best_chunk(75.0, 16.0, 0, 4_096) < 64
-    assert steep.best_chunk(75.0, 0.0, 0, 4_096) < 64
+    assert steep.best_chunk(75.0, 16.0, standing_at(0), 4_096) == 64
+    assert even.best_chunk(75.0, 16.0, standing_at(0), 4_096) < 64
+    assert steep.best_chunk(75.0, 0.0, standing_at(0), 4_096) < 64
 
 
 # What lies before a chunk
@@ -184,7 +192,7 @@ def test_deep_in_a_prompt_fewer_tokens_fit_the_same_time() -> None:
     machine, cost = Machine(cell_ms=3e-4), CostModel()
     for size in (16, 32, 64, 128):
         read_prompt(cost, machine, 4_000, size)
-    chunks = [cost.best_chunk(130.0, 0.0, position, 8_192) for position in (0, 2_000, 6_000)]
+    chunks = [cost.best_chunk(130.0, 0.0, standing_at(position), 8_192) for position in (0, 2_000, 6_000)]
     assert chunks == sorted(set(chunks), reverse=True)
 
 
@@ -199,9 +207,9 @@ def test_a_rest_that_fills_no_tile_is_predicted_from_the_smaller_size(rest: int)
 
 
 def test_a_rest_is_taken_whole_only_where_a_smaller_size_tells_what_it_costs() -> None:
-    assert seen({32: 25.0, 64: 43.0}).best_chunk(80.0, 0.0, 0, 40) == 40
-    assert seen({64: 43.0}).best_chunk(80.0, 0.0, 0, 40) == 32
-    assert seen({64: 43.0}).best_chunk(80.0, 0.0, 0, 5) == 5, "a whole prompt"
+    assert seen({32: 25.0, 64: 43.0}).best_chunk(80.0, 0.0, standing_at(0), 40) == 40
+    assert seen({64: 43.0}).best_chunk(80.0, 0.0, standing_at(0), 40) == 32
+    assert seen({64: 43.0}).best_chunk(80.0, 0.0, standing_at(0), 5) == 5, "a whole prompt"
 
 
 @given(st.integers(33, 63), st.floats(1, 200))
@@ -217,8 +225,8 @@ def test_what_a_part_of_a_tile_took_does_not_spoil_what_is_known_of_the_tile(res
 def test_sizes_are_tried_beyond_what_was_seen_only_until_something_is_known_of_them() -> None:
     cost = seen({64: 43.0})
     assert not cost.has_tried_beyond(64)
-    assert cost.worth_trying(64, 90.0, 0, 4_096) == 128
-    assert cost.worth_trying(64, 80.0, 0, 4_096) == 64, "none promises to fit"
-    assert cost.worth_trying(64, 90.0, 0, 100) == 64, "more than there is to read"
+    assert cost.worth_trying(64, 90.0, standing_at(0), 4_096) == 128
+    assert cost.worth_trying(64, 80.0, standing_at(0), 4_096) == 64, "none promises to fit"
+    assert cost.worth_trying(64, 90.0, standing_at(0), 100) == 64, "more than there is to read"
     cost.observe_prefill(128, 0, 200.0)
     assert cost.has_tried_beyond(64)

@@ -27,6 +27,7 @@ from uma.engine.disk import DiskTier
 from uma.engine.kv import KvPool
 from uma.engine.mailbox import Mailbox
 from uma.engine.policy import Row, Scheduler, Targets
+from uma.engine.policy.order import LANE_DELAY_MS, admission_key
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot, SnapshotStore
@@ -344,16 +345,22 @@ class Engine:
         target = request.slo.target_ttft_ms
         if target is None or request.priority < 0:
             return
-        wait = wait_ms(self._load_before(request.priority), prompt_tokens, self._scheduler.cost)
+        due_ms = now_ms() + target + LANE_DELAY_MS[request.priority]
+        wait = wait_ms(self._load_before(request.priority, due_ms), prompt_tokens, self._scheduler.cost)
         if wait > BEYOND_REPAIR * target:
             raise Overloaded(
                 f"the first token would take about {math.ceil(wait):,} ms; target_ttft_ms asks for {target:g}",
                 retry_after_ms=retry_after_ms(wait, target),
             )
 
-    def _load_before(self, lane: int) -> Load:
-        # A glimpse at what the decode thread is working on; an estimate needs no more.
-        ahead = [each for each in self._open.values() if each.row.lane >= lane]
+    def _load_before(self, lane: int, due_ms: float) -> Load:
+        # A glimpse at what the decode thread is working on; an estimate needs no more. (It has not yet told those who
+        # came just now when they are due.)
+        ahead = [
+            each
+            for each in self._open.values()
+            if (admission_key(each.row)[0] <= due_ms if each.row.due_ms else each.row.lane >= lane)
+        ]
         # Background gives its places up; and of prompts, a part will be in the cache, as it was for those before.
         running = sum(each.holding is not None and each.row.lane >= min(lane, 0) for each in self._open.values())
         uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)

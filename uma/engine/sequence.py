@@ -75,6 +75,7 @@ class Sequence:
     def update_row(self) -> None:
         """Bring what the policy sees up to date after the counts changed."""
         self.row.remaining = 0 if self.generated and self.missing == 1 else self.missing
+        self.row.prompt_tokens = len(self.tokens)
 
     def usage(self) -> Usage:
         """Token counts so far."""

@@ -67,6 +67,7 @@ class DecodeWorker:
         self._pool = pool
         self._scheduler = scheduler
         self._metrics = metrics
+        self._ticks = 0
         self._is_sampled = False
         self._decode_cpu_sec = 0.0
         self._outbox = Outbox(deliver)
@@ -197,7 +198,8 @@ class DecodeWorker:
     def _tick(self) -> bool:
         """Compute what the policy says; False if there was nothing to compute."""
         began = now_ms()
-        self._is_sampled = self._metrics.batch_calls_total % CPU_SAMPLED_TICKS == 0
+        self._ticks += 1
+        self._is_sampled = self._ticks % CPU_SAMPLED_TICKS == 0
         cpu_began, self._decode_cpu_sec = self._cpu_sec(), 0.0
         self._admit(began)
         state = self._state()
@@ -393,7 +395,7 @@ class DecodeWorker:
         if not is_decode:
             self._metrics.prefill_tokens_total += tokens
             self._scheduler.cost.observe_prefill(tokens, behind / tokens, took)
-        elif self._metrics.batch_calls_total % OBSERVED_DECODES == 0:
+        elif self._ticks % OBSERVED_DECODES == 0:
             self._scheduler.cost.observe_decode(size, self._pool.used_cells, took)
         if self._trace:
             kind = "decode" if is_decode else "prefill"

@@ -9,6 +9,7 @@ its speed changes. It starts knowing nothing, and says so.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192)
 """Chunk sizes the model tells apart, and the only ones it offers: even tiles, few entries, each seen often."""
@@ -26,6 +27,9 @@ WORTH_SLACK = 1.05
 """Times as many tokens a millisecond that a chunk over the budget must read."""
 DRIFT_LIMIT = 4.0
 """Most one observation may change the drift factor by: a single hiccup must not shrink chunks for long."""
+
+Position = Callable[[int], float]
+"""By number of tokens."""
 
 
 class _Line:
@@ -136,17 +140,18 @@ class CostModel:
         """A chunk of a prompt, after `position` tokens of it; 0 while nothing is known."""
         return self._chunks.predict(tokens, position + tokens / 2) * self._drift if tokens else 0.0
 
-    def best_chunk(self, budget_ms: float, slack_ms: float, position: float, most: int) -> int:
+    def best_chunk(self, budget_ms: float, slack_ms: float, position: Position, most: int) -> int:
         """The prefill tokens, up to `most`, to compute in about `budget_ms`; 0 if not even the smallest chunk fits.
 
-        The largest size predicted to fit; or a larger one that takes up to `slack_ms` longer, if it reads clearly more
-        tokens a millisecond. Sizes are not monotonous: a larger tile may even be cheaper.
+        `position` says where a chunk of so many tokens would stand, on the average. What is chosen is the largest size
+        predicted to fit; or a larger one that takes up to `slack_ms` longer, if it reads clearly more tokens a
+        millisecond. Sizes are not monotonous: a larger tile may even be cheaper.
         """
         best, best_rate = 0, 0.0
         # What is left of a prompt fills no tile; how that is, has to be known from a smaller size first.
         rest = (most,) if most <= SIZES[0] or self._chunks.has_seen_below(most) else ()
         for size in (*(size for size in SIZES if size <= most), *rest):
-            ms = self.prefill_ms(size, position)
+            ms = self.prefill_ms(size, position(size))
             rate = size / ms if ms > 0 else 0.0
             if ms <= budget_ms:
                 best, best_rate = max(best, size), rate
@@ -158,13 +163,14 @@ class CostModel:
         """Whether the next size after `chunk` was ever seen."""
         return self._chunks.has_seen(chunk + 1)
 
-    def worth_trying(self, chunk: int, most_ms: float, position: float, most: int) -> int:
+    def worth_trying(self, chunk: int, most_ms: float, position: Position, most: int) -> int:
         """A larger size than `chunk`, up to `most`, that may read more tokens a millisecond within `most_ms`.
 
         What was slow once may not be now; only trying tells. `chunk` itself where no size promises that.
         """
-        fitting = [size for size in SIZES if chunk < size <= most and self.prefill_ms(size, position) <= most_ms]
-        return max(fitting, key=lambda size: size / max(self.prefill_ms(size, position), 1e-9), default=chunk)
+        took = {size: self.prefill_ms(size, position(size)) for size in SIZES if chunk < size <= most}
+        fitting = [size for size, ms in took.items() if ms <= most_ms]
+        return max(fitting, key=lambda size: size / max(took[size], 1e-9), default=chunk)
 
     def observe_decode(self, rows: int, cells: int, ms: float) -> None:
         """Learn from a batch of decode rows that really ran."""
@@ -176,7 +182,9 @@ class CostModel:
         """Learn from a chunk that was really read."""
         expected = self.prefill_ms(tokens, position)
         self._chunks.learn(tokens, position + tokens / 2, ms / self._drift)
-        self._follow(ms, expected)
+        # A rest that fills no tile is predicted with a margin: how far off that is says nothing of the machine.
+        if tokens in SIZES:
+            self._follow(ms, expected)
 
     def _follow(self, ms: float, expected: float) -> None:
         if expected > 0:

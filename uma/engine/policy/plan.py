@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import attrs
 
@@ -163,10 +164,22 @@ class Scheduler:
         budget_ms = min(self.targets.tick_budget_ms, *wishes, math.inf)
         left_ms = budget_ms - decode_ms
         slack_ms = SLACK * budget_ms
-        position = waiting[0].position
+        position = partial(_mean_position, waiting)
         chunk = self.cost.best_chunk(left_ms, slack_ms, position, wanted)
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
                 chunk = self.cost.worth_trying(chunk, left_ms + slack_ms, position, wanted)
         return max(chunk, min(SMALLEST_CHUNK, wanted))
+
+
+def _mean_position(rows: list[Row], tokens: int) -> float:
+    """Where the next `tokens` tokens of these rows stand in their prompts, on the average."""
+    left, behind = tokens, 0
+    for row in rows:
+        count = min(row.remaining, left)
+        behind += count * row.position
+        left -= count
+        if left <= 0:
+            break
+    return behind / max(1, tokens - left)

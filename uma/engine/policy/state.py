@@ -15,8 +15,9 @@ class Row:
     """-1 background, 0 normal, 1 interactive."""
     arrived_ms: float
     prompt_tokens: int
+    """Tokens to be read before it decodes: its prompt; after a preemption what it had generated, too."""
     remaining: int
-    """Prompt tokens still to be computed; 0: the sequence decodes."""
+    """Those of them still to be computed; 0: the sequence decodes."""
     target_ttft_ms: float | None
     """What the asker asked for; None: no wish of its own."""
     target_tbt_ms: float
@@ -33,7 +34,7 @@ class Row:
 
     @property
     def position(self) -> int:
-        """Tokens of its prompt that are computed."""
+        """How many of them are computed."""
         return self.prompt_tokens - self.remaining
 
     def had_token(self, now_ms: float) -> None:
