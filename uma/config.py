@@ -91,7 +91,7 @@ class RuntimeConfig:
         1_048_576, "unread output of one session before it is paused", "bytes"
     )
     tx_timeout_sec: Annotated[float, Range(gt=0)] = setting(
-        30.0, "a session that reads nothing is closed after", "seconds"
+        30.0, "a session that reads less than 8 KiB of what waits for it is closed after", "seconds"
     )
 
     tick_budget_ms: Annotated[float, Range(gt=0)] = setting(

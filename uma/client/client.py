@@ -61,7 +61,7 @@ class Client:
     once the server is gone. Leaving a `generate` block cancels at the server; events that are still on their way are
     dropped. A caller that takes its events too slowly keeps up to `stream.BUFFER_EVENTS` of them waiting without
     disturbing anyone; past that, the whole client stops reading until it has caught up, and a server hangs up on a
-    client that reads nothing for its `tx_timeout_sec`.
+    client that reads next to nothing for its `tx_timeout_sec`.
     """
 
     _where: str

@@ -7,8 +7,11 @@ bounded, and whoever finds it full waits: that is how a slow reader is felt by t
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 
@@ -19,10 +22,13 @@ from uma.client.doorbell import Doorbell
 
 RECEIVE_BYTES = 65536
 """One read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there is."""
+FAIR_BYTES = 8192
+"""What a peer must read within the time allowed, as long as there is more for it. Also the most that is sent at once,
+since the system counts whole pieces as read."""
 
 
 class ReaderStalledError(Exception):
-    """The peer read nothing for as long as the link allows."""
+    """The peer read nothing, or next to nothing, for as long as the link allows."""
 
 
 @attrs.define(eq=False)
@@ -35,8 +41,13 @@ class Link:
     sock: socket.socket
     max_unsent_bytes: int
     stall_timeout_sec: float
-    """How long the peer may read nothing while something waits for it."""
+    """How long the peer may take to read `FAIR_BYTES` while more than the system will hold waits for it."""
     unsent_bytes: int = attrs.field(default=0, init=False)
+    _due: float | None = attrs.field(default=None, init=False)
+    """When the peer must have read `FAIR_BYTES`; None while the system takes all there is."""
+    _sent_bytes: int = attrs.field(default=0, init=False)
+    """Since that was set, as `_drained_bytes`: by how much the system's own buffer has shrunk while we waited."""
+    _drained_bytes: int = attrs.field(default=0, init=False)
     _pending: deque[bytes] = attrs.field(factory=deque, init=False)
     _is_dead: bool = attrs.field(default=False, init=False)
     _work: Doorbell = attrs.field(factory=Doorbell, init=False)
@@ -63,8 +74,8 @@ class Link:
     async def write(self, is_done: Callable[[], bool]) -> None:
         """Send what is posted. Each time all of it is sent, `is_done` says whether that was the end.
 
-        Raises `OSError` where the peer is gone and `ReaderStalledError` where it reads nothing for `stall_timeout_sec`.
-        Afterwards nobody waits for room any more, and what is posted is dropped.
+        Raises `OSError` where the peer is gone and `ReaderStalledError` where it reads less than `FAIR_BYTES` within
+        `stall_timeout_sec`. Afterwards nobody waits for room any more, and what is posted is dropped.
         """
         try:
             while True:
@@ -86,20 +97,49 @@ class Link:
         unsent = memoryview(data)
         while unsent:
             try:
-                sent = self.sock.send(unsent)
+                sent = self.sock.send(unsent[:FAIR_BYTES])
             except BlockingIOError:
                 await self._wait_writable()
                 continue
             unsent = unsent[sent:]
             self.unsent_bytes -= sent
+            self._sent_bytes += sent
             if self._room and self.unsent_bytes <= self.max_unsent_bytes // 2:
                 self._room.unpark_all()
+        if not self._pending:
+            self._due = None
 
     async def _wait_writable(self) -> None:
-        with trio.move_on_after(self.stall_timeout_sec) as patience:
-            await trio.lowlevel.wait_writable(self.sock.fileno())
-        if patience.cancelled_caught:
-            raise ReaderStalledError
+        """Wait until the system takes more, for as long as the peer reads at a fair pace.
+
+        What could be sent is a poor measure of that: the system takes more only when most of what it holds was read,
+        for which a slow reader may need minutes.
+        """
+        due = self._wind() if self._due is None else self._due
+        held = self._held_bytes()
+        while True:
+            with trio.move_on_at(due) as patience:
+                await trio.lowlevel.wait_writable(self.sock.fileno())
+            before, held = held, self._held_bytes()
+            self._drained_bytes += before - held
+            if max(self._sent_bytes, self._drained_bytes) >= FAIR_BYTES:
+                due = self._wind()
+            elif patience.cancelled_caught:
+                raise ReaderStalledError
+            if not patience.cancelled_caught:
+                return
+
+    def _wind(self) -> float:
+        self._sent_bytes = self._drained_bytes = 0
+        self._due = trio.current_time() + self.stall_timeout_sec
+        return self._due
+
+    def _held_bytes(self) -> int:
+        """What the system holds for the peer, its own overhead included; 0 where it does not tell."""
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0])
+        except OSError:
+            return 0
 
     async def receive(self) -> bytes:
         """What has arrived, at most `RECEIVE_BYTES`; `b""` where the peer will send no more."""
