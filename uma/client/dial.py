@@ -14,6 +14,7 @@ import trio
 from uma import __version__
 from uma.client.client import Client
 from uma.client.link import Link
+from uma.client.place import objection
 from uma.errors import ConnectionLost, sole_error
 from uma.protocol.session import ClientSession
 
@@ -28,8 +29,11 @@ async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> As
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
 
     Raises `ConnectionLost` where nobody answers (it says how to start a server) and the server's own error where it
-    refuses (`TooManySessions`, `VersionMismatch`). Leaving the block hangs up: whatever still runs is cancelled.
+    refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
+    directory and someone else could be listening there. Leaving the block hangs up: whatever still runs is cancelled.
     """
+    if (problem := objection(Path(path))) is not None:
+        raise ConnectionLost(problem)
     sock = await _dial(Path(path))
     # The server may be busy for as long as it likes: a caller who has waited enough can cancel.
     link = Link(sock, MAX_UNSENT_BYTES, stall_timeout_sec=float("inf"))

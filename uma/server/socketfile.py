@@ -18,6 +18,7 @@ from pathlib import Path
 
 import attrs
 
+from uma.client.place import objection
 from uma.config import default_socket
 from uma.errors import ConfigError
 
@@ -56,6 +57,7 @@ def check(path: Path) -> None:
         raise ConfigError(
             f"socket: {path}: is {size} bytes long, and the system allows {MAX_PATH_BYTES}; choose a shorter path"
         )
+    _check_trusted(path)
     try:
         _is_stale(path)
     except OSError as error:
@@ -65,11 +67,12 @@ def check(path: Path) -> None:
 def listen(path: Path, mode: int) -> SocketFile:
     """Listen on `path`, with `mode` in force before the first client can connect.
 
-    Missing directories are made, the last one 0700. Raises `ConfigError` naming the path and what is wrong with it.
+    Missing directories are made, the last one 0700; the default's is made so if it is not. Raises `ConfigError` naming
+    the path and what is wrong with it.
     """
     check(path)
     try:
-        _make_directory(path.parent)
+        _make_directory(path)
         with _alone_in(path.parent):
             if _is_stale(path):
                 path.unlink()
@@ -78,16 +81,17 @@ def listen(path: Path, mode: int) -> SocketFile:
         raise ConfigError(f"socket: {path}: cannot be made: {error.strerror or error}") from error
 
 
-def _make_directory(directory: Path) -> None:
+def _check_trusted(path: Path) -> None:
+    if (problem := objection(path)) is not None:
+        raise ConfigError(f"socket: {problem}")
+
+
+def _make_directory(path: Path) -> None:
+    directory = path.parent
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory != Path(default_socket()).parent:
-        return
-    # The default's name can be guessed by everyone, and in a shared temporary folder made by everyone.
-    status = directory.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(
-            f"socket: {directory}: belongs to, or can be written by, someone else; remove it or choose another --socket"
-        )
+    _check_trusted(path)
+    if directory == Path(default_socket()).parent:
+        directory.chmod(0o700)  # it may have been made by hand
 
 
 @contextmanager

@@ -1,0 +1,40 @@
+"""Whose directory a default socket lies in.
+
+The default's name can be guessed by everyone and, in a shared temporary folder, made by everyone: whoever made it first
+could listen there in a server's place and read what clients ask. So both ends look before they use it. A directory that
+the user names is the user's own affair.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from uma.config import default_socket
+
+REMEDY = "remove it, or name another path with --socket or UMA_SOCKET"
+
+
+def objection(path: Path) -> str | None:
+    """Why a socket at `path` is not to be trusted, and what to do; None where it is, or nothing is there yet."""
+    directory = path.parent
+    if directory != Path(default_socket()).parent or (status := _lstat(directory)) is None:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{directory} is no directory of its own; {REMEDY}"
+    if status.st_uid != os.geteuid():
+        return f"{directory} belongs to someone else (uid {status.st_uid}); {REMEDY}"
+    if status.st_mode & 0o022:
+        return f"{directory} can be written by someone else, who may have made what is in it; {REMEDY}"
+    inside = _lstat(path)
+    if inside is not None and inside.st_uid != os.geteuid():
+        return f"{path} belongs to someone else (uid {inside.st_uid}); {REMEDY}"
+    return None
+
+
+def _lstat(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:  # not there, or out of reach: then whoever goes on is told so
+        return None
