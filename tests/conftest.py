@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import ServerProcess, running_server, short_directory
+from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
 
 
@@ -16,6 +17,16 @@ def socket_dir() -> Iterator[Path]:
     """A directory for this test's sockets."""
     with short_directory() as directory:
         yield directory
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two sockets that are connected, ours and the peer's; neither blocks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield ours, theirs
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,10 @@ CHECKOUT = str(Path(uma.__file__).parents[1])
 T = TypeVar("T")
 
 
+Pair = tuple[socket.socket, socket.socket]
+"""Two sockets that are connected, ours and the peer's; neither blocks."""
+
+
 class Log:
     """The lines a process has written so far, and a way to wait for one."""
 

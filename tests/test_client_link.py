@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 import trio
 import trio.testing
 
+from harness import Pair
 from uma.client.link import Link, ReaderStalledError
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A link's socket and its peer's."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        yield ours, theirs
-
-
-Pair = tuple[socket.socket, socket.socket]
 
 
 async def test_what_many_tasks_post_before_the_writer_runs_goes_out_in_one_piece(pair: Pair) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma.errors import ConfigError, ModelError
 from uma.llama.backend import core_count
@@ -340,7 +341,7 @@ def test_one_engine_computes_while_others_open_and_close(tmp_path: Path, llama: 
     path = write_model(tmp_path / "other.gguf", seed=1)
     tokens = tokens_for(0, 10)
     expected = alone(llama, tokens)
-    stop = threading.Event()
+    begun, stop = threading.Event(), threading.Event()
     wrong: list[Logits] = []
 
     def compute() -> None:
@@ -350,9 +351,11 @@ def test_one_engine_computes_while_others_open_and_close(tmp_path: Path, llama: 
                 logits = prefill(context, tokens)
                 if not same(logits, expected):
                     wrong.append(logits)
+                begun.set()
 
     thread = threading.Thread(target=compute)
     thread.start()
+    assert begun.wait(PATIENCE_SEC)
     for _ in range(10):
         with Model.load(path) as model, Context(model, ContextParams(n_ctx=256)) as context:
             prefill(context, tokens)

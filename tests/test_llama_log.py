@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from harness import clean_environ, run_to_end
 from models import write_model
 from uma.llama.log import CONTINUED, DEBUG, ERROR, INFO, KEPT_LINES, LOG, LlamaLog
 from uma.llama.model import Model
@@ -60,16 +59,9 @@ def test_loading_is_logged_for_whoever_listens(tmp_path: Path, caplog: pytest.Lo
 @pytest.mark.parametrize("debug", [True, False])
 def test_llama_is_heard_only_where_asked_for(tmp_path: Path, debug: bool) -> None:
     path = write_model(tmp_path / "tiny.gguf")
-    environ = {name: value for name, value in os.environ.items() if name != "UMA_DEBUG"}
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD, str(path)],
-        env=environ | ({"UMA_DEBUG": "1"} if debug else {}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert result.stdout == ""
+    environ = clean_environ(UMA_DEBUG="1") if debug else clean_environ()
+    result = run_to_end(sys.executable, "-c", LOAD, str(path), environ=environ)
+    assert (result.returncode, result.stdout) == (0, "")
     assert (str(path) in result.stderr) == debug
     assert debug or result.stderr == ""
 
@@ -79,9 +71,7 @@ def test_where_llama_ends_the_process_its_reason_is_told(tmp_path: Path) -> None
     length = (2).to_bytes(8, "little")
     once, twice = b"in" + length + b"an", b"in" + length + b"in"
     path.write_bytes(path.read_bytes().replace(once, twice))
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True, timeout=60, check=False
-    )
+    result = run_to_end(sys.executable, "-c", LOAD, str(path))
     assert result.returncode == -signal.SIGABRT
     first, *others = result.stderr.splitlines()
     assert first.startswith("uma: error: llama.cpp gave up and ended the process: ")

@@ -549,10 +549,20 @@ def test_half_a_frame_is_told_whatever_runs() -> None:
 @given(st.lists(st.binary(max_size=40), max_size=10), st.booleans())
 def test_random_bytes_end_a_session_or_wait_for_more(chunks: list[bytes], is_hello: bool) -> None:
     session = hello(max_frame_bytes=100) if is_hello else plain(max_frame_bytes=100)
+    codes = []
     for chunk in chunks:
         session.receive(chunk)
         while (message := session.next_message()) is not None:
             assert isinstance(message, Refused)
+            codes.append(message.event.code)
+    data = b"".join(chunks)
+    length = int.from_bytes(data[:4], "little")
+    if len(data) >= 4 and not 1 <= length <= 100:
+        assert codes == [FrameTooLarge.code]
+    elif len(data) < 4 + length:
+        assert codes == []
+    else:
+        assert codes
 
 
 @given(st.lists(st.integers(1, 200), max_size=10))
