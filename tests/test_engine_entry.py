@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from engine_world import answer, ask, config_for, settled, tokens_for
+from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC, frame
 from uma import Message, Request, open_engine
@@ -83,3 +83,22 @@ async def test_a_client_that_hangs_up_while_its_request_is_prepared_is_counted(t
         metrics = engine.snapshot()
         nursery.cancel_scope.cancel()
     assert (metrics["requests_total"], metrics["requests_cancelled"]) == (1, 1)
+
+
+async def test_a_file_that_many_need_at_once_is_read_once(tiny: Path, tmp_path: Path) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    known = tokens_for(1, 600)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(known, 2))
+    got: list[Answer] = []
+
+    async def read(id: int) -> None:
+        got.append(await answer(engine, ask((*known, id), 2, id=str(id))))
+
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        with no_thread_free() as limiter:
+            for id in range(5):
+                nursery.start_soon(read, id)
+            await trio.testing.wait_all_tasks_blocked()
+            assert limiter.statistics().tasks_waiting == 1
+    assert [each.finished.usage.cached_tokens >= 600 for each in got] == [True] * 5

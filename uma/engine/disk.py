@@ -38,6 +38,8 @@ class _Entry:
     snapshot: weakref.ref[Snapshot] | None = None
     """The same in memory, for as long as the decode thread keeps it."""
     written_at: float = 0.0
+    reading: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held by whoever reads the file, so that others who need it meanwhile need not."""
 
     @property
     def is_loaded(self) -> bool:
@@ -78,12 +80,15 @@ class DiskTier:
         if found is None or found[0].is_loaded or found[1] < LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
-        snapshot = await trio.to_thread.run_sync(self._read, entry)
-        if snapshot is None:
-            self._forget(entry)
-        else:
-            entry.snapshot = weakref.ref(snapshot)
-        return snapshot
+        async with entry.reading:
+            if entry.is_loaded:
+                return None
+            snapshot = await trio.to_thread.run_sync(self._read, entry)
+            if snapshot is None:
+                self._forget(entry)
+            else:
+                entry.snapshot = weakref.ref(snapshot)
+            return snapshot
 
     async def write(self, snapshot: Snapshot) -> None:
         """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""
