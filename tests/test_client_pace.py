@@ -5,29 +5,13 @@ The sockets are real. Time is not: it goes on when the test says so.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-
-import pytest
 import trio
 import trio.testing
 
+from harness import Pair
 from uma.client.link import FAIR_BYTES, Link, ReaderStalledError
 
 TIMEOUT_SEC = 30.0
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A link's socket and its peer's."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        yield ours, theirs
-
-
-Pair = tuple[socket.socket, socket.socket]
 
 
 class Writing:
