@@ -1,6 +1,7 @@
 """The trade-off: a smoother stream costs prompt throughput. Where does each server let one choose?
 
-The storm again, UMA with several `target_tbt_ms`, llama-server with several batch sizes, its only means to the end.
+The storm again, both with split KV: UMA with several `target_tbt_ms`, llama-server with several batch sizes, its only
+means to the end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from random import Random
 from benchmarks.load import warm_up
 from benchmarks.scenario import Bench, Emit, Scenario
 from benchmarks.scenarios.storm import N_CTX, SLOTS, storm
+from benchmarks.targets.contenders import uma_layout
 from benchmarks.targets.llama_server import llama_server
 from benchmarks.targets.uma import uma_server
 
@@ -20,7 +22,8 @@ BATCHES, QUICK_BATCHES = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 5
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """One storm for each setting."""
     for target_ms in bench.pick(TARGETS_MS, QUICK_TARGETS_MS):
-        settings = {"n_ctx": N_CTX, "tick_budget_ms": target_ms, "slo_tbt_ms": target_ms}
+        layout = uma_layout("split", n_ctx=N_CTX, slots=SLOTS)
+        settings = {**layout, "tick_budget_ms": target_ms, "slo_tbt_ms": target_ms}
         async with uma_server(bench.model, settings, label=f"{target_ms} ms", threads=bench.threads) as uma:
             await warm_up(uma, bench.model)
             rng = Random(f"tradeoff {index} {target_ms}")
