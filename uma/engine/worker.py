@@ -46,6 +46,7 @@ def now_ms() -> float:
 
 
 Work = list[tuple[Sequence, int]]
+"""What a batch computes: sequences, each with the number of its tokens."""
 
 
 class DecodeWorker:
@@ -315,7 +316,7 @@ class DecodeWorker:
             sequence.kept.is_pinned = False
             sequence.kept = None
 
-    # A batch. Its work: sequences, each with the number of its tokens to compute.
+    # A batch
     #
     # Decode rows and prefill are batches of their own. Together they would read the weights once instead of twice, but
     # a few rows more than a tile holds cost another tile, and with split KV llama.cpp takes them apart anyway. So
