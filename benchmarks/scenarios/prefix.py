@@ -70,7 +70,15 @@ def checks(summary: Summary) -> list[Check]:
     warm = summary.best("warm", "UMA", "ttft_p50_ms", "low")
     peer_cold = summary.best("cold", "llama-server", "all_done_s", "low")
     peer_warm = summary.best("warm", "llama-server", "ttft_p50_ms", "low")
+    floor_cold = summary.get("cold", FLOOR, "all_done_s")
+    floor_warm = summary.get("warm", FLOOR, "ttft_p50_ms")
     return [
+        Check(
+            "shared prefix, cold: speed of raw decoding that reads the prefix once", floor_cold / cold, "≥", 0.9, "x"
+        ),
+        Check(
+            "shared prefix, warm: raw's time to the first tokens, of UMA's TTFT p50", floor_warm / warm, "≥", 0.9, "x"
+        ),
         Check("shared prefix, cold: times faster than llama-server's better layout", peer_cold / cold, "≥", 6, "x"),
         Check("shared prefix, warm: times shorter TTFT p50 than llama-server's", peer_warm / warm, "≥", 4, "x"),
     ]
