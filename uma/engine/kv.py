@@ -21,7 +21,7 @@ LEAST_SHARED_TOKENS = 8
 """A common prefix shorter than this is computed again: it costs less than keeping track."""
 WORTH_RESTORING_TOKENS = 48
 """A snapshot is restored if it saves at least this many tokens more than the cells do."""
-MOST_PLAIN_TOKENS = 512
+MOST_PLAIN_TOKENS = 256
 """Of the cells that hold nothing but cache, those for prefixes that are short and unused so far, or have a snapshot."""
 LEAST_EVICTED_TOKENS = 256
 """Cells given up at a time."""

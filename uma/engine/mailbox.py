@@ -32,7 +32,7 @@ class Mailbox:
         os.set_blocking(self._rope, False)
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
-        """Have events delivered soon; `taken` is set when they are."""
+        """Have events delivered soon; `taken` is set when they are, and their readers have had a turn."""
         self._mail.append((deliveries, taken))
         _write(self._rope, b"!", 1)  # (a pipe that is full is a bell that rings)
 
@@ -42,16 +42,24 @@ class Mailbox:
         while True:
             await trio.lowlevel.wait_readable(self._bell)
             os.read(self._bell, MOST_RINGS)
-            self.empty()
+            waiting = self.empty()
+            if waiting:
+                # First those who were woken by it have their turns, and write what they have to write.
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()
+                for taken in waiting:
+                    taken.set()
 
-    def empty(self) -> None:
-        """Deliver what is here."""
+    def empty(self) -> list[threading.Event]:
+        """Deliver what is here; returns the events to be set for it."""
+        waiting = []
         while self._mail:
             deliveries, taken = self._mail.popleft()
             for stream, event in deliveries:
                 stream.deliver(event)
             if taken is not None:
-                taken.set()
+                waiting.append(taken)
+        return waiting
 
     def close(self) -> None:
         """Once nobody posts or runs it any more."""

@@ -329,7 +329,7 @@ class DecodeWorker:
         while work:
             self._pool.make_room(sum(count for _, count in work))
             rows = self._build(work, is_decode=is_decode)
-            # Last of all, for whoever is woken by it works while llama.cpp does.
+            # Last of all, for whoever is woken by it works while llama.cpp does. (What is due at once is gone by now.)
             self._flush_before(len(work) if is_decode else 0)
             began, cpu_began = now_ms(), self._cpu_sec()
             code = self._context.decode(self._batch)
@@ -339,6 +339,7 @@ class DecodeWorker:
                 self._computed(work, took, is_decode=is_decode)
                 if rows:
                     self._sample(rows)
+                self._outbox.flush_due(began)
                 return
             if code == ABORTED:
                 return
