@@ -253,10 +253,10 @@ class Simulation:
 
     def _arrive(self, session: Session) -> None:
         row = session.row
+        row.due_ms = due_ms(row, self._policy.cost)
         if self._policy.is_uma and (self._is_full(row) or self._is_hopeless(row)):
             session.is_refused = True
             return
-        row.due_ms = due_ms(row, self._policy.cost)
         self._by_key[row.key] = session
         heapq.heappush(self._waiting, self._policy.place(row))
 
