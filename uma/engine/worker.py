@@ -31,7 +31,7 @@ from uma.metrics import EngineMetrics
 from uma.types import Event, Finished, FinishReason
 
 OBSERVED_DECODES = 4
-"""Of the ticks without prefill, one in so many is learnt from."""
+"""One tick in so many teaches what decode rows cost; prefill is learnt from each time."""
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
 CPU_SAMPLED_TICKS = 16

@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Size of the batch."""
+        """Of both batches together."""
         return len(self.decode) + sum(count for _, count in self.prefill)
 
 

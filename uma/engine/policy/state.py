@@ -34,7 +34,7 @@ class Row:
 
     @property
     def position(self) -> int:
-        """How many of them are computed."""
+        """How many of `prompt_tokens` are computed."""
         return self.prompt_tokens - self.remaining
 
     def had_token(self, now_ms: float) -> None:
