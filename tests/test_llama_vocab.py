@@ -35,7 +35,7 @@ def test_special_tokens_come_from_the_models_own_metadata(vocab: Vocab) -> None:
     assert (vocab.n_tokens, vocab.bos, vocab.eos) == (N_VOCAB, BOS, EOS)
     assert vocab.eog_ids.dtype == np.int32
     assert vocab.eog_ids.tolist() == [EOS, IM_END]
-    assert [token for token in range(N_VOCAB) if vocab.is_eog(token)] == [EOS, IM_END]
+    assert [token for token in range(N_VOCAB) if token in vocab.eog] == [EOS, IM_END]
     assert (vocab.bos_text, vocab.eos_text) == ("<|bos|>", "<|eos|>")
 
 

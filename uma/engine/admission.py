@@ -38,6 +38,11 @@ class WaitingRoom:
         """How many could begin if there were room."""
         return len(self._members) - len(self._following)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits at all."""
+        return not self._members
+
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
         row = sequence.row

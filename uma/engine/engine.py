@@ -19,6 +19,7 @@ from typing import Any
 
 import outcome
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import uma
 from uma.config import RuntimeConfig
@@ -51,6 +52,8 @@ from uma.types import (
     Tokenized,
 )
 
+GATHER_SEC = 0.01
+"""While requests keep coming in, a decode thread that rests is left alone for this long at most."""
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Prompts up to this length are tokenized on the Trio thread: faster than the way to another one. A message takes time
 to render however short it is."""
@@ -138,6 +141,7 @@ class Engine:
         )
         self._pool = KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
         self._mailbox = Mailbox()
+        self._submitted = trio.lowlevel.ParkingLot()
         self._next_key = 1
         self._open: dict[int, Sequence] = {}
         self._is_draining = False
@@ -178,6 +182,7 @@ class Engine:
                 run = partial(trio.to_thread.run_sync, self.worker.run, limiter=trio.CapacityLimiter(1))
                 async with trio.open_nursery() as while_it_runs:
                     while_it_runs.start_soon(self._mailbox.run)
+                    while_it_runs.start_soon(self._wake_worker)
                     self.worker_ended = await outcome.acapture(run)
                     while_it_runs.cancel_scope.cancel()
                 self._mailbox.empty()
@@ -188,6 +193,18 @@ class Engine:
         # Without its thread an engine is nothing: a fault there ends the block, and is raised from it.
         if isinstance(self.worker_ended, outcome.Error):
             scope.cancel()
+
+    async def _wake_worker(self) -> None:
+        """Wake the decode thread for what was submitted, as soon as there is nothing else to do here.
+
+        Who comes in one burst is then read in one batch, and decodes in step. (A thread that computes takes up what
+        there is between its ticks, and needs no waking.)
+        """
+        while True:
+            await self._submitted.park()
+            with trio.move_on_after(GATHER_SEC):
+                await wait_all_tasks_blocked()
+            self.worker.wake()
 
     # types.Source
 
@@ -406,6 +423,7 @@ class Engine:
         )
         self._open[key] = sequence
         self.worker.submit(sequence)
+        self._submitted.unpark_all()
         return stream
 
     # Out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
-import attrs
 import numpy as np
 
 from uma.engine.outbox import AT_ONCE, HOLD_SHARE, Outbox
@@ -19,29 +18,24 @@ LOW_CREDITS = CREDITS // 4
 """A reader with room for no more events than this is given what there is at once."""
 
 
-@attrs.define
-class Row:
-    """A row of the batch whose logits were asked for."""
-
-    sequence: Sequence
-    batch_index: int
-
-
-def choose_tokens(context: Context, vocab: Vocab, rows: Rows[Row]) -> list[int]:
-    """Sample the rows of the batch just computed, which are all that have logits, in their order."""
-    logits = context.logits(len(rows))
-    # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
-    tokens: list[int] = logits.argmax(axis=1).tolist() if any(row.sequence.sampler is None for row in rows) else []
-    tokens = tokens or [-1] * len(rows)
-    for index, row in enumerate(rows):
-        sequence = row.sequence
+def choose_tokens(context: Context, vocab: Vocab, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[int]:
+    """Sample the rows of the batch just computed that have logits, which are these, in this order."""
+    logits = context.logits(len(sequences))
+    likeliest: list[int] = []
+    tokens: list[int] = []
+    for row, sequence in enumerate(sequences):
         if sequence.sampler is not None:
             if sequence.suppresses_end:
-                logits[index, vocab.eog_ids] = -np.inf
-            tokens[index] = sequence.sampler.sample(context, row.batch_index)
-        elif vocab.is_eog(tokens[index]) and sequence.suppresses_end:
-            logits[index, vocab.eog_ids] = -np.inf
-            tokens[index] = int(logits[index].argmax())
+                logits[row, vocab.eog_ids] = -np.inf
+            tokens.append(sequence.sampler.sample(context, batch_indices[row]))
+            continue
+        # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
+        likeliest = likeliest or logits.argmax(axis=1).tolist()
+        token = likeliest[row]
+        if token in vocab.eog and sequence.suppresses_end:
+            logits[row, vocab.eog_ids] = -np.inf
+            token = int(logits[row].argmax())
+        tokens.append(token)
     return tokens
 
 
@@ -55,7 +49,7 @@ class Output:
 
     def accept(self, sequence: Sequence, token: int, now_ms: float) -> FinishReason | None:
         """Give the token's text to the reader. Returns why the request ends with it, if it does."""
-        if self._vocab.is_eog(token):
+        if token in self._vocab.eog:
             return "stop"
         sequence.tokens.append(token)
         text = sequence.text.push(self._vocab.piece(token))
@@ -82,19 +76,18 @@ class Output:
             sequence.pieces.append(held)
 
     def _count(self, sequence: Sequence, now_ms: float) -> None:
-        metrics = self._metrics
-        is_first = sequence.generated == 0
-        if is_first:
-            sequence.first_token_ms = now_ms
-        if not sequence.is_probe:
-            metrics.tokens_generated_total += 1
-            if is_first:
-                metrics.ttft_ms.observe(now_ms - sequence.row.arrived_ms)
-            else:
-                metrics.inter_token_ms.observe(now_ms - sequence.last_token_ms)
+        metrics, row = self._metrics, sequence.row
         sequence.generated += 1
-        sequence.last_token_ms = now_ms
-        sequence.row.had_token(now_ms)
+        row.had_token(now_ms)
+        if sequence.generated == 1:
+            sequence.first_token_ms = now_ms
+        if sequence.is_probe:
+            return
+        metrics.tokens_generated_total += 1
+        if sequence.generated == 1:
+            metrics.ttft_ms.observe(now_ms - row.arrived_ms)
+        else:
+            metrics.inter_token_ms.observe(row.last_gap_ms)
 
     def _give(self, sequence: Sequence, token: int, text: str, now_ms: float) -> None:
         if not sequence.request.stream:

@@ -52,7 +52,6 @@ class Sequence:
     """Tokens the reader was or will be given."""
     started_ms: float = 0.0
     first_token_ms: float = 0.0
-    last_token_ms: float = 0.0
     largest_batch: int = 0
     iterations: int = 0
     pieces: list[str] = attrs.field(factory=list)
@@ -77,6 +76,11 @@ class Sequence:
         self.row.remaining = 0 if self.generated and self.missing == 1 else self.missing
         self.row.prompt_tokens = len(self.tokens)
 
+    def was_in_batch(self, sequences: int) -> None:
+        """Count a batch of so many sequences that it was in."""
+        self.iterations += 1
+        self.largest_batch = max(self.largest_batch, sequences)
+
     def usage(self) -> Usage:
         """Token counts so far."""
         return Usage(self.prompt_tokens, self.cached_tokens, self.generated)
@@ -84,7 +88,7 @@ class Sequence:
     def metrics(self, reason: FinishReason, now_ms: float) -> RequestMetrics:
         """How it was served, at its end."""
         arrived, started, first = self.row.arrived_ms, self.started_ms or now_ms, self.first_token_ms
-        decode_ms = self.last_token_ms - first if first else 0.0
+        decode_ms = self.row.last_token_ms - first if first else 0.0
         return RequestMetrics(
             queue_ms=round(started - arrived, 3),
             prefill_ms=round((first or now_ms) - started, 3),

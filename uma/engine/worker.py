@@ -12,14 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from typing import Any
 
 from uma.engine.admission import WaitingRoom
 from uma.engine.kv import KvPool
 from uma.engine.outbox import Deliver, Outbox
-from uma.engine.output import Output, Row, choose_tokens
-from uma.engine.policy import Plan, Scheduler, State
-from uma.engine.policy import Row as PolicyRow
+from uma.engine.output import Output, choose_tokens
+from uma.engine.policy import Plan, Row, Scheduler, State
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot
@@ -30,12 +30,11 @@ from uma.llama.sampler import Sampler
 from uma.metrics import EngineMetrics
 from uma.types import Event, Finished, FinishReason
 
-OBSERVED_DECODES = 4
-"""One tick in so many teaches what decode rows cost; prefill is learnt from each time."""
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
-CPU_SAMPLED_TICKS = 16
-"""One tick in so many has its CPU time measured, which costs two system calls."""
+SAMPLED_TICKS = 16
+"""One tick in so many has its CPU time measured, and teaches what decode rows cost. (So does each that reads prompts as
+well: then it matters.) In between, a tick of few milliseconds has no time for it."""
 IDLE_SEC = 0.25
 """Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
 
@@ -69,8 +68,10 @@ class DecodeWorker:
         self._scheduler = scheduler
         self._metrics = metrics
         self._ticks = 0
-        self._is_sampled = False
+        self._is_sampled = self._teaches_decode = False
         self._decode_cpu_sec = 0.0
+        self._decode_ms = math.inf
+        """What the last batch of decode rows took: the next takes about as long."""
         self._outbox = Outbox(deliver)
         self._output = Output(self._vocab, metrics, self._outbox)
         self._saves_at_end = saves_at_end
@@ -86,8 +87,12 @@ class DecodeWorker:
         self._sequences: dict[int, Sequence] = {}
 
     def submit(self, sequence: Sequence) -> None:
-        """Take on a request. Its stream is given events until a `Finished` or an error."""
-        self._post(self._on_submit, sequence)
+        """Take on a request. Its stream is given events until a `Finished` or an error. Call `wake` some time after."""
+        self._inbox.append((self._on_submit, (sequence,)))
+
+    def wake(self) -> None:
+        """Have what was submitted looked at, by a thread that has nothing to do."""
+        self._wakeup.set()
 
     def cancel(self, key: int) -> None:
         """End a request at the next tick boundary; unknown or finished ones are ignored."""
@@ -127,7 +132,7 @@ class DecodeWorker:
 
     def _post(self, command: Callable[..., None], *args: Any) -> None:
         self._inbox.append((command, args))
-        self._wakeup.set()
+        self.wake()
 
     def run(self) -> None:
         """The thread. Returns after `stop`."""
@@ -200,7 +205,7 @@ class DecodeWorker:
         """Compute what the policy says; False if there was nothing to compute."""
         began = now_ms()
         self._ticks += 1
-        self._is_sampled = self._ticks % CPU_SAMPLED_TICKS == 0
+        self._is_sampled = self._ticks % SAMPLED_TICKS == 0
         cpu_began, self._decode_cpu_sec = self._cpu_sec(), 0.0
         self._admit(began)
         state = self._state()
@@ -209,15 +214,16 @@ class DecodeWorker:
             self._trace_plan(self._trace, state, plan)
         for key in plan.preempt:
             self._preempt(self._active[key], began)
-        if not plan.tokens:
+        if not plan.decode and not plan.prefill:
             return bool(plan.preempt)
         computing_ms = self._metrics.decode_ms.sum
         if plan.decode:
-            self._run([(self._active[key], 1) for key in plan.decode], is_decode=True)
+            self._teaches_decode = self._is_sampled or bool(plan.prefill)
+            self._decode([self._active[key] for key in plan.decode])
         if plan.prefill:
-            self._run([(self._active[key], count) for key, count in plan.prefill if key in self._active])
+            self._prefill([(self._active[key], count) for key, count in plan.prefill if key in self._active])
         cpu_sec = self._cpu_sec() - cpu_began - self._decode_cpu_sec
-        self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * CPU_SAMPLED_TICKS
+        self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * SAMPLED_TICKS
         computing_ms = self._metrics.decode_ms.sum - computing_ms
         self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
@@ -228,7 +234,7 @@ class DecodeWorker:
 
     def _admit(self, now: float) -> None:
         """Begin whoever may begin; for those who may not, others give way: slow readers' requests, then background."""
-        while True:
+        while not self._waiting.is_empty:
             sequence = self._waiting.next(self._active)
             if sequence is not None:
                 self._start(sequence, now)
@@ -257,8 +263,8 @@ class DecodeWorker:
         return victims if places <= 0 and cells <= 0 else []
 
     def _state(self) -> State:
-        decoding: list[PolicyRow] = []
-        prefilling: list[PolicyRow] = []
+        decoding: list[Row] = []
+        prefilling: list[Row] = []
         for sequence in self._active.values():
             (prefilling if sequence.row.remaining else decoding).append(sequence.row)
         self._pool.someone_decodes = bool(decoding)
@@ -322,93 +328,115 @@ class DecodeWorker:
     # a few rows more than a tile holds cost another tile, and with split KV llama.cpp takes them apart anyway. So
     # decode rows have their tokens before the prompts' turn, and each kind's cost is known exactly.
 
-    def _run(self, work: Work, *, is_decode: bool = False) -> None:
-        """Compute a batch and sample it, made smaller where llama.cpp finds no room for it."""
-        if self._pool.in_id_order:
-            work.sort(key=lambda each: each[0].holding.seq_id if each[0].holding else 0)
-        while work:
-            self._pool.make_room(sum(count for _, count in work))
-            rows = self._build(work, is_decode=is_decode)
+    def _decode(self, sequences: list[Sequence]) -> None:
+        """A token for each: the batch of nearly every tick, so it goes the shortest way."""
+        while sequences:
+            if self._pool.in_id_order:
+                sequences.sort(key=_seq_id)
+            self._pool.make_room(len(sequences))
+            self._batch.clear()
+            self._batch.add_decode(
+                [sequence.tokens[-1] for sequence in sequences],
+                [sequence.computed for sequence in sequences],
+                [_seq_id(sequence) for sequence in sequences],
+            )
             # Last of all, for whoever is woken by it works while llama.cpp does. (What is due at once is gone by now.)
-            self._flush_before(len(work) if is_decode else 0)
-            began, cpu_began = now_ms(), self._cpu_sec()
-            code = self._context.decode(self._batch)
-            took = now_ms() - began
-            self._decode_cpu_sec += self._cpu_sec() - cpu_began
+            self._outbox.flush_due(now_ms() + self._decode_ms)
+            code, began, ended = self._compute()
             if code == DONE:
-                self._computed(work, took, is_decode=is_decode)
-                if rows:
-                    self._sample(rows)
+                self._decoded(sequences, ended - began)
                 self._outbox.flush_due(began)
                 return
-            if code == ABORTED:
-                return
-            if code != NO_ROOM:
-                self._run_alone(work)
-                return
-            work = self._with_less(work, is_decode=is_decode)
+            sequences = [sequence for sequence, _ in self._failed(code, [(sequence, 1) for sequence in sequences])]
 
-    def _flush_before(self, decode_rows: int) -> None:
-        """Hand over what would be late after so many decode rows; before prefill everything, for that takes long."""
-        expected_ms = self._scheduler.cost.decode_ms(decode_rows, self._pool.used_cells)
-        self._outbox.flush_due(now_ms() + expected_ms if expected_ms else math.inf)
+    def _prefill(self, work: Work) -> None:
+        """Pieces of prompts; fewer or shorter ones where llama.cpp finds no room for all."""
+        while work:
+            if self._pool.in_id_order:
+                work.sort(key=lambda each: _seq_id(each[0]))
+            self._pool.make_room(sum(count for _, count in work))
+            ends = self._fill(work)
+            self._outbox.flush()  # for this takes long
+            code, began, ended = self._compute()
+            if code == DONE:
+                self._read(work, ends, ended - began)
+                self._outbox.flush_due(began)
+                return
+            work = self._failed(code, work)
 
-    def _build(self, work: Work, *, is_decode: bool) -> list[Row]:
-        """Fill the batch; returns the rows whose logits it asks for."""
-        batch = self._batch
-        batch.clear()
-        if is_decode:
-            batch.add_decode(
-                [sequence.tokens[-1] for sequence, _ in work],
-                [sequence.computed for sequence, _ in work],
-                [sequence.holding.seq_id for sequence, _ in work],  # type: ignore[union-attr]
-            )
-            return [Row(sequence, index) for index, (sequence, _) in enumerate(work)]
-        rows: list[Row] = []
+    def _fill(self, work: Work) -> dict[Sequence, int]:
+        """Fill the batch; returns the sequences that have no tokens after it, with their places in the batch."""
+        self._batch.clear()
+        ends: dict[Sequence, int] = {}
         for sequence, count in work:
-            assert sequence.holding is not None
             first, last = sequence.computed, sequence.computed + count
             is_whole = last == len(sequence.tokens)
-            index = batch.add(sequence.tokens[first:last], first, sequence.holding.seq_id, last_logits=is_whole)
+            index = self._batch.add(sequence.tokens[first:last], first, _seq_id(sequence), last_logits=is_whole)
             if is_whole:
-                rows.append(Row(sequence, index))
-        return rows
+                ends[sequence] = index
+        return ends
 
-    def _computed(self, work: Work, took: float, *, is_decode: bool) -> None:
-        """Book what a batch has computed."""
+    def _compute(self) -> tuple[int, float, float]:
+        """llama.cpp's answer to the batch, and when it began and ended."""
+        cpu_began, began = self._cpu_sec(), now_ms()
+        code = self._context.decode(self._batch)
+        ended = now_ms()
+        self._decode_cpu_sec += self._cpu_sec() - cpu_began
+        return code, began, ended
+
+    def _decoded(self, sequences: list[Sequence], took: float) -> None:
+        """Book a batch of decode rows, and sample it."""
+        size = len(sequences)
+        self._decode_ms = took
         self._pool.batch_done()
-        size, tokens, behind = len(work), 0, 0
+        for sequence in sequences:
+            assert sequence.holding is not None
+            self._pool.append(sequence.holding, sequence.tokens[-1])
+            sequence.computed += 1
+            sequence.was_in_batch(size)
+        self._metrics.tick(size, took)
+        if self._teaches_decode:
+            self._scheduler.cost.observe_decode(size, self._pool.used_cells, took)
+        if self._trace:
+            self._trace(f"batch decode={size} sequences={size} ms={took:.2f} cells={self._pool.used_cells}")
+        self._sample(sequences, range(size))
+
+    def _read(self, work: Work, ends: dict[Sequence, int], took: float) -> None:
+        """Book what a batch has read of prompts, and sample those that are read to their ends."""
+        self._pool.batch_done()
+        tokens, behind = 0, 0
         for sequence, count in work:
             assert sequence.holding is not None
             behind += count * sequence.computed
             tokens += count
-            if is_decode:
-                self._pool.append(sequence.holding, sequence.tokens[-1])
-            else:
-                self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
+            self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
             sequence.computed += count
-            sequence.iterations += 1
-            sequence.largest_batch = max(sequence.largest_batch, size)
-            if not is_decode:
-                sequence.row.remaining = sequence.missing
-                if sequence.missing == 0 and not self._pool.shares:
-                    self._pool.save(sequence.holding, now_ms())
+            sequence.was_in_batch(len(work))
+            sequence.row.remaining = sequence.missing
+            if sequence.missing == 0 and not self._pool.shares:
+                self._pool.save(sequence.holding, now_ms())
         self._metrics.tick(tokens, took)
-        if not is_decode:
-            self._metrics.prefill_tokens_total += tokens
-            self._scheduler.cost.observe_prefill(tokens, behind / tokens, took)
-        elif self._ticks % OBSERVED_DECODES == 0:
-            self._scheduler.cost.observe_decode(size, self._pool.used_cells, took)
+        self._metrics.prefill_tokens_total += tokens
+        self._scheduler.cost.observe_prefill(tokens, behind / tokens, took)
         if self._trace:
-            kind = "decode" if is_decode else "prefill"
-            self._trace(f"batch {kind}={tokens} sequences={size} ms={took:.2f} cells={self._pool.used_cells}")
+            self._trace(f"batch prefill={tokens} sequences={len(work)} ms={took:.2f} cells={self._pool.used_cells}")
+        if ends:
+            self._sample(list(ends), list(ends.values()))
 
-    def _with_less(self, work: Work, *, is_decode: bool) -> Work:
+    def _failed(self, code: int, work: Work) -> Work:
+        """Deal with a batch that could not be computed; returns what to try instead."""
+        if code == NO_ROOM:
+            return self._with_less(work)
+        if code != ABORTED:
+            self._run_alone(work)
+        return []
+
+    def _with_less(self, work: Work) -> Work:
         """What to try after `llama_decode` found no room: drop cache, then prefill less, then preempt the youngest."""
         self._metrics.kv_retries_total += 1
         if self._pool.drop_cache():
             return work
-        if not is_decode and work[0][1] > 1:
+        if work[0][1] > 1:
             sequence, count = work[0]
             return [(sequence, count // 2)]
         candidates = preemption_order(each.row for each in self._active.values())
@@ -426,12 +454,12 @@ class DecodeWorker:
         for sequence, count in work:
             if not self._cut_back(sequence):
                 continue
-            rows = self._build([(sequence, count)], is_decode=False)
-            began = now_ms()
-            code = self._context.decode(self._batch)
-            if code == DONE:
-                self._computed([(sequence, count)], now_ms() - began, is_decode=False)
-                self._sample(rows)
+            ends = self._fill([(sequence, count)])
+            code, began, ended = self._compute()
+            if code == DONE and sequence.row.remaining:
+                self._read([(sequence, count)], ends, ended - began)
+            elif code == DONE:
+                self._decoded([sequence], ended - began)
             elif code == NO_ROOM:
                 self._preempt(sequence, now_ms())
             elif code != ABORTED:
@@ -452,12 +480,12 @@ class DecodeWorker:
 
     # Tokens out
 
-    def _sample(self, rows: list[Row]) -> None:
-        tokens, now = choose_tokens(self._context, self._vocab, rows), now_ms()
-        for row, token in zip(rows, tokens, strict=True):
-            reason = self._output.accept(row.sequence, token, now)
+    def _sample(self, sequences: list[Sequence], batch_indices: Rows[int]) -> None:
+        tokens, now = choose_tokens(self._context, self._vocab, sequences, batch_indices), now_ms()
+        for sequence, token in zip(sequences, tokens, strict=True):
+            reason = self._output.accept(sequence, token, now)
             if reason is not None:
-                self._finish(row.sequence, reason, now)
+                self._finish(sequence, reason, now)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._output.release_held(sequence)
@@ -524,6 +552,11 @@ class DecodeWorker:
             f" expected_ms={expected_ms:.2f}"
             f" cells={state.used_cells} free={state.free_cells}"
         )
+
+
+def _seq_id(sequence: Sequence) -> int:
+    assert sequence.holding is not None
+    return sequence.holding.seq_id
 
 
 def _whose(sequence: Sequence) -> str:

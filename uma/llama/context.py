@@ -165,16 +165,16 @@ class Context:
         A writable view of llama.cpp's memory: what is changed in it is what a `Sampler` sees. Valid until the next
         `decode`. Raises `ValueError` where there are none.
         """
-        pointer = lib.llama_get_logits(self.handle)
-        if not pointer:
+        address = _get_logits(self.handle)
+        if not address:
             raise ValueError("logits: nothing has been computed")
         # Making a view costs more than all the rest of this call, and llama.cpp's buffer hardly ever moves.
-        address = ctypes.addressof(pointer.contents)
         if address != self._logits_address:
             self._logits_address = address
             self._logits_views.clear()
         view = self._logits_views.get(n_rows)
         if view is None:
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
             view = self._logits_views[n_rows] = np.ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
         return view
 
@@ -263,6 +263,8 @@ class Context:
 
 
 _STRLEN = ctypes.CDLL(None).strlen
+_get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", lib._lib))
+"""The binding's own makes a pointer object, of which only the number is wanted, once for each tick."""
 
 
 def _address_of(data: bytes) -> ctypes._Pointer[ctypes.c_uint8]:

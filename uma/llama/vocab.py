@@ -72,12 +72,9 @@ class Vocab:
             return np.array([token for token in range(self.n_tokens) if is_eog(handle, token)], np.int32)
 
     @cached_property
-    def _eog_set(self) -> frozenset[int]:
+    def eog(self) -> frozenset[int]:
+        """The same as a set."""
         return frozenset(self.eog_ids.tolist())
-
-    def is_eog(self, token: int) -> bool:
-        """Whether generation ends with this token."""
-        return token in self._eog_set
 
     @property
     def bos_text(self) -> str:

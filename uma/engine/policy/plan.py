@@ -31,11 +31,11 @@ class Plan:
     """What to compute in one tick: first the decode rows, then the prefill. Keys are `Row.key`."""
 
     decode: tuple[int, ...]
-    prefill: tuple[tuple[int, int], ...]
+    prefill: tuple[tuple[int, int], ...] = ()
     """Each a row and its number of tokens, in order of service."""
-    preempt: tuple[int, ...]
+    preempt: tuple[int, ...] = ()
     """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
-    held: int
+    held: int = 0
     """Background rows that decode on another tick."""
 
     @property
@@ -56,7 +56,7 @@ class Scheduler:
     def plan(self, state: State, now_ms: float) -> Plan:
         """The next tick. Empty only if no row can run."""
         if self._is_everyday(state):
-            return Plan(tuple([row.key for row in state.decoding]), (), (), 0)
+            return Plan(tuple([row.key for row in state.decoding]))
         rows, preempted = self._make_room(state)
         decode, held = self._choose_decode(rows, state, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
@@ -69,7 +69,7 @@ class Scheduler:
         """Whether all rows decode, there is room for all, and nobody is to be held back: the shortest way will do."""
         if state.prefilling or len(state.decoding) > min(state.free_cells, self.targets.batch_tokens):
             return False
-        return all(row.lane >= 0 and not row.is_paused for row in state.decoding)
+        return not any(row.is_paused or row.lane < 0 for row in state.decoding)
 
     def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
         """The rows that may decode, and those to preempt so that each of them has a cell.
