@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,6 +17,8 @@ from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC, frame
 from uma import Message, Request, open_engine
+from uma.engine import Engine
+from uma.engine.disk import DiskTier
 from uma.server.server import Server
 
 
@@ -31,6 +34,14 @@ def no_thread_free() -> Iterator[trio.CapacityLimiter]:
     finally:
         for each in borrowers:
             limiter.release_on_behalf_of(each)
+
+
+async def one_waits(limiter: trio.CapacityLimiter) -> None:
+    """Wait until somebody waits for a thread, and see that it is one."""
+    with trio.fail_after(PATIENCE_SEC):
+        while not limiter.statistics().tasks_waiting:
+            await trio.testing.wait_all_tasks_blocked()
+    assert limiter.statistics().tasks_waiting == 1
 
 
 @pytest.mark.parametrize("content", ["", "a"])
@@ -59,8 +70,7 @@ async def test_a_request_that_is_withdrawn_while_it_is_prepared_is_counted(
         with no_thread_free() as limiter:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(answer, engine, ask("a" * 5_000 if waits_for == "tokens" else (*known, 1)))
-                await trio.testing.wait_all_tasks_blocked()
-                assert limiter.statistics().tasks_waiting == 1
+                await one_waits(limiter)
                 nursery.cancel_scope.cancel()
         await answer(engine, ask(max_tokens=2))
         metrics = await settled(engine)
@@ -85,7 +95,21 @@ async def test_a_client_that_hangs_up_while_its_request_is_prepared_is_counted(t
     assert (metrics["requests_total"], metrics["requests_cancelled"]) == (1, 1)
 
 
-async def test_a_file_that_many_need_at_once_is_read_once(tiny: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The snapshot files that were read whole, in order."""
+    paths: list[Path] = []
+    read = DiskTier._read
+
+    def noting(self: DiskTier, entry: Any) -> Any:
+        paths.append(entry.path)
+        return read(self, entry)
+
+    monkeypatch.setattr(DiskTier, "_read", noting)
+    return paths
+
+
+async def test_a_file_that_many_need_at_once_is_read_once(tiny: Path, tmp_path: Path, files_read: list[Path]) -> None:
     config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
     known = tokens_for(1, 600)
     async with open_engine(config) as engine:
@@ -99,6 +123,79 @@ async def test_a_file_that_many_need_at_once_is_read_once(tiny: Path, tmp_path: 
         with no_thread_free() as limiter:
             for id in range(5):
                 nursery.start_soon(read, id)
-            await trio.testing.wait_all_tasks_blocked()
-            assert limiter.statistics().tasks_waiting == 1
+            await one_waits(limiter)
     assert [each.finished.usage.cached_tokens >= 600 for each in got] == [True] * 5
+    assert len(files_read) == 1
+
+
+async def test_no_file_is_read_for_what_cells_hold(tiny: Path, tmp_path: Path, files_read: list[Path]) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    known = tokens_for(1, 600)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(known, 2))
+    async with open_engine(config) as engine:
+        await answer(engine, ask((*known, 1), 2))
+        assert len(files_read) == 1
+        store = engine._pool.store
+        for snapshot in store._index:
+            store._remove(snapshot)  # as others would have pushed it out
+        del snapshot
+        got = await answer(engine, ask((*known, 2), 2))
+    assert (len(files_read), got.finished.usage.cached_tokens) == (1, 600)
+
+
+async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: Path, files_read: list[Path]) -> None:
+    folder, known = str(tmp_path / "kv"), tokens_for(1, 2_030)
+    async with open_engine(config_for(tiny, cache_dir=folder, cache_ram_mb=16)) as engine:
+        await answer(engine, ask(known, 2))
+    (kept,) = (tmp_path / "kv").glob("*.umakv")
+    assert kept.stat().st_size > 2**20
+    async with open_engine(config_for(tiny, cache_dir=folder, cache_ram_mb=1)) as engine:
+        got = await answer(engine, ask((*known, 1), 2))
+    assert (files_read, got.finished.usage.cached_tokens) == ([], 0)
+
+
+# Bursts
+
+
+async def at_rest(engine: Engine) -> None:
+    """Let the decode thread find that there is nothing to do."""
+    await answer(engine, ask(max_tokens=1))
+    await trio.testing.wait_all_tasks_blocked()
+    await trio.lowlevel.checkpoint()  # with that it was woken once more
+    with trio.fail_after(PATIENCE_SEC):
+        while engine.worker._wakeup.is_set():
+            await trio.lowlevel.checkpoint()
+
+
+async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.engine.GATHER_SEC", PATIENCE_SEC)  # however slow this machine is
+
+    async def enter(number: int) -> None:
+        for _ in range(20 * number):  # one comes after the other, as they do over a socket
+            await trio.lowlevel.checkpoint()
+        await answer(engine, ask(tokens_for(number, 10), 8, id=str(number)))
+
+    async with open_engine(config_for(tiny)) as engine:
+        await at_rest(engine)
+        before = engine.snapshot()
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(enter, number)
+        after = engine.snapshot()
+    assert after["batch_calls_total"] - before["batch_calls_total"] == 8
+    assert after["batch_size_sum"] - before["batch_size_sum"] == 6 * 10 + 6 * 7
+
+
+async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
+    async def keep_busy() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        await at_rest(engine)
+        nursery.start_soon(keep_busy)
+        assert len((await answer(engine, ask(max_tokens=3))).tokens) == 3
+        nursery.cancel_scope.cancel()

@@ -135,10 +135,10 @@ def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(llama: Model) -> 
         prefill(context, [1, 2, 3])
         for token, pos in ((5, 7), (llama.vocab.n_tokens, 3), (-1, 3)):
             with Batch(1) as batch:
-                batch.add_one(token, pos, 0)
+                batch.add([token], pos, 0, last_logits=True)
                 assert context.decode(batch) == INVALID_BATCH
         with Batch(1) as batch:
-            batch.add_one(5, 3, 1)
+            batch.add([5], 3, 1, last_logits=True)
             assert context.decode(batch) == INVALID_BATCH
         with Batch(1) as batch:
             assert context.decode(batch) == INVALID_BATCH
@@ -267,9 +267,8 @@ def test_an_abort_from_another_thread_ends_a_running_decode(llama: Model) -> Non
         thread.join()
         assert results == [ABORTED]
         assert context.seq_pos_max(0) < 16_383
-        context.clear_abort()
         context.clear()
-        assert same(prefill(context, [5, 6]), alone(llama, [5, 6]))
+        assert context.decode(batch) == ABORTED, "an abort is for good"
 
 
 @pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
@@ -374,7 +373,7 @@ def test_a_batch_takes_what_fits_and_refuses_the_rest_whole() -> None:
         with pytest.raises(ValueError, match="0 do not fit"):
             batch.add([], 3, 0, last_logits=True)
         assert (batch.n_tokens, batch.n_outputs) == (3, 1)
-        assert batch.add_one(4, 3, 0) == 3
+        assert batch.add_decode([4], [3], [0]) == 3
         assert batch.output.tolist() == [0, 0, 1, 1]
         batch.clear()
         assert batch.add(np.array([9, 9, 9], np.int32), 7, 2, last_logits=False) == 2

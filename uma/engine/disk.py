@@ -49,16 +49,24 @@ class _Entry:
 class DiskTier:
     """Snapshots in a folder, up to `capacity_bytes`; the files read or written longest ago go first.
 
-    `identity` is everything a snapshot depends on; `exact_ends` as for the `SnapshotStore`. Belongs to the Trio thread.
+    `identity` is everything a snapshot depends on; `exact_ends` as for the `SnapshotStore`; what is larger than
+    `most_read_bytes` has no place in memory and is never read. Belongs to the Trio thread.
     Raises `ConfigError` where the folder cannot be used.
     """
 
     def __init__(
-        self, folder: Path, identity: dict[str, str | int], capacity_bytes: int, *, exact_ends: bool = False
+        self,
+        folder: Path,
+        identity: dict[str, str | int],
+        capacity_bytes: int,
+        most_read_bytes: int,
+        *,
+        exact_ends: bool = False,
     ) -> None:
         self._folder = folder
         self._identity = identity
         self._capacity_bytes = capacity_bytes
+        self._most_read_bytes = most_read_bytes
         self._exact_ends = exact_ends
         self._entries: PrefixIndex[_Entry] = PrefixIndex()
         self._size_bytes = 0
@@ -74,10 +82,15 @@ class DiskTier:
         for entry in await trio.to_thread.run_sync(self._scan):
             self._keep(entry)
 
-    async def fetch(self, tokens: array[int]) -> Snapshot | None:
-        """The snapshot on disk that saves most of `tokens`, if it is not in memory anyway; None if there is none."""
-        found = self._entries.most_useful(tokens, exact_ends=self._exact_ends)
-        if found is None or found[0].is_loaded or found[1] < LEAST_GAIN_TOKENS:
+    def offers(self, tokens: array[int]) -> int:
+        """How many of `tokens` a file here may save that is not in memory anyway."""
+        found = self._find(tokens)
+        return found[1] if found else 0
+
+    async def fetch(self, tokens: array[int], known_tokens: int = 0) -> Snapshot | None:
+        """The snapshot on disk that saves most of `tokens`; None where none saves clearly more than `known_tokens`."""
+        found = self._find(tokens)
+        if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
         async with entry.reading:
@@ -89,6 +102,12 @@ class DiskTier:
             else:
                 entry.snapshot = weakref.ref(snapshot)
             return snapshot
+
+    def _find(self, tokens: array[int]) -> tuple[_Entry, int] | None:
+        found = self._entries.most_useful(tokens, exact_ends=self._exact_ends)
+        if found is None or found[0].is_loaded or found[0].size_bytes > self._most_read_bytes:
+            return None
+        return found
 
     async def write(self, snapshot: Snapshot) -> None:
         """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""

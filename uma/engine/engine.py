@@ -118,7 +118,13 @@ async def _open_disk(config: RuntimeConfig, context: Context) -> DiskTier | None
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
     exact_ends = not sizing.shares_prefixes(context)
-    disk = DiskTier(Path(config.cache_dir), identity, config.cache_disk_mb * 2**20, exact_ends=exact_ends)
+    disk = DiskTier(
+        Path(config.cache_dir),
+        identity,
+        config.cache_disk_mb * 2**20,
+        sizing.cache_ram_bytes(config),
+        exact_ends=exact_ends,
+    )
     await disk.open()
     return disk
 
@@ -338,8 +344,24 @@ class Engine:
             raise ShuttingDown("the server is stopping and takes no new requests")
 
     async def _fetch_from_disk(self, tokens: array[int]) -> None:
-        if self._disk is not None and (snapshot := await self._disk.fetch(tokens)) is not None:
+        if self._disk is None or not self._disk.offers(tokens):
+            return
+        snapshot = await self._disk.fetch(tokens, await self._known_tokens(tokens))
+        if snapshot is not None:
             self.worker.preload(snapshot)
+
+    async def _known_tokens(self, tokens: array[int]) -> int:
+        """How many of `tokens` cells or memory hold already: the decode thread says so between two ticks."""
+        known, answered = 0, trio.Event()
+
+        def take(count: int) -> None:
+            nonlocal known
+            known = count
+            self._trio_token.run_sync_soon(answered.set)
+
+        self.worker.count_known(tokens, take)
+        await answered.wait()
+        return known
 
     def _check_queue(self, lane: int) -> None:
         """Refuse what finds the queue full. A background request has no hurry, but the queue has an end for it too."""

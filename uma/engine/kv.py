@@ -100,6 +100,11 @@ class KvPool:
             node = node.parent
         return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
 
+    def known_tokens(self, tokens: array[int]) -> int:
+        """How many of `tokens` a sequence that began now would not have to compute."""
+        kept = self.store.find(tokens, 0)
+        return max(self.match(tokens)[1], kept[1] if kept else 0)
+
     def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
         """An id for a sequence that will compute `tokens`, and how many of them it need not compute.
 

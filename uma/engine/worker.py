@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -106,6 +107,10 @@ class DecodeWorker:
         """Take in a snapshot that was read from disk."""
         self._post(self._on_preload, snapshot)
 
+    def count_known(self, tokens: array[int], answer: Callable[[int], None]) -> None:
+        """Have `answer` called, on the decode thread, with how many of `tokens` need not be computed now."""
+        self._post(self._on_count_known, tokens, answer)
+
     def stop(self) -> None:
         """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
         self._post(self._on_stop)
@@ -195,6 +200,9 @@ class DecodeWorker:
 
     def _on_preload(self, snapshot: Snapshot) -> None:
         self._pool.store.add(snapshot)
+
+    def _on_count_known(self, tokens: array[int], answer: Callable[[int], None]) -> None:
+        answer(self._pool.known_tokens(tokens))
 
     def _on_stop(self) -> None:
         self._is_stopping = True

@@ -68,17 +68,6 @@ class Batch:
         self.n_tokens = stop
         return stop - 1
 
-    def add_one(self, token: int, pos: int, seq_id: int) -> int:
-        """Add one token whose logits are wanted. Returns its index in the batch."""
-        index, stop = self._room_for(1)
-        self.token[index] = token
-        self.pos[index] = pos
-        self.seq_id[index] = seq_id
-        self.output[index] = 1
-        self.n_tokens = stop
-        self.n_outputs += 1
-        return index
-
     def add_decode(self, tokens: Tokens, positions: Tokens, seq_ids: Tokens) -> int:
         """Add one token for each of several sequences, all with logits. Returns the first one's index in the batch."""
         start, stop = self._room_for(len(tokens))

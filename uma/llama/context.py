@@ -235,10 +235,6 @@ class Context:
         """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
         self._abort_flag[0] = b"\1"
 
-    def clear_abort(self) -> None:
-        """Let `decode` compute again."""
-        self._abort_flag[0] = b"\0"
-
     def _checked_memory(self, seq: int) -> int | None:
         if not 0 <= seq < self.n_seq_max:
             raise ValueError(f"seq: {seq} must be from 0 to {self.n_seq_max - 1}")

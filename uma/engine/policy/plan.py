@@ -123,7 +123,7 @@ class Scheduler:
     def _choose_prefill(
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
     ) -> tuple[tuple[int, int], ...]:
-        room = min(self.targets.batch_tokens - len(decode), free_cells)
+        room = min(self.targets.batch_tokens, free_cells)
         if (
             not waiting
             or room <= 0
