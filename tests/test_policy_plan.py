@@ -184,6 +184,24 @@ def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
     assert plan.prefill == ((1, 512),)
 
 
+def test_background_streams_slow_down_nobodys_prompts_but_their_own() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    for size in (64, 128, 256, 512):
+        scheduler.cost.observe_prefill(size, 0, size * 1.0)
+    beside = make_row(1, lane=-1, last_token_ms=NOW)
+
+    def read(lane: int, remaining: int) -> list[int]:
+        row = make_row(2, lane=lane, arrived_ms=NOW, remaining=remaining, prompt_tokens=remaining)
+        own = make_row(3, lane=-1, remaining=1_000, prompt_tokens=1_000, due_ms=NOW)
+        plan = scheduler.plan(state_of([beside, row, own], 10_000), NOW)
+        assert plan.decode == (1,)
+        return [count for _, count in plan.prefill]
+
+    assert read(0, 4_000) == [512]
+    assert read(1, 300) == [300]
+    assert sum(read(-1, 4_000)) == 64
+
+
 def test_a_machine_that_is_not_known_yet_begins_with_a_small_chunk() -> None:
     every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_000, prompt_tokens=4_000)]
     plan = Scheduler(Targets(80.0, 2048, 48)).plan(state_of(every, 10_000), NOW)

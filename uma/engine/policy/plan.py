@@ -152,9 +152,14 @@ class Scheduler:
         return [head, *others]
 
     def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
-        """Prefill tokens that fit the tick's time: with nobody decoding, as many as are computed at once."""
+        """Prefill tokens that fit the tick's time: with nobody decoding, as many as are computed at once.
+
+        Background streams slow down nobody's prompts but those of their own lane.
+        """
         if not decode:
             return self.targets.solo_tokens
+        if all(row.lane < 0 for row in decode) and (before := sum(row.remaining for row in waiting if row.lane >= 0)):
+            return min(before, self.targets.solo_tokens)
         wanted = sum(row.remaining for row in waiting)
         if not self.cost.knows_prefill:
             return self.targets.start_chunk_tokens
