@@ -132,11 +132,14 @@ def test_where_prompts_do_not_mix_a_piece_of_one_goes_alone_and_whole_ones_only_
 
 
 def test_where_prompts_do_not_mix_a_second_one_waits_for_the_next_tick_instead_of_filling_the_first_ones_up() -> None:
-    every = [make_row(key, remaining=300, prompt_tokens=300) for key in (1, 2)]
+    every = [make_row(key, remaining=size, prompt_tokens=400) for key, size in ((1, 256), (2, 320))]
     apart = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512, mixes_prompts=False))
     mixed = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512))
-    assert apart.plan(state_of(every, 10_000), NOW).prefill == ((1, 300),)
-    assert mixed.plan(state_of(every, 10_000), NOW).prefill == ((1, 300), (2, 212))
+    stream = make_row(3, last_token_ms=NOW, target_tbt_ms=1_000.0)
+    for scheduler in (apart, mixed):
+        scheduler.cost.observe_prefill(512, 0, 60.0)
+    assert apart.plan(state_of([stream, *every], 10_000), NOW).prefill == ((1, 256),)
+    assert mixed.plan(state_of([stream, *every], 10_000), NOW).prefill == ((1, 256), (2, 320))
 
 
 @given(schedulers(), rows())
@@ -182,6 +185,21 @@ def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
     scheduler.cost.observe_prefill(512, 512, 5_000.0)
     plan = scheduler.plan(state_of([make_row(1, remaining=4_000, prompt_tokens=4_000)], 10_000), NOW)
     assert plan.prefill == ((1, 512),)
+
+
+def test_with_nobody_decoding_no_first_token_waits_for_a_piece_of_another_prompt() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+
+    def read(*rows: tuple[int, int]) -> list[tuple[int, int]]:
+        every = [
+            make_row(key, lane=lane, remaining=size, prompt_tokens=size, due_ms=NOW + key)
+            for key, (lane, size) in enumerate(rows, start=1)
+        ]
+        return list(scheduler.plan(state_of(every, 10_000), NOW).prefill)
+
+    assert read((0, 100), (0, 200), (0, 4_000)) == [(1, 100), (2, 200)]
+    assert read((0, 4_000), (0, 100)) == [(1, 512)]
+    assert read((1, 100), (0, 100), (-1, 100)) == [(1, 100)], "nor for one that can wait"
 
 
 def test_background_streams_slow_down_nobodys_prompts_but_their_own() -> None:

@@ -131,7 +131,12 @@ class Scheduler:
         ):
             return ()
         waiting = self._readable_together(first_token_first(waiting))
-        left = min(room, self._budget_tokens(waiting, decode, state))
+        # Background streams slow down nobody's prompts but those of their own lane.
+        if all(row.lane < min(waiting[0].lane, 0) for row in decode):
+            waiting = self._ending_together(waiting)
+            left = min(room, self.targets.solo_tokens)
+        else:
+            left = min(room, self._budget_tokens(waiting, decode, state))
         chosen: list[tuple[int, int]] = []
         for row in waiting:
             if left <= 0:
@@ -151,15 +156,22 @@ class Scheduler:
         others = (row for row in waiting[1:] if row.remaining == head.remaining or row.position == head.position == 0)
         return [head, *others]
 
-    def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
-        """Prefill tokens that fit the tick's time: with nobody decoding, as many as are computed at once.
+    def _ending_together(self, waiting: list[Row]) -> list[Row]:
+        """Of the rows in their order, those of one lane that end in a batch as large as is computed at once.
 
-        Background streams slow down nobody's prompts but those of their own lane.
+        None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
         """
-        if not decode:
-            return self.targets.solo_tokens
-        if all(row.lane < 0 for row in decode) and (before := sum(row.remaining for row in waiting if row.lane >= 0)):
-            return min(before, self.targets.solo_tokens)
+        chosen: list[Row] = []
+        left = self.targets.solo_tokens
+        for row in waiting:
+            left -= row.remaining
+            if left < 0 or row.lane != waiting[0].lane:
+                break
+            chosen.append(row)
+        return chosen or waiting[:1]
+
+    def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
+        """Prefill tokens that fit the tick's time."""
         wanted = sum(row.remaining for row in waiting)
         if not self.cost.knows_prefill:
             return self.targets.start_chunk_tokens
