@@ -14,7 +14,7 @@ from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
-SLACK = 0.3
+SLACK = 0.25
 """Of the budget, by how much a tick may be longer where that reads prompts at a clearly better rate."""
 TRY_LARGER_EVERY = 16
 """One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
