@@ -144,6 +144,8 @@ class DecodeWorker:
         with self._batch:
             try:
                 while not self._is_stopping:
+                    if self._wakeup.is_set():
+                        self._wakeup.clear()  # before the commands: for what comes after, it will be set again
                     self._take_commands()
                     if not self._is_stopping and not self._tick():
                         self._outbox.flush()
@@ -157,9 +159,6 @@ class DecodeWorker:
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
-        self._wakeup.clear()
-        if self._inbox:
-            return
         if self._active and len(self._waiting):
             # Nothing runs because readers are behind, and somebody waits for what their requests hold.
             self._wakeup.wait(PATIENCE_MS / 1000)
