@@ -5,7 +5,6 @@ Where all worker threads are taken, whatever needs one waits, and a test can loo
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from harness import PATIENCE_SEC, frame
 from uma import Message, Request, open_engine
 from uma.engine import Engine
 from uma.engine.disk import DiskTier
+from uma.engine.idle import WhenIdle
 from uma.server.server import Server
 
 
@@ -160,11 +160,12 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
 
 
 async def at_rest(engine: Engine) -> None:
-    """Let the decode thread find that there is nothing to do."""
+    """Let the decode thread find that there is nothing to do, and sleep."""
     await answer(engine, ask(max_tokens=1))
-    await trio.testing.wait_all_tasks_blocked()
-    await trio.lowlevel.checkpoint()  # with that, the thread was woken for the last time
-    await engine._known_tokens(array("i", [1]))
+    wakeup = engine.worker._wakeup
+    with trio.fail_after(PATIENCE_SEC):
+        while wakeup.is_set() or not wakeup._cond._waiters:  # type: ignore[attr-defined]
+            await trio.lowlevel.checkpoint()
 
 
 async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
@@ -186,6 +187,27 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
         after = engine.snapshot()
     assert after["batch_calls_total"] - before["batch_calls_total"] == 8
     assert after["batch_size_sum"] - before["batch_size_sum"] == 6 * 10 + 6 * 7
+
+
+async def test_what_waits_for_trio_to_have_nothing_to_run_is_done_once() -> None:
+    done: list[int] = []
+    left = 50
+
+    async def work() -> None:
+        nonlocal left
+        while left:
+            left -= 1
+            await trio.lowlevel.checkpoint()
+
+    when_idle = WhenIdle(lambda: done.append(left), PATIENCE_SEC)
+    for count in (1, 2):
+        left = 50
+        async with trio.open_nursery() as nursery:
+            when_idle.ask()
+            nursery.start_soon(work)
+            when_idle.ask()
+        await trio.to_thread.run_sync(int)  # something that Trio has to wait for
+        assert done == [0] * count
 
 
 async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:

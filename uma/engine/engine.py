@@ -19,12 +19,12 @@ from typing import Any
 
 import outcome
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 import uma
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.disk import DiskTier
+from uma.engine.idle import WhenIdle
 from uma.engine.kv import KvPool
 from uma.engine.mailbox import Mailbox
 from uma.engine.policy import Row, Scheduler, Targets
@@ -147,7 +147,6 @@ class Engine:
         )
         self._pool = KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
         self._mailbox = Mailbox()
-        self._submitted = trio.lowlevel.ParkingLot()
         self._next_key = 1
         self._open: dict[int, Sequence] = {}
         self._is_draining = False
@@ -177,6 +176,9 @@ class Engine:
             disk is not None,
             _trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
+        # Who comes in one burst is read in one batch, and decodes in step. (A thread that computes takes up what there
+        # is between its ticks, and needs no waking.)
+        self._wake_worker = WhenIdle(self.worker.wake, GATHER_SEC)
         self.info = self._describe()
 
     async def run(self, scope: trio.CancelScope) -> None:
@@ -188,7 +190,6 @@ class Engine:
                 run = partial(trio.to_thread.run_sync, self.worker.run, limiter=trio.CapacityLimiter(1))
                 async with trio.open_nursery() as while_it_runs:
                     while_it_runs.start_soon(self._mailbox.run)
-                    while_it_runs.start_soon(self._wake_worker)
                     self.worker_ended = await outcome.acapture(run)
                     while_it_runs.cancel_scope.cancel()
                 self._mailbox.empty()
@@ -199,18 +200,6 @@ class Engine:
         # Without its thread an engine is nothing: a fault there ends the block, and is raised from it.
         if isinstance(self.worker_ended, outcome.Error):
             scope.cancel()
-
-    async def _wake_worker(self) -> None:
-        """Wake the decode thread for what was submitted, as soon as there is nothing else to do here.
-
-        Who comes in one burst is then read in one batch, and decodes in step. (A thread that computes takes up what
-        there is between its ticks, and needs no waking.)
-        """
-        while True:
-            await self._submitted.park()
-            with trio.move_on_after(GATHER_SEC):
-                await wait_all_tasks_blocked()
-            self.worker.wake()
 
     # types.Source
 
@@ -445,7 +434,7 @@ class Engine:
         )
         self._open[key] = sequence
         self.worker.submit(sequence)
-        self._submitted.unpark_all()
+        self._wake_worker.ask()
         return stream
 
     # Out

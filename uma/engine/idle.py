@@ -1,0 +1,34 @@
+"""One thing to do as soon as Trio has run all there is to run, which costs nobody a turn of the loop to find out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import trio
+
+
+class WhenIdle(trio.abc.Instrument):
+    """Calls `act` once each time it is asked to: before Trio next waits for something to happen, or after `limit_sec`
+    where it always has something to run. Belongs to the Trio thread; `act` must neither wait nor raise.
+    """
+
+    def __init__(self, act: Callable[[], None], limit_sec: float) -> None:
+        self._act = act
+        self._limit_sec = limit_sec
+        self._due_sec = 0.0
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Have it done once, soon. Until then, asking again changes nothing."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._due_sec = time.monotonic() + self._limit_sec
+            trio.lowlevel.add_instrument(self)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """For Trio, each time round its loop: `timeout` is 0 while there are tasks to run."""
+        if timeout > 0 or time.monotonic() >= self._due_sec:
+            self._is_asked = False
+            trio.lowlevel.remove_instrument(self)
+            self._act()
