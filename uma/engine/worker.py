@@ -443,9 +443,13 @@ class DecodeWorker:
         self._metrics.kv_retries_total += 1
         if self._pool.drop_cache():
             return work
-        if work[0][1] > 1:
-            sequence, count = work[0]
-            return [(sequence, count // 2)]
+        if work[0][0].row.remaining and (half := sum(count for _, count in work) // 2):
+            less: Work = []
+            for sequence, count in work:
+                if half > 0:
+                    less.append((sequence, min(count, half)))
+                    half -= count
+            return less
         candidates = preemption_order(each.row for each in self._active.values())
         if len(candidates) > 1:
             victim = self._active[candidates[0].key]
