@@ -115,9 +115,9 @@ class World:
         decoding = [each.row for each in self.running.values() if not each.row.remaining]
         prefilling = [each.row for each in self.running.values() if each.row.remaining]
         plan = self.scheduler.plan(State(decoding, prefilling, 10**9, self.cells), self.now_ms)
-        assert plan.tokens > 0, "nothing was planned although there is work"
+        assert plan.decode or plan.prefill, "nothing was planned although there is work"
         began, cost = self.now_ms, self.scheduler.cost
-        rows, tokens, decode_ms = len(plan.decode), plan.tokens - len(plan.decode), 0.0
+        rows, tokens, decode_ms = len(plan.decode), sum(count for _, count in plan.prefill), 0.0
         if rows:
             self.cells += rows
             decode_ms = self.machine.decode_ms(rows, self.cells)

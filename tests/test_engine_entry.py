@@ -1,4 +1,4 @@
-"""The way into the engine: what is prepared in other threads, and who leaves before that is done.
+"""The way into the engine: what is prepared in other threads, who leaves before that is done, who comes together.
 
 Where all worker threads are taken, whatever needs one waits, and a test can look at it.
 """
@@ -20,6 +20,7 @@ from uma import Message, Request, open_engine
 from uma.engine import Engine
 from uma.engine.disk import DiskTier
 from uma.engine.idle import WhenIdle
+from uma.errors import ShuttingDown
 from uma.server.server import Server
 
 
@@ -143,6 +144,27 @@ async def test_no_file_is_read_for_what_cells_hold(tiny: Path, tmp_path: Path, f
         del snapshot
         got = await answer(engine, ask((*known, 2), 2))
     assert (len(files_read), got.finished.usage.cached_tokens) == (1, 600)
+
+
+async def test_a_request_that_would_ask_a_stopped_engine_what_it_holds_is_refused(tiny: Path, tmp_path: Path) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16, n_ctx=8_192)
+    prompt = "a" * 5_000
+    async with open_engine(config) as engine:
+        await answer(engine, ask(prompt, 2))
+    refused: list[ShuttingDown] = []
+
+    async def late(engine: Engine) -> None:
+        with pytest.raises(ShuttingDown) as error:
+            await answer(engine, ask(prompt + "b", 2))
+        refused.append(error.value)
+
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        with no_thread_free() as limiter:
+            nursery.start_soon(late, engine)
+            await one_waits(limiter)  # its prompt is about to be tokenized
+            engine.begin_drain()
+            engine.worker.stop()
+    assert len(refused) == 1
 
 
 async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: Path, files_read: list[Path]) -> None:

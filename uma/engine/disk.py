@@ -82,17 +82,15 @@ class DiskTier:
         for entry in await trio.to_thread.run_sync(self._scan):
             self._keep(entry)
 
-    def offers(self, tokens: array[int]) -> int:
-        """How many of `tokens` a file here may save that is not in memory anyway."""
-        found = self._find(tokens)
-        return found[1] if found else 0
+    def offers(self, tokens: array[int]) -> bool:
+        """Whether a file here may be worth reading for `tokens`, that is not in memory anyway."""
+        return self._find(tokens, 0) is not None
 
-    async def fetch(self, tokens: array[int], known_tokens: int = 0) -> Snapshot | None:
+    async def fetch(self, tokens: array[int], known_tokens: int) -> Snapshot | None:
         """The snapshot on disk that saves most of `tokens`; None where none saves clearly more than `known_tokens`."""
-        found = self._find(tokens)
-        if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
+        entry = self._find(tokens, known_tokens)
+        if entry is None:
             return None
-        entry = found[0]
         async with entry.reading:
             if entry.is_loaded:
                 return None
@@ -103,11 +101,12 @@ class DiskTier:
                 entry.snapshot = weakref.ref(snapshot)
             return snapshot
 
-    def _find(self, tokens: array[int]) -> tuple[_Entry, int] | None:
+    def _find(self, tokens: array[int], known_tokens: int) -> _Entry | None:
         found = self._entries.most_useful(tokens, exact_ends=self._exact_ends)
-        if found is None or found[0].is_loaded or found[0].size_bytes > self._most_read_bytes:
+        if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
-        return found
+        entry = found[0]
+        return None if entry.is_loaded or entry.size_bytes > self._most_read_bytes else entry
 
     async def write(self, snapshot: Snapshot) -> None:
         """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""

@@ -348,6 +348,7 @@ class Engine:
             known = count
             self._trio_token.run_sync_soon(answered.set)
 
+        self._check_open()  # a thread that was stopped answers no more
         self.worker.count_known(tokens, take)
         await answered.wait()
         return known

@@ -38,11 +38,6 @@ class Plan:
     held: int = 0
     """Background rows that decode on another tick."""
 
-    @property
-    def tokens(self) -> int:
-        """Of both batches together."""
-        return len(self.decode) + sum(count for _, count in self.prefill)
-
 
 class Scheduler:
     """The policy, with what it has learnt in `cost`."""
@@ -131,7 +126,7 @@ class Scheduler:
         ):
             return ()
         waiting = self._readable_together(first_token_first(waiting))
-        # Background streams slow down nobody's prompts but those of their own lane.
+        # Nobody decodes, or only background streams: they slow down nobody's prompts but those of their own lane.
         if all(row.lane < min(waiting[0].lane, 0) for row in decode):
             waiting = self._ending_together(waiting)
             left = min(room, self.targets.solo_tokens)
