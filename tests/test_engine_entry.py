@@ -5,6 +5,7 @@ Where all worker threads are taken, whatever needs one waits, and a test can loo
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,15 +182,6 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
 # Bursts
 
 
-async def at_rest(engine: Engine) -> None:
-    """Let the decode thread find that there is nothing to do, and sleep."""
-    await answer(engine, ask(max_tokens=1))
-    wakeup = engine.worker._wakeup
-    with trio.fail_after(PATIENCE_SEC):
-        while wakeup.is_set() or not wakeup._cond._waiters:  # type: ignore[attr-defined]
-            await trio.lowlevel.checkpoint()
-
-
 async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +193,8 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
         await answer(engine, ask(tokens_for(number, 10), 8, id=str(number)))
 
     async with open_engine(config_for(tiny)) as engine:
-        await at_rest(engine)
+        # At once after another has ended, while the decode thread still comes to rest.
+        await answer(engine, ask(max_tokens=1))
         before = engine.snapshot()
         async with trio.open_nursery() as nursery:
             for number in range(6):
@@ -209,6 +202,13 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
         after = engine.snapshot()
     assert after["batch_calls_total"] - before["batch_calls_total"] == 8
     assert after["batch_size_sum"] - before["batch_size_sum"] == 6 * 10 + 6 * 7
+
+
+async def at_length(done: list[int], count: int) -> None:
+    """Have Trio wait for other things until `done` is so long."""
+    with trio.fail_after(PATIENCE_SEC):
+        while len(done) < count:
+            await trio.to_thread.run_sync(int)
 
 
 async def test_what_waits_for_trio_to_have_nothing_to_run_is_done_once() -> None:
@@ -228,8 +228,32 @@ async def test_what_waits_for_trio_to_have_nothing_to_run_is_done_once() -> None
             when_idle.ask()
             nursery.start_soon(work)
             when_idle.ask()
-        await trio.to_thread.run_sync(int)  # something that Trio has to wait for
+        await at_length(done, count)
         assert done == [0] * count
+
+
+async def test_what_many_wait_for_is_not_done_before_what_has_reached_the_system_was_read() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    read: list[bytes] = []
+    done: list[int] = []
+    when_idle = WhenIdle(lambda: done.append(len(read)), PATIENCE_SEC)
+
+    async def receive() -> None:
+        for _ in range(3):
+            await trio.lowlevel.wait_readable(near)
+            read.append(near.recv(1))
+            when_idle.ask()
+
+    with near, far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            when_idle.ask()
+            when_idle.ask()
+            far.send(b"abc")
+        await at_length(done, 1)
+    assert done == [3]
 
 
 async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
@@ -238,7 +262,6 @@ async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
             await trio.lowlevel.checkpoint()
 
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        await at_rest(engine)
         nursery.start_soon(keep_busy)
         assert len((await answer(engine, ask(max_tokens=3))).tokens) == 3
         nursery.cancel_scope.cancel()

@@ -52,7 +52,7 @@ from uma.types import (
     Tokenized,
 )
 
-GATHER_SEC = 0.01
+GATHER_SEC = 0.02
 """While requests keep coming in, a decode thread that rests is left alone for this long at most."""
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Prompts up to this length are tokenized on the Trio thread: faster than the way to another one. A message takes time

@@ -147,9 +147,11 @@ class DecodeWorker:
                     if self._wakeup.is_set():
                         self._wakeup.clear()  # before the commands: for what comes after, it will be set again
                     self._take_commands()
-                    if not self._is_stopping and not self._tick():
-                        self._outbox.flush()
-                        self._rest()
+                    if self._is_stopping or (self._tick() and self._sequences):
+                        continue
+                    # Also where the last has ended and others are on their way in: who begins a burst, waits for it.
+                    self._outbox.flush()
+                    self._rest()
             finally:
                 for sequence in list(self._sequences.values()):
                     self._end(sequence, ShuttingDown("the engine is stopping"))
