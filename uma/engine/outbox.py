@@ -15,7 +15,7 @@ from typing import Any
 from uma.errors import UmaError
 from uma.types import Event
 
-HOLD_SHARE = 0.25
+HOLD_SHARE = 0.4
 """A token waits for at most this part of its stream's `target_tbt_ms`."""
 AT_ONCE = -math.inf
 """A due time: before anything else is computed."""

@@ -82,6 +82,8 @@ class DecodeWorker:
         self._wakeup = threading.Event()
         self._is_stopping = False
         self._active: dict[int, Sequence] = {}
+        self._steady: list[Sequence] = []
+        """Everyone, where the last tick was a token for each and no more."""
         self._waiting = WaitingRoom(pool, max_active, scheduler.cost)
         self._parked: set[int] = set()
         """Keys of those whose reader is behind and who gave their place to others meanwhile."""
@@ -216,26 +218,43 @@ class DecodeWorker:
         self._ticks += 1
         self._is_sampled = self._ticks % SAMPLED_TICKS == 0
         cpu_began, self._decode_cpu_sec = self._cpu_sec(), 0.0
-        self._admit(began)
-        state = self._state()
-        plan = self._scheduler.plan(state, began)
-        if self._trace and self._active:
-            self._trace_plan(self._trace, state, plan)
-        for key in plan.preempt:
-            self._preempt(self._active[key], began)
-        if not plan.decode and not plan.prefill:
-            return bool(plan.preempt)
+        decode: list[Sequence] = self._steady
+        prefill: tuple[tuple[int, int], ...] = ()
+        if not self._goes_on():
+            plan = self._plan(began)
+            decode, prefill = [self._active[key] for key in plan.decode], plan.prefill
+            self._steady = decode if plan.is_everyday else []
+            if not decode and not prefill:
+                return bool(plan.preempt)
         computing_ms = self._metrics.decode_ms.sum
-        if plan.decode:
-            self._teaches_decode = self._is_sampled or bool(plan.prefill)
-            self._decode([self._active[key] for key in plan.decode])
-        if plan.prefill:
-            self._prefill([(self._active[key], count) for key, count in plan.prefill if key in self._active])
+        if decode:
+            self._teaches_decode = self._is_sampled or bool(prefill)
+            self._decode(decode)
+        if prefill:
+            self._prefill([(self._active[key], count) for key, count in prefill if key in self._active])
         cpu_sec = self._cpu_sec() - cpu_began - self._decode_cpu_sec
         self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * SAMPLED_TICKS
         computing_ms = self._metrics.decode_ms.sum - computing_ms
         self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether a plan could only say once more what the last one said: nobody came, went, or has to be held back."""
+        rows = self._steady
+        if not rows or len(rows) != len(self._active) or not self._waiting.is_empty or self._trace:
+            return False
+        return len(rows) <= self._pool.free_cells and not any(sequence.row.is_paused for sequence in rows)
+
+    def _plan(self, now: float) -> Plan:
+        """Admit who may begin, and ask the policy; whoever is to give way has done so after it."""
+        self._admit(now)
+        state = self._state()
+        plan = self._scheduler.plan(state, now)
+        if self._trace and self._active:
+            self._trace_plan(self._trace, state, plan)
+        for key in plan.preempt:
+            self._preempt(self._active[key], now)
+        return plan
 
     def _cpu_sec(self) -> float:
         """This thread's CPU time, in the ticks that are sampled."""

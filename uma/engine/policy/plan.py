@@ -37,6 +37,8 @@ class Plan:
     """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
     held: int = 0
     """Background rows that decode on another tick."""
+    is_everyday: bool = False
+    """A token for each, nothing to read, nobody held back: as it will be until somebody comes, goes or pauses."""
 
 
 class Scheduler:
@@ -51,7 +53,7 @@ class Scheduler:
     def plan(self, state: State, now_ms: float) -> Plan:
         """The next tick. Empty only if no row can run."""
         if self._is_everyday(state):
-            return Plan(tuple([row.key for row in state.decoding]))
+            return Plan(tuple([row.key for row in state.decoding]), is_everyday=True)
         rows, preempted = self._make_room(state)
         decode, held = self._choose_decode(rows, state, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
