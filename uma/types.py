@@ -92,7 +92,7 @@ class Slo:
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
     """Time to first token."""
     target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
-    """Time between tokens. Where they come faster, several are handed over together, a quarter of it late at most."""
+    """Time between tokens. Where they come faster, several are handed over together, two fifths of it late at most."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

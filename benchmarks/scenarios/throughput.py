@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from benchmarks.load import burst
-from benchmarks.measure import CpuMeter, Measures, latency, throughput
+from benchmarks.measure import CpuMeter, Measures, latency, median_of, throughput
 from benchmarks.raw import Result
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
@@ -16,6 +16,8 @@ from benchmarks.targets.llama_server import LAYOUTS
 from benchmarks.targets.raw import raw
 
 PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
+LEAST_TOKENS = 1024
+"""A burst of few streams is over in half a second: it is repeated until so many tokens were generated."""
 SLOW_PEER_STREAMS = (1, 8)
 """llama_cpp.server takes one request after another; more of them only take longer."""
 
@@ -36,15 +38,19 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
     model, threads = bench.model, bench.threads
     kinds = [*(f"raw {layout}" for layout in LAYOUTS), *contenders(bench, 0, with_slow=streams in SLOW_PEER_STREAMS)]
     for kind in rotated(kinds, index):
-        prompts = [model.prompt(rng, PROMPT) for _ in range(streams)]
+        bursts = [
+            [model.prompt(rng, PROMPT) for _ in range(streams)]
+            for _ in range(max(1, LEAST_TOKENS // (streams * GENERATED)))
+        ]
         if kind.startswith("raw"):
             layout = kind.removeprefix("raw ")
             async with raw(model, streams=streams, n_ctx=n_ctx, layout=layout, threads=threads) as baseline:
-                await baseline.run([prompt[:8] for prompt in prompts], 4)
-                emit(case, baseline.name, raw_measures(await baseline.run(prompts, GENERATED), streams))
+                await baseline.run([prompt[:8] for prompt in bursts[0]], 4)
+                rows = [raw_measures(await baseline.run(prompts, GENERATED), streams) for prompts in bursts]
+                emit(case, baseline.name, median_of(rows))
         else:
             async with open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM) as target:
-                emit(case, target.name, await _serve(target, prompts))
+                emit(case, target.name, median_of([await _serve(target, prompts) for prompts in bursts]))
 
 
 async def _serve(target: Target, prompts: list[tuple[int, ...]]) -> Measures:
@@ -105,7 +111,8 @@ def checks(summary: Summary) -> list[Check]:
 
 SCENARIO = Scenario(
     name="throughput",
-    about=f"N requests at once, {PROMPT} tokens in, {GENERATED} out each: tokens a second, first send to last token.",
+    about=f"N requests at once, {PROMPT} tokens in, {GENERATED} out each: tokens a second, first send to last token; "
+    f"the median of several bursts where {LEAST_TOKENS:,} tokens take more than one.",
     columns=(
         "tokens_per_s",
         "ttft_p50_ms",

@@ -84,6 +84,8 @@ class DecodeWorker:
         self._active: dict[int, Sequence] = {}
         self._steady: list[Sequence] = []
         """Everyone, where the last tick was a token for each and no more."""
+        self._rows_at_once = 0
+        """Of the decode rows, as the last plan would have them; 0: all."""
         self._waiting = WaitingRoom(pool, max_active, scheduler.cost)
         self._parked: set[int] = set()
         """Keys of those whose reader is behind and who gave their place to others meanwhile."""
@@ -223,13 +225,13 @@ class DecodeWorker:
         if not self._goes_on():
             plan = self._plan(began)
             decode, prefill = [self._active[key] for key in plan.decode], plan.prefill
-            self._steady = decode if plan.is_everyday else []
+            self._steady, self._rows_at_once = decode if plan.is_everyday else [], plan.rows_at_once
             if not decode and not prefill:
                 return bool(plan.preempt)
         computing_ms = self._metrics.decode_ms.sum
         if decode:
             self._teaches_decode = self._is_sampled or bool(prefill)
-            self._decode(decode)
+            self._decode_in_batches(decode)
         if prefill:
             self._prefill([(self._active[key], count) for key, count in prefill if key in self._active])
         cpu_sec = self._cpu_sec() - cpu_began - self._decode_cpu_sec
@@ -239,9 +241,14 @@ class DecodeWorker:
         return True
 
     def _goes_on(self) -> bool:
-        """Whether a plan could only say once more what the last one said: nobody came, went, or has to be held back."""
+        """Whether a plan could only say once more what the last one said: nobody came, went, or has to be held back.
+
+        Ticks that are sampled are planned anew: from them the policy learns.
+        """
         rows = self._steady
-        if not rows or len(rows) != len(self._active) or not self._waiting.is_empty or self._trace:
+        if not rows or len(rows) != len(self._active) or not self._waiting.is_empty:
+            return False
+        if self._is_sampled or self._trace:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.row.is_paused for sequence in rows)
 
@@ -355,6 +362,15 @@ class DecodeWorker:
     # Decode rows and prefill are batches of their own. Together they would read the weights once instead of twice, but
     # a few rows more than a tile holds cost another tile, and with split KV llama.cpp takes them apart anyway. So
     # decode rows have their tokens before the prompts' turn, and each kind's cost is known exactly.
+
+    def _decode_in_batches(self, sequences: list[Sequence]) -> None:
+        size = self._rows_at_once or len(sequences)
+        if size >= len(sequences):
+            self._decode(sequences)
+            return
+        for start in range(0, len(sequences), size):
+            # (Whoever had to give way to those before has no cells.)
+            self._decode([each for each in sequences[start : start + size] if each.holding is not None])
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """A token for each: the batch of nearly every tick, so it goes the shortest way."""

@@ -132,6 +132,10 @@ class CostModel:
         """Whether any chunk was seen yet."""
         return not self._chunks.is_empty
 
+    def has_decoded(self, rows: int) -> bool:
+        """Whether a batch of so many decode rows was seen."""
+        return self._rows.has_seen(rows)
+
     def decode_ms(self, rows: int, cells: int) -> float:
         """A batch of decode rows, with so many cells in use; 0 while nothing is known."""
         return self._rows.predict(rows, cells) * self._drift if rows else 0.0

@@ -1,0 +1,48 @@
+"""How many decode rows to compute at once: all, or, where there are few and it is faster so, one after another.
+
+llama.cpp computes a batch of one token in another way than larger ones, and for some weights on some processors that
+way is so much faster that two or three rows take less time one by one (Q8_0 weights with AVX-512: one row 3.5 ms, two
+9.5, three 12). No property of a model or machine says so; only measuring does.
+"""
+
+from __future__ import annotations
+
+from uma.engine.policy.cost import CostModel
+
+MOST_APART = 4
+"""More rows than this are always computed at once: weights read once for all of them have paid by then."""
+BATCH_MS = 0.2
+"""What a batch costs besides its computing: to fill it, to sample and to book it."""
+WORTH = 0.95
+"""One by one has to take less than this share of the time, or nothing is changed."""
+TRY_EVERY = 16
+"""One in so many choices goes the other way, to see whether that has changed."""
+TRY_WITHIN = 1.5
+"""But only where it may take up to this times as long."""
+
+
+class RowsAtOnce:
+    """Chooses from what the cost model has learnt, and sees to it that it learns both ways."""
+
+    __slots__ = ("_choices", "_cost")
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._choices = 0
+
+    def choose(self, rows: int, cells: int) -> int:
+        """How many of `rows` to compute at once: all of them or one, with so many KV cells in use."""
+        cost = self._cost
+        if not 1 < rows <= MOST_APART or not cost.has_decoded(rows):
+            return rows
+        at_once_ms, more_ms = cost.decode_ms(rows, cells), (rows - 1) * BATCH_MS
+        if at_once_ms <= more_ms:
+            return rows
+        if not cost.has_decoded(1):
+            return 1
+        apart_ms = rows * cost.decode_ms(1, cells) + more_ms
+        is_apart = apart_ms < WORTH * at_once_ms
+        self._choices += 1
+        if self._choices % TRY_EVERY == 0 and max(apart_ms, at_once_ms) < TRY_WITHIN * min(apart_ms, at_once_ms):
+            is_apart = not is_apart
+        return 1 if is_apart else rows
