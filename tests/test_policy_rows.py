@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.rows import MOST_APART, TRY_EVERY, RowsAtOnce
+from uma.engine.policy.rows import MOST_APART, TRY_EVERY, OneByOne
 
 Q8_AVX512 = {1: 3.5, 2: 9.5, 3: 12.0, 4: 13.2}
 """Milliseconds by rows, as measured with a Q8_0 model of 100 M parameters on two cores."""
@@ -19,11 +19,11 @@ class Decoding:
     def __init__(self, took_ms: dict[int, float]) -> None:
         self.took_ms = took_ms
         self.cost = CostModel()
-        self.rows_at_once = RowsAtOnce(self.cost)
+        self.one_by_one = OneByOne(self.cost)
 
     def tick(self, rows: int) -> int:
         """Decode rows as the policy wants it; returns how many at once."""
-        size = self.rows_at_once.choose(rows, 0)
+        size = 1 if self.one_by_one.choose(rows, 0) else rows
         for _ in range(rows // size):
             self.cost.observe_decode(size, 0, self.took_ms[size])
         return size
@@ -60,10 +60,9 @@ def test_many_rows_and_one_are_always_computed_at_once(rows: int, seen_ms: dict[
     cost = CostModel()
     for size, took_ms in seen_ms.items():
         cost.observe_decode(size, 0, took_ms)
-    size = RowsAtOnce(cost).choose(rows, 0)
-    assert size == rows or (size == 1 and rows <= MOST_APART)
+    assert not OneByOne(cost).choose(rows, 0) or 1 < rows <= MOST_APART
 
 
 @pytest.mark.parametrize("rows", range(2, MOST_APART + 1))
 def test_a_machine_that_is_not_known_yet_is_asked_for_all_at_once(rows: int) -> None:
-    assert RowsAtOnce(CostModel()).choose(rows, 0) == rows
+    assert not OneByOne(CostModel()).choose(rows, 0)

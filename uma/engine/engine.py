@@ -23,6 +23,7 @@ import trio
 import uma
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.clock import now_ms
 from uma.engine.disk import DiskTier
 from uma.engine.idle import WhenIdle
 from uma.engine.kv import KvPool
@@ -33,7 +34,7 @@ from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot, SnapshotStore
 from uma.engine.stream import CREDITS, RequestStream
-from uma.engine.worker import DecodeWorker, now_ms
+from uma.engine.worker import DecodeWorker
 from uma.errors import BadRequest, Overloaded, PromptTooLarge, ShuttingDown, UmaError
 from uma.llama.catalog import resolve
 from uma.llama.context import Context

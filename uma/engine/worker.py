@@ -7,7 +7,6 @@ frames are written while it computes. Nothing else may touch the context, the po
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from array import array
@@ -17,15 +16,16 @@ from collections.abc import Sequence as Rows
 from typing import Any
 
 from uma.engine.admission import WaitingRoom
+from uma.engine.clock import now_ms
 from uma.engine.kv import KvPool
 from uma.engine.outbox import Deliver, Outbox
 from uma.engine.output import Output, choose_tokens
 from uma.engine.policy import Plan, Row, Scheduler, State
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
+from uma.engine.runner import ModelRunner, Work
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
-from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.llama.sampler import Sampler
 from uma.metrics import EngineMetrics
@@ -34,19 +34,10 @@ from uma.types import Event, Finished, FinishReason
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
 SAMPLED_TICKS = 16
-"""One tick in so many has its CPU time measured, and teaches what decode rows cost. (So does each that reads prompts as
-well: then it matters.) In between, a tick of few milliseconds has no time for it."""
+"""One tick in so many has its CPU time measured, is planned anew, and teaches what decode rows cost. (So does each that
+reads prompts as well: then it matters.) In between, a tick of few milliseconds has no time for it."""
 IDLE_SEC = 0.25
 """Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
-
-
-def now_ms() -> float:
-    """The engine's clock, the same on both threads."""
-    return time.perf_counter() * 1000
-
-
-Work = list[tuple[Sequence, int]]
-"""What a batch computes: sequences, each with the number of its tokens."""
 
 
 class DecodeWorker:
@@ -69,23 +60,19 @@ class DecodeWorker:
         self._scheduler = scheduler
         self._metrics = metrics
         self._ticks = 0
-        self._is_sampled = self._teaches_decode = False
-        self._decode_cpu_sec = 0.0
-        self._decode_ms = math.inf
-        """What the last batch of decode rows took: the next takes about as long."""
         self._outbox = Outbox(deliver)
         self._output = Output(self._vocab, metrics, self._outbox)
         self._saves_at_end = saves_at_end
         self._trace = trace
-        self._batch = Batch(context.n_batch)
+        self._runner = ModelRunner(context, pool, scheduler.cost, metrics, self._outbox, trace)
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wakeup = threading.Event()
         self._is_stopping = False
         self._active: dict[int, Sequence] = {}
         self._steady: list[Sequence] = []
         """Everyone, where the last tick was a token for each and no more."""
-        self._rows_at_once = 0
-        """Of the decode rows, as the last plan would have them; 0: all."""
+        self._is_one_by_one = False
+        """How the last plan would have its decode rows."""
         self._waiting = WaitingRoom(pool, max_active, scheduler.cost)
         self._parked: set[int] = set()
         """Keys of those whose reader is behind and who gave their place to others meanwhile."""
@@ -145,23 +132,22 @@ class DecodeWorker:
 
     def run(self) -> None:
         """The thread. Returns after `stop`."""
-        with self._batch:
-            try:
-                while not self._is_stopping:
-                    if self._wakeup.is_set():
-                        self._wakeup.clear()  # before the commands: for what comes after, it will be set again
-                    self._take_commands()
-                    if self._is_stopping or (self._tick() and self._sequences):
-                        continue
-                    # Also where the last has ended and others are on their way in: who begins a burst, waits for it.
-                    self._outbox.flush()
-                    self._rest()
-            finally:
-                for sequence in list(self._sequences.values()):
-                    self._end(sequence, ShuttingDown("the engine is stopping"))
-                if self._saves_at_end:
-                    self._pool.save_all_cached()
+        try:
+            while not self._is_stopping:
+                if self._wakeup.is_set():
+                    self._wakeup.clear()  # before the commands: for what comes after, it will be set again
+                self._take_commands()
+                if self._is_stopping or (self._tick() and self._sequences):
+                    continue
+                # Also where the last has ended and others are on their way in: who begins a burst, waits for it.
                 self._outbox.flush()
+                self._rest()
+        finally:
+            for sequence in list(self._sequences.values()):
+                self._end(sequence, ShuttingDown("the engine is stopping"))
+            if self._saves_at_end:
+                self._pool.save_all_cached()
+            self._outbox.flush()
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
@@ -218,37 +204,30 @@ class DecodeWorker:
         """Compute what the policy says; False if there was nothing to compute."""
         began = now_ms()
         self._ticks += 1
-        self._is_sampled = self._ticks % SAMPLED_TICKS == 0
-        cpu_began, self._decode_cpu_sec = self._cpu_sec(), 0.0
+        is_sampled = self._runner.is_sampled = self._ticks % SAMPLED_TICKS == 0
+        cpu_began = self._runner.cpu_sec()
         decode: list[Sequence] = self._steady
         prefill: tuple[tuple[int, int], ...] = ()
-        if not self._goes_on():
+        if is_sampled or not self._goes_on():
             plan = self._plan(began)
             decode, prefill = [self._active[key] for key in plan.decode], plan.prefill
-            self._steady, self._rows_at_once = decode if plan.is_everyday else [], plan.rows_at_once
+            self._steady, self._is_one_by_one = decode if plan.is_everyday else [], plan.is_one_by_one
             if not decode and not prefill:
                 return bool(plan.preempt)
         computing_ms = self._metrics.decode_ms.sum
         if decode:
-            self._teaches_decode = self._is_sampled or bool(prefill)
-            self._decode_in_batches(decode)
+            self._decode(decode, learns=is_sampled or bool(prefill))
         if prefill:
             self._prefill([(self._active[key], count) for key, count in prefill if key in self._active])
-        cpu_sec = self._cpu_sec() - cpu_began - self._decode_cpu_sec
-        self._metrics.outside_decode_cpu_ms_total += cpu_sec * 1000 * SAMPLED_TICKS
+        self._metrics.outside_decode_cpu_ms_total += (self._runner.cpu_sec() - cpu_began) * 1000 * SAMPLED_TICKS
         computing_ms = self._metrics.decode_ms.sum - computing_ms
         self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
 
     def _goes_on(self) -> bool:
-        """Whether a plan could only say once more what the last one said: nobody came, went, or has to be held back.
-
-        Ticks that are sampled are planned anew: from them the policy learns.
-        """
+        """Whether a plan could only say once more what the last one said: nobody came, went, or has to be held back."""
         rows = self._steady
-        if not rows or len(rows) != len(self._active) or not self._waiting.is_empty:
-            return False
-        if self._is_sampled or self._trace:
+        if not rows or len(rows) != len(self._active) or not self._waiting.is_empty or self._trace:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.row.is_paused for sequence in rows)
 
@@ -262,10 +241,6 @@ class DecodeWorker:
         for key in plan.preempt:
             self._preempt(self._active[key], now)
         return plan
-
-    def _cpu_sec(self) -> float:
-        """This thread's CPU time, in the ticks that are sampled."""
-        return time.thread_time() if self._is_sampled else 0.0
 
     def _admit(self, now: float) -> None:
         """Begin whoever may begin; for those who may not, others give way: slow readers' requests, then background."""
@@ -357,115 +332,36 @@ class DecodeWorker:
             sequence.kept.is_pinned = False
             sequence.kept = None
 
-    # A batch
-    #
-    # Decode rows and prefill are batches of their own. Together they would read the weights once instead of twice, but
-    # a few rows more than a tile holds cost another tile, and with split KV llama.cpp takes them apart anyway. So
-    # decode rows have their tokens before the prompts' turn, and each kind's cost is known exactly.
+    # Batches
 
-    def _decode_in_batches(self, sequences: list[Sequence]) -> None:
-        size = self._rows_at_once or len(sequences)
-        if size >= len(sequences):
-            self._decode(sequences)
+    def _decode(self, sequences: list[Sequence], *, learns: bool) -> None:
+        """A token for each, at once or one by one, as the plan says."""
+        if not self._is_one_by_one:
+            self._decode_at_once(sequences, learns)
             return
-        for start in range(0, len(sequences), size):
-            # (Whoever had to give way to those before has no cells.)
-            self._decode([each for each in sequences[start : start + size] if each.holding is not None])
+        for sequence in sequences:
+            if sequence.holding is not None:  # (as one has not that had to give way to those before)
+                self._decode_at_once([sequence], learns)
 
-    def _decode(self, sequences: list[Sequence]) -> None:
-        """A token for each: the batch of nearly every tick, so it goes the shortest way."""
+    def _decode_at_once(self, sequences: list[Sequence], learns: bool) -> None:
         while sequences:
-            if self._pool.in_id_order:
-                sequences.sort(key=_seq_id)
-            self._pool.make_room(len(sequences))
-            self._batch.clear()
-            self._batch.add_decode(
-                [sequence.tokens[-1] for sequence in sequences],
-                [sequence.computed for sequence in sequences],
-                [_seq_id(sequence) for sequence in sequences],
-            )
-            # Last of all, for whoever is woken by it works while llama.cpp does. (What is due at once is gone by now.)
-            self._outbox.flush_due(now_ms() + self._decode_ms)
-            code, began, ended = self._compute()
+            code = self._runner.decode(sequences, learns=learns)
             if code == DONE:
-                self._decoded(sequences, ended - began)
-                self._outbox.flush_due(began)
+                self._sample(sequences, range(len(sequences)))
+                self._outbox.flush_due(self._runner.began_ms)
                 return
             sequences = [sequence for sequence, _ in self._failed(code, [(sequence, 1) for sequence in sequences])]
 
     def _prefill(self, work: Work) -> None:
         """Pieces of prompts; fewer or shorter ones where llama.cpp finds no room for all."""
         while work:
-            if self._pool.in_id_order:
-                work.sort(key=lambda each: _seq_id(each[0]))
-            self._pool.make_room(sum(count for _, count in work))
-            ends = self._fill(work)
-            self._outbox.flush()  # for this takes long
-            code, began, ended = self._compute()
+            code, ends = self._runner.prefill(work)
             if code == DONE:
-                self._read(work, ends, ended - began)
-                self._outbox.flush_due(began)
+                if ends:
+                    self._sample(list(ends), list(ends.values()))
+                self._outbox.flush_due(self._runner.began_ms)
                 return
             work = self._failed(code, work)
-
-    def _fill(self, work: Work) -> dict[Sequence, int]:
-        """Fill the batch; returns the sequences that have no tokens after it, with their places in the batch."""
-        self._batch.clear()
-        ends: dict[Sequence, int] = {}
-        for sequence, count in work:
-            first, last = sequence.computed, sequence.computed + count
-            is_whole = last == len(sequence.tokens)
-            index = self._batch.add(sequence.tokens[first:last], first, _seq_id(sequence), last_logits=is_whole)
-            if is_whole:
-                ends[sequence] = index
-        return ends
-
-    def _compute(self) -> tuple[int, float, float]:
-        """llama.cpp's answer to the batch, and when it began and ended."""
-        cpu_began, began = self._cpu_sec(), now_ms()
-        code = self._context.decode(self._batch)
-        ended = now_ms()
-        self._decode_cpu_sec += self._cpu_sec() - cpu_began
-        return code, began, ended
-
-    def _decoded(self, sequences: list[Sequence], took: float) -> None:
-        """Book a batch of decode rows, and sample it."""
-        size = len(sequences)
-        self._decode_ms = took
-        self._pool.batch_done()
-        for sequence in sequences:
-            assert sequence.holding is not None
-            self._pool.append(sequence.holding, sequence.tokens[-1])
-            sequence.computed += 1
-            sequence.was_in_batch(size)
-        self._metrics.tick(size, took)
-        if self._teaches_decode:
-            self._scheduler.cost.observe_decode(size, self._pool.used_cells, took)
-        if self._trace:
-            self._trace(f"batch decode={size} sequences={size} ms={took:.2f} cells={self._pool.used_cells}")
-        self._sample(sequences, range(size))
-
-    def _read(self, work: Work, ends: dict[Sequence, int], took: float) -> None:
-        """Book what a batch has read of prompts, and sample those that are read to their ends."""
-        self._pool.batch_done()
-        tokens, behind = 0, 0
-        for sequence, count in work:
-            assert sequence.holding is not None
-            behind += count * sequence.computed
-            tokens += count
-            self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
-            sequence.computed += count
-            sequence.was_in_batch(len(work))
-            sequence.row.remaining = sequence.missing
-            if sequence.missing == 0 and not self._pool.shares:
-                self._pool.save(sequence.holding, now_ms())
-        self._metrics.tick(tokens, took)
-        self._metrics.prefill_tokens_total += tokens
-        self._scheduler.cost.observe_prefill(tokens, behind / tokens, took)
-        if self._trace:
-            self._trace(f"batch prefill={tokens} sequences={len(work)} ms={took:.2f} cells={self._pool.used_cells}")
-        if ends:
-            self._sample(list(ends), list(ends.values()))
 
     def _failed(self, code: int, work: Work) -> Work:
         """Deal with a batch that could not be computed; returns what to try instead."""
@@ -502,15 +398,15 @@ class DecodeWorker:
         for sequence, count in work:
             if not self._cut_back(sequence):
                 continue
-            ends = self._fill([(sequence, count)])
-            code, began, ended = self._compute()
-            if code == DONE and sequence.row.remaining:
-                self._read([(sequence, count)], ends, ended - began)
-            elif code == DONE:
-                self._decoded([sequence], ended - began)
+            if sequence.row.remaining:
+                code, ends = self._runner.prefill([(sequence, count)])
+            else:
+                code, ends = self._runner.decode([sequence], learns=False), {sequence: 0}
+            if code == DONE and ends:
+                self._sample(list(ends), list(ends.values()))
             elif code == NO_ROOM:
                 self._preempt(sequence, now_ms())
-            elif code != ABORTED:
+            elif code not in (DONE, ABORTED):
                 self._cut_back(sequence)
                 self._end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
 
@@ -600,11 +496,6 @@ class DecodeWorker:
             f" expected_ms={expected_ms:.2f}"
             f" cells={state.used_cells} free={state.free_cells}"
         )
-
-
-def _seq_id(sequence: Sequence) -> int:
-    assert sequence.holding is not None
-    return sequence.holding.seq_id
 
 
 def _whose(sequence: Sequence) -> str:

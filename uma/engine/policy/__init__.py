@@ -7,7 +7,7 @@ code. `plan` is the whole of it; the parts it is made of stand in files of their
 - `guard`  when a late stream suspends prefill, with hysteresis
 - `order`  who is prefilled first, who is preempted first
 - `overload` when a request is refused, and when to try again
-- `rows`   whether decode rows are computed at once or one by one
+- `rows`   whether few decode rows are computed at once or one by one
 - `plan`   one tick: decode rows, then prefill chunks within the budget of time and of KV cells
 """
 

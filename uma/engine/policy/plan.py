@@ -10,7 +10,7 @@ import attrs
 from uma.engine.policy.cost import SIZES, CostModel
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.order import first_token_first, preemption_order
-from uma.engine.policy.rows import RowsAtOnce
+from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
@@ -40,8 +40,8 @@ class Plan:
     """Background rows that decode on another tick."""
     is_everyday: bool = False
     """A token for each, nothing to read, nobody held back: as it will be until somebody comes, goes or pauses."""
-    rows_at_once: int = 0
-    """Decode rows in one batch; 0: all."""
+    is_one_by_one: bool = False
+    """Each decode row is a batch of its own, for here that is faster."""
 
 
 class Scheduler:
@@ -51,23 +51,23 @@ class Scheduler:
         self.targets = targets
         self.cost = CostModel()
         self._guard = LatencyGuard()
-        self._rows_at_once = RowsAtOnce(self.cost)
+        self._one_by_one = OneByOne(self.cost)
         self._limited = 0
 
     def plan(self, state: State, now_ms: float) -> Plan:
         """The next tick. Empty only if no row can run."""
         if self._is_everyday(state):
             keys = tuple([row.key for row in state.decoding])
-            return Plan(keys, is_everyday=True, rows_at_once=self._rows_at_once.choose(len(keys), state.used_cells))
+            return Plan(keys, is_everyday=True, is_one_by_one=self._one_by_one.choose(len(keys), state.used_cells))
         rows, preempted = self._make_room(state)
         decode, held = self._choose_decode(rows, state, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
         gone = {row.key for row in preempted}
         waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
         prefill = self._choose_prefill(waiting, decode, state, free, now_ms)
-        at_once = self._rows_at_once.choose(len(decode), state.used_cells)
+        one_by_one = self._one_by_one.choose(len(decode), state.used_cells)
         keys = tuple(row.key for row in decode)
-        return Plan(keys, prefill, tuple(row.key for row in preempted), held, rows_at_once=at_once)
+        return Plan(keys, prefill, tuple(row.key for row in preempted), held, is_one_by_one=one_by_one)
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there is room for all, and nobody is to be held back: the shortest way will do."""

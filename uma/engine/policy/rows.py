@@ -1,4 +1,4 @@
-"""How many decode rows to compute at once: all, or, where there are few and it is faster so, one after another.
+"""Whether to compute few decode rows at once, or one after another where that is faster.
 
 llama.cpp computes a batch of one token in another way than larger ones, and for some weights on some processors that
 way is so much faster that two or three rows take less time one by one (Q8_0 weights with AVX-512: one row 3.5 ms, two
@@ -21,7 +21,7 @@ TRY_WITHIN = 1.5
 """But only where it may take up to this times as long."""
 
 
-class RowsAtOnce:
+class OneByOne:
     """Chooses from what the cost model has learnt, and sees to it that it learns both ways."""
 
     __slots__ = ("_choices", "_cost")
@@ -30,19 +30,19 @@ class RowsAtOnce:
         self._cost = cost
         self._choices = 0
 
-    def choose(self, rows: int, cells: int) -> int:
-        """How many of `rows` to compute at once: all of them or one, with so many KV cells in use."""
+    def choose(self, rows: int, cells: int) -> bool:
+        """Whether to compute `rows` one by one, with so many KV cells in use."""
         cost = self._cost
         if not 1 < rows <= MOST_APART or not cost.has_decoded(rows):
-            return rows
+            return False
         at_once_ms, more_ms = cost.decode_ms(rows, cells), (rows - 1) * BATCH_MS
         if at_once_ms <= more_ms:
-            return rows
+            return False
         if not cost.has_decoded(1):
-            return 1
+            return True
         apart_ms = rows * cost.decode_ms(1, cells) + more_ms
-        is_apart = apart_ms < WORTH * at_once_ms
+        is_faster = apart_ms < WORTH * at_once_ms
         self._choices += 1
         if self._choices % TRY_EVERY == 0 and max(apart_ms, at_once_ms) < TRY_WITHIN * min(apart_ms, at_once_ms):
-            is_apart = not is_apart
-        return 1 if is_apart else rows
+            return not is_faster
+        return is_faster
