@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
 from typing import Literal, TypeVar
 
 import attrs
@@ -44,6 +45,8 @@ class Summary:
     """Medians over the rounds, by case and target, in the order they were first measured."""
 
     medians: dict[tuple[str, str], Measures]
+    rounds: tuple[dict[tuple[str, str], Measures], ...] = ()
+    """What each round measured by itself."""
 
     @classmethod
     def of(cls, rounds: Sequence[Sequence[Row]]) -> Summary:
@@ -51,7 +54,8 @@ class Summary:
         rows: dict[tuple[str, str], list[Measures]] = {}
         for row in (row for each in rounds for row in each):
             rows.setdefault((row.case, row.target), []).append(row.measures)
-        return cls({key: median_of(measures) for key, measures in rows.items()})
+        by_round = tuple({(row.case, row.target): row.measures for row in each} for each in rounds)
+        return cls({key: median_of(measures) for key, measures in rows.items()}, by_round)
 
     @property
     def cases(self) -> list[str]:
@@ -77,6 +81,12 @@ class Summary:
         if not known:
             return ""
         return (max if wanted == "high" else min)(known, key=lambda target: known[target])
+
+    def ratio(self, case: str, ours: str, theirs: str, measure: str) -> float:
+        """The median of the ratios of each round: the machine's speed changes from one to the next. NaN without any."""
+        pairs = [(each.get((case, ours), {}), each.get((case, theirs), {})) for each in self.rounds]
+        ratios = [mine[measure] / base[measure] for mine, base in pairs if mine.get(measure) and base.get(measure)]
+        return median(ratios) if ratios else math.nan
 
 
 @attrs.frozen

@@ -8,7 +8,6 @@ frames are written while it computes. Nothing else may touch the context, the po
 from __future__ import annotations
 
 import threading
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable
