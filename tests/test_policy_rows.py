@@ -45,6 +45,15 @@ def test_what_is_a_little_slower_is_tried_now_and_then_and_taken_once_it_is_fast
     assert machine.ticks(2, 4 * TRY_EVERY)[-TRY_EVERY + 1 :].count(1) == TRY_EVERY - 2
 
 
+def test_what_is_tried_is_tried_for_one_tick() -> None:
+    machine = Decoding(Q8_AVX512 | {2: 6.0})
+    trying = []
+    for _ in range(2 + 3 * TRY_EVERY):
+        size = machine.tick(2)
+        trying.append((size == 1) == machine.one_by_one.is_trying)
+    assert all(trying)
+
+
 def test_what_is_far_slower_is_not_tried_again() -> None:
     machine = Decoding({1: 10.0, 2: 10.5, 3: 11.0, 4: 11.5})
     assert 1 not in machine.ticks(2, 10 * TRY_EVERY)[2:]

@@ -58,7 +58,8 @@ class Scheduler:
         """The next tick. Empty only if no row can run."""
         if self._is_everyday(state):
             keys = tuple([row.key for row in state.decoding])
-            return Plan(keys, is_everyday=True, is_one_by_one=self._one_by_one.choose(len(keys), state.used_cells))
+            one_by_one = self._one_by_one.choose(len(keys), state.used_cells)
+            return Plan(keys, is_everyday=not self._one_by_one.is_trying, is_one_by_one=one_by_one)
         rows, preempted = self._make_room(state)
         decode, held = self._choose_decode(rows, state, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)

@@ -24,25 +24,28 @@ TRY_WITHIN = 1.5
 class OneByOne:
     """Chooses from what the cost model has learnt, and sees to it that it learns both ways."""
 
-    __slots__ = ("_choices", "_cost")
+    __slots__ = ("_choices", "_cost", "is_trying")
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self._choices = 0
+        self.is_trying = False
+        """Whether the last choice was made to learn from it: it is good for one tick."""
 
     def choose(self, rows: int, cells: int) -> bool:
         """Whether to compute `rows` one by one, with so many KV cells in use."""
-        cost = self._cost
+        cost, self.is_trying = self._cost, False
         if not 1 < rows <= MOST_APART or not cost.has_decoded(rows):
             return False
         at_once_ms, more_ms = cost.decode_ms(rows, cells), (rows - 1) * BATCH_MS
         if at_once_ms <= more_ms:
             return False
         if not cost.has_decoded(1):
+            self.is_trying = True
             return True
         apart_ms = rows * cost.decode_ms(1, cells) + more_ms
         is_faster = apart_ms < WORTH * at_once_ms
         self._choices += 1
         if self._choices % TRY_EVERY == 0 and max(apart_ms, at_once_ms) < TRY_WITHIN * min(apart_ms, at_once_ms):
-            return not is_faster
-        return is_faster
+            self.is_trying = True
+        return is_faster != self.is_trying
