@@ -11,6 +11,8 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, tokens
 
 from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS, write_model
 from uma import Message, Request, SamplingParams, open_engine
+from uma.engine.policy import Plan, Scheduler, State
+from uma.engine.worker import SAMPLED_TICKS
 from uma.errors import BadRequest, ModelError, PromptTooLarge, TemplateError
 from uma.types import Finished, Token
 
@@ -243,6 +245,21 @@ async def test_a_long_prompt_is_tokenized_off_the_trio_thread(tiny: Path) -> Non
                 await answer(engine, ask("word " * 400_000))
             nursery.cancel_scope.cancel()
     assert turns > 100
+
+
+async def test_while_nobody_comes_or_goes_few_ticks_are_planned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Plan] = []
+
+    class Watched(Scheduler):
+        def plan(self, state: State, now_ms: float) -> Plan:
+            planned.append(super().plan(state, now_ms))
+            return planned[-1]
+
+    monkeypatch.setattr("uma.engine.engine.Scheduler", Watched)
+    async with open_engine(config_for(tiny)) as engine:
+        got = await answer(engine, ask(max_tokens=160))
+    assert len(got.tokens) == 160
+    assert 160 // SAMPLED_TICKS <= len(planned) <= 160 // 4
 
 
 async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_world import make_row
 
+from uma.engine.policy import Scheduler, State, Targets
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.rows import MOST_APART, TRY_EVERY, OneByOne
 
@@ -52,6 +54,16 @@ def test_what_is_tried_is_tried_for_one_tick() -> None:
         size = machine.tick(2)
         trying.append((size == 1) == machine.one_by_one.is_trying)
     assert all(trying)
+
+
+def test_a_plan_that_tries_something_is_not_one_to_go_on_with() -> None:
+    scheduler = Scheduler(Targets(tick_budget_ms=80.0, batch_tokens=64, start_chunk_tokens=16))
+    scheduler.cost.observe_decode(2, 0, 6.0)
+    scheduler.cost.observe_decode(1, 0, 3.5)
+    state = State([make_row(1), make_row(2)], [], free_cells=1_000, used_cells=0)
+    plans = [scheduler.plan(state, 0.0) for _ in range(3 * TRY_EVERY)]
+    assert sum(plan.is_one_by_one for plan in plans) == 3
+    assert all(plan.is_everyday != plan.is_one_by_one for plan in plans)
 
 
 def test_what_is_far_slower_is_not_tried_again() -> None:

@@ -34,7 +34,7 @@ PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
 SAMPLED_TICKS = 16
 """One tick in so many has its CPU time measured, is planned anew, and teaches what decode rows cost. (So does each that
-reads prompts as well: then it matters.) In between, a tick of few milliseconds has no time for it."""
+reads prompts, or tries something: then it matters.) In between, a tick of few milliseconds has no time for it."""
 IDLE_SEC = 0.25
 """Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
 
@@ -215,7 +215,7 @@ class DecodeWorker:
                 return bool(plan.preempt)
         computing_ms = self._metrics.decode_ms.sum
         if decode:
-            self._decode(decode, learns=is_sampled or bool(prefill))
+            self._decode(decode, learns=is_sampled or not self._steady)
         if prefill:
             self._prefill([(self._active[key], count) for key, count in prefill if key in self._active])
         self._metrics.outside_decode_cpu_ms_total += (self._runner.cpu_sec() - cpu_began) * 1000 * SAMPLED_TICKS
