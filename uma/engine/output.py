@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -18,9 +19,9 @@ LOW_CREDITS = CREDITS // 4
 """A reader with room for no more events than this is given what there is at once."""
 
 
-def choose_tokens(context: Context, vocab: Vocab, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[int]:
+def choose_tokens(context: Context, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[int]:
     """Sample the rows of the batch just computed that have logits, which are these, in this order."""
-    logits = context.logits(len(sequences))
+    logits, vocab = context.logits(len(sequences)), context.model.vocab
     likeliest: list[int] = []
     tokens: list[int] = []
     for row, sequence in enumerate(sequences):
@@ -37,6 +38,25 @@ def choose_tokens(context: Context, vocab: Vocab, sequences: Rows[Sequence], bat
             token = int(logits[row].argmax())
         tokens.append(token)
     return tokens
+
+
+def hold_ms(sequence: Sequence) -> float:
+    """For how long its reader would not mind to be given nothing."""
+    return HOLD_SHARE * sequence.row.target_tbt_ms if sequence.request.stream else math.inf
+
+
+def tokens_alike(sequence: Sequence) -> int:
+    """How many tokens may be sampled before one has to be accepted, for all of them mean the same until then.
+
+    (The end of a text may be among them, but not a stop string: that is found in what they say.)
+    """
+    sampling, generated = sequence.request.sampling, sequence.generated
+    if sampling.stop:
+        return 1
+    alike = sequence.max_tokens - generated
+    if sampling.min_tokens > generated:
+        alike = min(alike, sampling.min_tokens - generated)
+    return min(alike, sequence.credits - LOW_CREDITS) if sequence.request.stream else alike
 
 
 class Output:
@@ -94,7 +114,7 @@ class Output:
             sequence.pieces.append(text)
             return
         is_urgent = sequence.generated == 1 or sequence.credits <= LOW_CREDITS
-        due_ms = AT_ONCE if is_urgent else now_ms + HOLD_SHARE * sequence.row.target_tbt_ms
+        due_ms = AT_ONCE if is_urgent else now_ms + hold_ms(sequence)
         self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due_ms)
         sequence.credits -= 1
         if sequence.credits <= 0:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from uma.engine.clock import now_ms
 from uma.engine.kv import KvPool
 from uma.engine.outbox import Outbox
+from uma.engine.output import choose_tokens
 from uma.engine.policy import CostModel
 from uma.engine.sequence import Sequence
 from uma.llama.batch import Batch
@@ -22,6 +24,28 @@ from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
 """What a batch computes: sequences, each with the number of its tokens."""
+
+
+class Step(NamedTuple):
+    """A batch of decode rows that was computed."""
+
+    tokens: list[int]
+    """The next token of each row."""
+    at_ms: float
+    """When they were known."""
+    took_ms: float
+
+
+class Stride(NamedTuple):
+    """How far decode rows may go on before anything else is looked at."""
+
+    steps: int
+    """Tokens for each row, at most."""
+    within_ms: float
+    """Between the first token and the last."""
+
+
+ONE_STEP = Stride(1, 0.0)
 
 
 class ModelRunner:
@@ -47,7 +71,8 @@ class ModelRunner:
         self._outbox = outbox
         self._trace = trace
         self._batch = Batch(context.n_batch)
-        self._decode_ms = math.inf
+        self._ends = context.model.vocab.eog
+        self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
         self._compute_cpu_sec = 0.0
         self.began_ms = 0.0
@@ -59,15 +84,20 @@ class ModelRunner:
         """CPU time this thread has spent on everything but computing; to be compared while `is_sampled`."""
         return time.thread_time() - self._compute_cpu_sec if self.is_sampled else 0.0
 
-    def decode(self, sequences: list[Sequence], *, learns: bool) -> int:
-        """A token for each: the batch of nearly every tick, so it goes the shortest way.
+    def decode(
+        self, sequences: list[Sequence], stride: Stride, is_called: Callable[[], bool]
+    ) -> tuple[int, list[Step]]:
+        """Tokens for each, step after step: the batches of nearly every tick, so they go the shortest way.
 
-        Their logits are in the order in which it leaves them. With `learns` the cost model is told what it took.
+        Ends with the stride, with the end of a row's text, or when `is_called`. Returns llama.cpp's last answer, and
+        the steps that were computed, each to be booked (`book`) before anything else is done with the sequences; their
+        tokens are in the order in which it leaves these. What is booked later costs less: between two batches, whose
+        weights went through every cache, each line of code comes from memory again.
         """
         if self._pool.in_id_order:
             sequences.sort(key=_seq_id)
         size = len(sequences)
-        self._pool.make_room(size)
+        self._pool.make_room(size * stride.steps)
         self._batch.clear()
         self._batch.add_decode(
             [sequence.tokens[-1] for sequence in sequences],
@@ -75,11 +105,25 @@ class ModelRunner:
             [_seq_id(sequence) for sequence in sequences],
         )
         # Last of all, for whoever is woken by it works while llama.cpp does. (What is due at once is gone by now.)
-        self._outbox.flush_due(now_ms() + self._decode_ms)
-        code, took_ms = self._compute()
-        if code != DONE:
-            return code
-        self._decode_ms = took_ms
+        self._outbox.flush_due(now_ms() + min(stride.steps * self.decode_ms, stride.within_ms + self.decode_ms))
+        steps: list[Step] = []
+        last_ms = math.inf
+        while True:
+            code, took_ms = self._compute()
+            if code != DONE:
+                return code, steps
+            tokens, at_ms = choose_tokens(self._context, sequences, range(size)), now_ms()
+            steps.append(Step(tokens, at_ms, took_ms))
+            last_ms = min(last_ms, at_ms + stride.within_ms)
+            is_over = len(steps) == stride.steps or at_ms + took_ms > last_ms
+            if is_over or is_called() or not self._ends.isdisjoint(tokens):
+                return code, steps
+            self._batch.advance(tokens)
+
+    def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
+        """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model is told of it."""
+        size, took_ms = len(sequences), step.took_ms
+        self.decode_ms = took_ms
         for sequence in sequences:
             assert sequence.holding is not None
             self._pool.append(sequence.holding, sequence.tokens[-1])
@@ -90,7 +134,6 @@ class ModelRunner:
             self._cost.observe_decode(size, self._pool.used_cells, took_ms)
         if self._trace:
             self._trace(f"batch decode={size} sequences={size} ms={took_ms:.2f} cells={self._pool.used_cells}")
-        return code
 
     def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
         """Pieces of prompts. Also returns those that are read to their ends, each with the index of its logits."""

@@ -1,7 +1,7 @@
 """The decode thread: it owns the context, and turns plans into tokens.
 
-Each turn of its loop is one tick: take what came in, ask the policy, compute a token for each decoding sequence, then
-a chunk of the prompts, hand over what readers are due, and go straight on. `llama_decode` runs without the GIL, so
+Each turn of its loop is one tick: take what came in, ask the policy, compute a token for each decoding sequence (or
+several, while nothing changes), then a chunk of the prompts, hand over what readers are due, and go straight on. `llama_decode` runs without the GIL, so
 frames are written while it computes. Nothing else may touch the context, the pool or a submitted `Sequence`.
 """
 
@@ -11,17 +11,16 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
 from typing import Any
 
 from uma.engine.admission import WaitingRoom
 from uma.engine.clock import now_ms
 from uma.engine.kv import KvPool
 from uma.engine.outbox import Deliver, Outbox
-from uma.engine.output import Output, choose_tokens
+from uma.engine.output import Output, choose_tokens, hold_ms, tokens_alike
 from uma.engine.policy import Plan, Row, Scheduler, State
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
-from uma.engine.runner import ModelRunner, Work
+from uma.engine.runner import ONE_STEP, ModelRunner, Step, Stride, Work
 from uma.engine.sequence import Sequence
 from uma.engine.snapshots import Snapshot
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
@@ -32,9 +31,9 @@ from uma.types import Event, Finished, FinishReason
 
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
-SAMPLED_TICKS = 16
-"""One tick in so many has its CPU time measured, is planned anew, and teaches what decode rows cost. (So does each that
-reads prompts, or tries something: then it matters.) In between, a tick of few milliseconds has no time for it."""
+SAMPLED_BATCHES = 16
+"""After so many batches a tick has its CPU time measured, is planned anew, and teaches what decode rows cost. (So does
+each that reads prompts, or tries something: then it matters.) In between, few milliseconds have no time for it."""
 IDLE_SEC = 0.25
 """Without work for this long, the thread takes snapshots of what is cached: a follow-up comes sooner or much later."""
 
@@ -58,7 +57,8 @@ class DecodeWorker:
         self._pool = pool
         self._scheduler = scheduler
         self._metrics = metrics
-        self._ticks = 0
+        self._ticks = self._batches_before = 0
+        """Ticks since the last sampled one, and the batches there were before that."""
         self._outbox = Outbox(deliver)
         self._output = Output(self._vocab, metrics, self._outbox)
         self._saves_at_end = saves_at_end
@@ -66,10 +66,14 @@ class DecodeWorker:
         self._runner = ModelRunner(context, pool, scheduler.cost, metrics, self._outbox, trace)
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wakeup = threading.Event()
+        self._is_called = False
+        """There is a command for which no stride goes on."""
         self._is_stopping = False
         self._active: dict[int, Sequence] = {}
         self._steady: list[Sequence] = []
         """Everyone, where the last tick was a token for each and no more."""
+        self._hold_ms = 0.0
+        """For how long the readers of `_steady` would not mind to be given nothing."""
         self._is_one_by_one = False
         """How the last plan would have its decode rows."""
         self._waiting = WaitingRoom(pool, max_active, scheduler.cost)
@@ -82,7 +86,8 @@ class DecodeWorker:
         self._inbox.append((self._on_submit, (sequence,)))
 
     def wake(self) -> None:
-        """Have what was submitted looked at, by a thread that has nothing to do."""
+        """Have what was submitted looked at: after the batch that runs, or at once by a thread that rests."""
+        self._is_called = True
         self._wakeup.set()
 
     def cancel(self, key: int) -> None:
@@ -91,7 +96,8 @@ class DecodeWorker:
 
     def credit(self, key: int, events: int) -> None:
         """The reader has made room for so many more events."""
-        self._post(self._on_credit, key, events)
+        self._inbox.append((self._on_credit, (key, events)))
+        self._wakeup.set()  # and no more: a stride is no longer than there was room for
 
     def preload(self, snapshot: Snapshot) -> None:
         """Take in a snapshot that was read from disk."""
@@ -134,7 +140,9 @@ class DecodeWorker:
         try:
             while not self._is_stopping:
                 if self._wakeup.is_set():
-                    self._wakeup.clear()  # before the commands: for what comes after, it will be set again
+                    # Before the commands: for what comes after, both will be set again.
+                    self._is_called = False
+                    self._wakeup.clear()
                 self._take_commands()
                 if self._is_stopping or (self._tick() and self._sequences):
                     continue
@@ -202,8 +210,8 @@ class DecodeWorker:
     def _tick(self) -> bool:
         """Compute what the policy says; False if there was nothing to compute."""
         began = now_ms()
-        self._ticks += 1
-        is_sampled = self._runner.is_sampled = self._ticks % SAMPLED_TICKS == 0
+        batches = self._metrics.batch_calls_total
+        is_sampled = self._runner.is_sampled = batches - self._batches_before >= SAMPLED_BATCHES
         cpu_began = self._runner.cpu_sec()
         decode: list[Sequence] = self._steady
         prefill: tuple[tuple[int, int], ...] = ()
@@ -211,14 +219,18 @@ class DecodeWorker:
             plan = self._plan(began)
             decode, prefill = [self._active[key] for key in plan.decode], plan.prefill
             self._steady, self._is_one_by_one = decode if plan.is_everyday else [], plan.is_one_by_one
+            self._hold_ms = min(map(hold_ms, self._steady), default=0.0)
             if not decode and not prefill:
                 return bool(plan.preempt)
+        self._ticks += 1
         computing_ms = self._metrics.decode_ms.sum
         if decode:
             self._decode(decode, learns=is_sampled or not self._steady)
         if prefill:
             self._prefill([(self._active[key], count) for key, count in prefill if key in self._active])
-        self._metrics.outside_decode_cpu_ms_total += (self._runner.cpu_sec() - cpu_began) * 1000 * SAMPLED_TICKS
+        if is_sampled:
+            self._metrics.outside_decode_cpu_ms_total += (self._runner.cpu_sec() - cpu_began) * 1000 * self._ticks
+            self._ticks, self._batches_before = 0, batches
         computing_ms = self._metrics.decode_ms.sum - computing_ms
         self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
@@ -344,12 +356,27 @@ class DecodeWorker:
 
     def _decode_at_once(self, sequences: list[Sequence], learns: bool) -> None:
         while sequences:
-            code = self._runner.decode(sequences, learns=learns)
+            stride = self._stride() if sequences is self._steady else ONE_STEP
+            code, steps = self._runner.decode(sequences, stride, lambda: self._is_called)
+            self._book(sequences, steps, learns)
+            self._outbox.flush_due(self._runner.began_ms)
             if code == DONE:
-                self._sample(sequences, range(len(sequences)))
-                self._outbox.flush_due(self._runner.began_ms)
                 return
             sequences = [sequence for sequence, _ in self._failed(code, [(sequence, 1) for sequence in sequences])]
+
+    def _stride(self) -> Stride:
+        """How far `_steady` may go on at a stretch: until something about one changes, or its reader would mind."""
+        if self._hold_ms < self._runner.decode_ms:
+            return ONE_STEP
+        steps = min(SAMPLED_BATCHES, self._pool.free_cells // len(self._steady))
+        for sequence in self._steady:
+            steps = min(steps, tokens_alike(sequence))
+        return Stride(steps, self._hold_ms) if steps > 1 else ONE_STEP
+
+    def _book(self, sequences: list[Sequence], steps: list[Step], learns: bool) -> None:
+        for step in steps:
+            self._runner.book(sequences, step, learns=learns and step is steps[-1])
+            self._accept(sequences, step.tokens, step.at_ms)
 
     def _prefill(self, work: Work) -> None:
         """Pieces of prompts; fewer or shorter ones where llama.cpp finds no room for all."""
@@ -357,7 +384,7 @@ class DecodeWorker:
             code, ends = self._runner.prefill(work)
             if code == DONE:
                 if ends:
-                    self._sample(list(ends), list(ends.values()))
+                    self._sample(ends)
                 self._outbox.flush_due(self._runner.began_ms)
                 return
             work = self._failed(code, work)
@@ -399,11 +426,12 @@ class DecodeWorker:
                 continue
             if sequence.row.remaining:
                 code, ends = self._runner.prefill([(sequence, count)])
+                if ends:
+                    self._sample(ends)
             else:
-                code, ends = self._runner.decode([sequence], learns=False), {sequence: 0}
-            if code == DONE and ends:
-                self._sample(list(ends), list(ends.values()))
-            elif code == NO_ROOM:
+                code, steps = self._runner.decode([sequence], ONE_STEP, lambda: True)
+                self._book([sequence], steps, learns=False)
+            if code == NO_ROOM:
                 self._preempt(sequence, now_ms())
             elif code not in (DONE, ABORTED):
                 self._cut_back(sequence)
@@ -423,8 +451,12 @@ class DecodeWorker:
 
     # Tokens out
 
-    def _sample(self, sequences: list[Sequence], batch_indices: Rows[int]) -> None:
-        tokens, now = choose_tokens(self._context, self._vocab, sequences, batch_indices), now_ms()
+    def _sample(self, ends: dict[Sequence, int]) -> None:
+        """First tokens, of those whose prompts have been read, each with the index of its logits."""
+        sequences = list(ends)
+        self._accept(sequences, choose_tokens(self._context, sequences, list(ends.values())), now_ms())
+
+    def _accept(self, sequences: list[Sequence], tokens: list[int], now: float) -> None:
         for sequence, token in zip(sequences, tokens, strict=True):
             reason = self._output.accept(sequence, token, now)
             if reason is not None:

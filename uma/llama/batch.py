@@ -33,6 +33,7 @@ class Batch:
         self.pos = np.zeros(capacity, np.int32)
         self.seq_id = np.zeros(capacity, np.int32)
         self.output = np.zeros(capacity, np.int8)
+        self._token_cells, self._pos_cells = self.token.data, self.pos.data
         self._n_seq_id = np.ones(capacity, np.int32)
         # llama.cpp takes a list of sequences for each token; ours have one each, so the lists are cells of `seq_id`.
         self._seq_lists = self.seq_id.ctypes.data + self.seq_id.itemsize * np.arange(capacity, dtype=np.uintp)
@@ -78,6 +79,13 @@ class Batch:
         self.n_outputs += stop - start
         self.n_tokens = stop
         return start
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """After `add_decode`: the same rows once more, each with its next token, one position further."""
+        token, pos = self._token_cells, self._pos_cells
+        for row in range(self.n_tokens):
+            token[row] = tokens[row]
+            pos[row] += 1
 
     def _room_for(self, count: int) -> tuple[int, int]:
         start = self.n_tokens

@@ -1,0 +1,229 @@
+"""Several tokens for the same rows at a stretch: nobody can tell by the result, and nobody waits for its end."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from engine_world import Answer, answer, answers, ask, settled, tokens_for
+
+from harness import PATIENCE_SEC
+from uma import Request, RuntimeConfig, open_engine
+from uma.engine.outbox import HOLD_SHARE
+from uma.engine.runner import ModelRunner, Step, Stride
+from uma.engine.worker import SAMPLED_BATCHES, DecodeWorker
+from uma.llama.batch import Batch
+from uma.llama.context import Context
+from uma.types import Finished, Slo
+
+# (See `config_for`: so results do not depend on what is computed together.)
+BUILT_IN = RuntimeConfig(
+    n_ctx=2_048,
+    n_gpu_layers=0,
+    threads=1,
+    threads_batch=1,
+    flash_attn="off",
+    cache_type_k="f32",
+    cache_type_v="f32",
+)
+PATIENT = Slo(target_tbt_ms=3_600_000.0)
+
+
+def patient(request: Request) -> Request:
+    """The request of somebody who would not mind to have all tokens at the end."""
+    return attrs.evolve(request, slo=PATIENT)
+
+
+@pytest.fixture
+def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[Step]]:
+    """What each call for decode rows has computed, in every engine that is opened from now on."""
+    found: list[list[Step]] = []
+    decode = ModelRunner.decode
+
+    def watched(runner: ModelRunner, sequences: Any, stride: Stride, is_called: Any) -> tuple[int, list[Step]]:
+        code, steps = decode(runner, sequences, stride, is_called)
+        found.append(steps)
+        return code, steps
+
+    monkeypatch.setattr(ModelRunner, "decode", watched)
+    return found
+
+
+# The same as token by token
+
+REQUESTS = [
+    ask(max_tokens=100),
+    ask(max_tokens=400, ignore_eos=False),
+    ask(max_tokens=400, ignore_eos=False, stream=False),
+    ask(max_tokens=400, ignore_eos=False, min_tokens=300),
+    ask(max_tokens=90, min_tokens=40, stop=(" the ",)),
+    ask(max_tokens=90, stream=False, stop=(".", "zebra")),
+    ask(max_tokens=400, ignore_eos=False, temperature=0.8, seed=5),
+    ask(max_tokens=80, temperature=1.1, top_p=0.9, seed=6, repetition_penalty=1.3, min_tokens=20),
+]
+
+
+async def one_after_the_other() -> tuple[list[Answer], dict[str, Any]]:
+    """Their answers by themselves, all eight at once, and the counters after the first."""
+    async with open_engine(BUILT_IN) as engine:
+        got = [await answer(engine, request) for request in REQUESTS]
+        counters = await settled(engine)
+        together = [attrs.evolve(request, id=str(number)) for number, request in enumerate(REQUESTS)]
+        return [*got, *await answers(engine, together)], counters
+
+
+async def test_who_is_given_several_tokens_at_a_stretch_is_given_the_same(
+    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got, counters = await one_after_the_other()
+    assert max(map(len, strides)) == SAMPLED_BATCHES
+    reasons = [each.finished.reason for each in got]
+    assert "stop" in reasons and "length" in reasons
+
+    strides.clear()
+    monkeypatch.setattr("uma.engine.worker.SAMPLED_BATCHES", 1)
+    expected, plain_counters = await one_after_the_other()
+    assert max(map(len, strides)) == 1
+
+    for mine, theirs in zip(got, expected, strict=True):
+        assert (mine.token_ids, mine.text) == (theirs.token_ids, theirs.text)
+        assert (mine.finished.text, mine.finished.reason) == (theirs.finished.text, theirs.finished.reason)
+        assert mine.finished.usage.completion_tokens == theirs.finished.usage.completion_tokens
+    for mine, theirs in list(zip(got, expected, strict=True))[: len(REQUESTS)]:
+        assert mine.finished.metrics.decode_iterations == theirs.finished.metrics.decode_iterations
+    for name in ("batch_calls_total", "tokens_generated_total", "inter_token_ms_count", "kv_cells_used"):
+        assert counters[name] == plain_counters[name], name
+
+
+async def test_a_text_may_end_as_soon_as_it_is_long_enough() -> None:
+    async with open_engine(BUILT_IN) as engine:
+        natural = await answer(engine, ask(max_tokens=400, ignore_eos=False))
+        assert natural.finished.reason == "stop"
+        for spare in range(SAMPLED_BATCHES):
+            least = len(natural.tokens) - spare
+            got = await answer(engine, ask(max_tokens=400, ignore_eos=False, min_tokens=least))
+            assert got.token_ids == natural.token_ids
+
+
+# Nobody waits for its end
+
+
+class StoppableContext(Context):
+    """The real context; at one batch it waits, so that something can happen in the middle of a stride."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sizes: list[int] = []
+        self.stop_at = -1
+        self.is_there = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def decode(self, batch: Batch) -> int:
+        self.sizes.append(batch.n_tokens)
+        if len(self.sizes) == self.stop_at:
+            self.is_there.set()
+            assert self.may_go_on.wait(PATIENCE_SEC)
+        return super().decode(batch)
+
+
+@pytest.fixture
+def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StoppableContext]]:
+    """Those of the engines that are opened from now on."""
+    found: list[StoppableContext] = []
+
+    def make(*args: Any) -> StoppableContext:
+        found.append(StoppableContext(*args))
+        return found[-1]
+
+    monkeypatch.setattr("uma.engine.engine.Context", make)
+    yield found
+    for context in found:
+        context.may_go_on.set()
+
+
+async def in_a_stride(context: StoppableContext) -> int:
+    """Wait until batch `stop_at` has begun; how many there were."""
+    assert await trio.to_thread.run_sync(context.is_there.wait, PATIENCE_SEC)
+    return len(context.sizes)
+
+
+def in_the_middle_of_one(context: StoppableContext) -> None:
+    """Stop it soon, where a stride has just begun."""
+    # A prompt, a token while nothing is known of this context, then stride after stride of full length.
+    context.stop_at = len(context.sizes) + 1 + SAMPLED_BATCHES + SAMPLED_BATCHES // 2
+
+
+async def test_who_is_cancelled_in_a_stride_is_computed_no_further(
+    contexts: list[StoppableContext], strides: list[list[Step]]
+) -> None:
+    async with open_engine(BUILT_IN) as engine:
+        await answer(engine, ask(max_tokens=8))
+        (context,) = contexts
+        in_the_middle_of_one(context)
+        async with engine.generate(patient(ask(max_tokens=200, stream=False))) as stream:
+            before = await in_a_stride(context)
+            stream.cancel()
+            context.may_go_on.set()
+            events = [event async for event in stream]
+            assert len(context.sizes) == before
+    assert isinstance(events[-1], Finished) and events[-1].reason == "cancelled"
+    assert 1 < len(strides[-1]) < SAMPLED_BATCHES, "that was no stride"
+
+
+async def test_who_comes_in_the_middle_of_a_stride_is_read_with_the_next_batch(
+    contexts: list[StoppableContext], strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = threading.Event()
+    wake = DecodeWorker.wake
+
+    def watched(worker: DecodeWorker) -> None:
+        wake(worker)
+        if contexts[0].is_there.is_set():
+            woken.set()
+
+    monkeypatch.setattr(DecodeWorker, "wake", watched)
+    async with open_engine(BUILT_IN) as engine:
+        await answer(engine, ask(max_tokens=8))
+        (context,) = contexts
+        in_the_middle_of_one(context)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer, engine, patient(ask(max_tokens=200, stream=False)))
+            before = await in_a_stride(context)
+            done = len(strides)
+            nursery.start_soon(answer, engine, ask(tokens_for(1, 25), 4, id="b"))
+            assert await trio.to_thread.run_sync(woken.wait, PATIENCE_SEC)
+            context.may_go_on.set()
+    # (Beside a stream that decodes: its token first, then the prompt.)
+    assert max(context.sizes[before : before + 2]) > 1
+    assert 1 < len(strides[done]) < SAMPLED_BATCHES, "that was no stride"
+
+
+async def test_no_batch_is_begun_that_would_end_after_the_reader_minds(
+    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(4)
+    now_ms = 0.0
+
+    class SlowContext(Context):
+        def decode(self, batch: Batch) -> int:
+            nonlocal now_ms
+            now_ms += rng.choice((2.0, 2.0, 2.0, 2.0, 15.0, 40.0))
+            return super().decode(batch)
+
+    monkeypatch.setattr("uma.engine.engine.Context", SlowContext)
+    monkeypatch.setattr("uma.engine.runner.now_ms", lambda: now_ms)
+    target_ms = 50.0
+    async with open_engine(BUILT_IN) as engine:
+        await answer(engine, attrs.evolve(ask(max_tokens=400), slo=Slo(target_tbt_ms=target_ms)))
+    assert sum(map(len, strides)) == 399
+    assert max(map(len, strides)) > 4, "there were no strides"
+    for steps in strides:
+        for last, step in pairwise(steps):
+            expected_ms = step.at_ms - step.took_ms + last.took_ms
+            assert expected_ms - steps[0].at_ms <= HOLD_SHARE * target_ms + 1e-6
