@@ -1,8 +1,9 @@
 """The decode thread: it owns the context, and turns plans into tokens.
 
 Each turn of its loop is one tick: take what came in, ask the policy, compute a token for each decoding sequence (or
-several, while nothing changes), then a chunk of the prompts, hand over what readers are due, and go straight on. `llama_decode` runs without the GIL, so
-frames are written while it computes. Nothing else may touch the context, the pool or a submitted `Sequence`.
+several, while nothing changes), then a chunk of the prompts, hand over what readers are due, and go straight on.
+`llama_decode` runs without the GIL, so frames are written while it computes. Nothing else may touch the context, the
+pool or a submitted `Sequence`.
 """
 
 from __future__ import annotations
