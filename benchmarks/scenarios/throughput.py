@@ -11,6 +11,7 @@ import trio
 
 from benchmarks.load import burst
 from benchmarks.measure import CpuMeter, Measures, latency, median_of, throughput
+from benchmarks.models import BenchModel
 from benchmarks.raw import Result
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
@@ -23,6 +24,7 @@ from benchmarks.targets.raw import Raw, raw
 PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
 LEAST_TOKENS = 1024
 """A burst of few streams is over in half a second: it is repeated until so many tokens were generated."""
+WARM_UP_TOKENS = 4
 SETTLE_S = 0.1
 """Before each burst: threads that wait for more work still spin for a moment."""
 SLOW_PEER_STREAMS = (1, 8)
@@ -56,12 +58,14 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
                 baseline = await stack.enter_async_context(
                     raw(model, streams=streams, n_ctx=n_ctx, layout=layout, threads=threads)
                 )
-                await baseline.run([model.prompt(rng, PROMPT // 2) for _ in range(streams)], 4)
+                await baseline.run(_warm_up(model, rng, streams), WARM_UP_TOKENS)
                 ask[kind] = partial(_decode, baseline)
             else:
                 target = await stack.enter_async_context(
                     open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM)
                 )
+                # All streams at once, as the baseline: the first batch of a size touches memory for the first time.
+                await burst(target, [Ask(prompt, WARM_UP_TOKENS) for prompt in _warm_up(model, rng, streams)])
                 ask[kind] = partial(_serve, target)
         # In turn, burst by burst, with all of them loaded: the machine's speed changes within a minute.
         for number in range(bursts):
@@ -70,6 +74,10 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
                 found[kind].append(await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)]))
     for kind, measured in found.items():
         emit(case, kind, median_of(measured))
+
+
+def _warm_up(model: BenchModel, rng: Random, streams: int) -> Prompts:
+    return [model.prompt(rng, PROMPT // 2) for _ in range(streams)]
 
 
 async def _decode(baseline: Raw, prompts: Prompts) -> Measures:
