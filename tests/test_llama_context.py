@@ -74,7 +74,8 @@ def same(one: Logits, other: Logits) -> bool:
 def test_logits_rows_come_in_the_order_of_the_batch(model: Model, kv_unified: bool, n_ubatch: int) -> None:
     params = ContextParams(n_ctx=2048, n_batch=64, n_ubatch=n_ubatch, n_seq_max=5, kv_unified=kv_unified)
     prompts = {seq_id: tokens_for(seq_id, count) for seq_id, count in {3: 9, 0: 1, 4: 17, 1: 5, 2: 12}.items()}
-    with Context(model, params) as context, Batch(64) as batch:
+    with Context(model, params) as context:
+        batch = Batch(64)
         for seq_id, tokens in prompts.items():
             batch.add(tokens, 0, seq_id, last_logits=True)
         assert context.decode(batch) == DONE
@@ -87,7 +88,8 @@ def test_logits_rows_come_in_the_order_of_the_batch(model: Model, kv_unified: bo
 def test_sequences_decoded_together_say_what_they_would_say_alone(model: Model, kv_unified: bool) -> None:
     params = ContextParams(n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
     texts = {seq_id: tokens_for(seq_id, 6 + seq_id) for seq_id in (2, 0, 3)}
-    with Context(model, params) as context, Batch(64) as batch:
+    with Context(model, params) as context:
+        batch = Batch(64)
         for seq_id, tokens in texts.items():
             prefill(context, tokens[:-1], seq_id)
         for _ in range(3):
@@ -102,7 +104,8 @@ def test_sequences_decoded_together_say_what_they_would_say_alone(model: Model, 
 
 
 def test_only_marked_tokens_have_logits(llama: Model) -> None:
-    with Context(llama, ContextParams(n_ctx=256, n_seq_max=2)) as context, Batch(16) as batch:
+    with Context(llama, ContextParams(n_ctx=256, n_seq_max=2)) as context:
+        batch = Batch(16)
         batch.add([1, 2, 3], 0, 0, last_logits=False)
         assert batch.n_outputs == 0
         assert batch.add([4, 5, 6], 0, 1, last_logits=True) == 5
@@ -123,9 +126,9 @@ def test_too_few_cells_change_nothing(llama: Model) -> None:
     with Context(llama, ContextParams(n_ctx=256, n_seq_max=2)) as context:
         tokens = tokens_for(0, 200)
         prefill(context, tokens)
-        with Batch(100) as batch:
-            batch.add(tokens_for(1, 100), 0, 1, last_logits=True)
-            assert context.decode(batch) == NO_ROOM
+        batch = Batch(100)
+        batch.add(tokens_for(1, 100), 0, 1, last_logits=True)
+        assert context.decode(batch) == NO_ROOM
         assert (context.seq_pos_max(0), context.seq_pos_max(1)) == (199, -1)
         assert same(prefill(context, [9], first_pos=200), alone(llama, [*tokens, 9]))
 
@@ -134,14 +137,14 @@ def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(llama: Model) -> 
     with Context(llama, ContextParams(n_ctx=256)) as context:
         prefill(context, [1, 2, 3])
         for token, pos in ((5, 7), (llama.vocab.n_tokens, 3), (-1, 3)):
-            with Batch(1) as batch:
-                batch.add([token], pos, 0, last_logits=True)
-                assert context.decode(batch) == INVALID_BATCH
-        with Batch(1) as batch:
-            batch.add([5], 3, 1, last_logits=True)
+            batch = Batch(1)
+            batch.add([token], pos, 0, last_logits=True)
             assert context.decode(batch) == INVALID_BATCH
-        with Batch(1) as batch:
-            assert context.decode(batch) == INVALID_BATCH
+        batch = Batch(1)
+        batch.add([5], 3, 1, last_logits=True)
+        assert context.decode(batch) == INVALID_BATCH
+        batch = Batch(1)
+        assert context.decode(batch) == INVALID_BATCH
         assert same(prefill(context, [4], first_pos=3), alone(llama, [1, 2, 3, 4]))
 
 
@@ -258,7 +261,8 @@ def test_clear_forgets_every_sequence(model: Model) -> None:
 
 def test_an_abort_from_another_thread_ends_a_running_decode(llama: Model) -> None:
     params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
-    with Context(llama, params) as context, Batch(16_384) as batch:
+    with Context(llama, params) as context:
+        batch = Batch(16_384)
         batch.add([1] * 16_384, 0, 0, last_logits=True)
         results: list[int] = []
         thread = threading.Thread(target=lambda: results.append(context.decode(batch)))
@@ -330,8 +334,8 @@ def test_closing_twice_and_out_of_order_is_harmless(tmp_path: Path) -> None:
     model.close()
     with pytest.raises(ValueError, match="context is closed"):
         context.seq_rm(0)
-    with pytest.raises(ValueError, match="context is closed"), Batch(1) as batch:
-        context.decode(batch)
+    with pytest.raises(ValueError, match="context is closed"):
+        context.decode(Batch(1))
     with pytest.raises(ValueError, match="model is closed"):
         Context(model, ContextParams(n_ctx=256))
 
@@ -364,21 +368,21 @@ def test_one_engine_computes_while_others_open_and_close(tmp_path: Path, llama: 
 
 
 def test_a_batch_takes_what_fits_and_refuses_the_rest_whole() -> None:
-    with Batch(4) as batch:
-        batch.add([1, 2, 3], 0, 0, last_logits=True)
-        with pytest.raises(ValueError, match="2 do not fit; 1 of 4 places are free"):
-            batch.add([1, 2], 3, 0, last_logits=True)
-        with pytest.raises(ValueError, match="2 do not fit; 1 of 4 places are free"):
-            batch.add_decode([1, 2], [3, 0], [0, 1])
-        with pytest.raises(ValueError, match="0 do not fit"):
-            batch.add([], 3, 0, last_logits=True)
-        assert (batch.n_tokens, batch.n_outputs) == (3, 1)
-        assert batch.add_decode([4], [3], [0]) == 3
-        assert batch.output.tolist() == [0, 0, 1, 1]
-        batch.clear()
-        assert batch.add(np.array([9, 9, 9], np.int32), 7, 2, last_logits=False) == 2
-        assert batch.pos[:3].tolist() == [7, 8, 9]
-        assert batch.output[:3].tolist() == [0, 0, 0]
+    batch = Batch(4)
+    batch.add([1, 2, 3], 0, 0, last_logits=True)
+    with pytest.raises(ValueError, match="2 do not fit; 1 of 4 places are free"):
+        batch.add([1, 2], 3, 0, last_logits=True)
+    with pytest.raises(ValueError, match="2 do not fit; 1 of 4 places are free"):
+        batch.add_decode([1, 2], [3, 0], [0, 1])
+    with pytest.raises(ValueError, match="0 do not fit"):
+        batch.add([], 3, 0, last_logits=True)
+    assert (batch.n_tokens, batch.n_outputs) == (3, 1)
+    assert batch.add_decode([4], [3], [0]) == 3
+    assert batch.output.tolist() == [0, 0, 1, 1]
+    batch.clear()
+    assert batch.add(np.array([9, 9, 9], np.int32), 7, 2, last_logits=False) == 2
+    assert batch.pos[:3].tolist() == [7, 8, 9]
+    assert batch.output[:3].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("cpu_max", "cores"), [("150000 100000\n", 2), ("10000 100000\n", 1), ("max 100000\n", None)])
@@ -387,3 +391,14 @@ def test_a_containers_quota_bounds_the_threads(tmp_path: Path, cpu_max: str, cor
     everything = core_count(tmp_path / "missing")
     assert everything >= 1
     assert core_count(tmp_path / "cpu.max") == (everything if cores is None else min(cores, everything))
+
+
+def test_a_batch_of_decode_rows_advances_each_by_its_next_token() -> None:
+    batch = Batch(4)
+    batch.add_decode([5, 6, 7], [10, 3, 20], [0, 2, 1])
+    batch.advance([8, 9, 4])
+    assert (batch.n_tokens, batch.n_outputs) == (3, 3)
+    assert batch.token[:3].tolist() == [8, 9, 4]
+    assert batch.pos[:3].tolist() == [11, 4, 21]
+    assert batch.seq_id[:3].tolist() == [0, 2, 1]
+    assert batch.output[:3].tolist() == [1, 1, 1]

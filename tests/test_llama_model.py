@@ -183,7 +183,8 @@ def test_a_split_model_loads_by_its_first_part(tmp_path: Path, tiny: Path) -> No
         assert model.info.parameters == whole.info.parameters
         logits = []
         for each in (model, whole):
-            with Context(each, ContextParams(n_ctx=256)) as context, Batch(3) as batch:
+            with Context(each, ContextParams(n_ctx=256)) as context:
+                batch = Batch(3)
                 batch.add([1, 2, 3], 0, 0, last_logits=True)
                 assert context.decode(batch) == DONE
                 logits.append(context.logits(1).tolist())
@@ -251,9 +252,9 @@ def test_loading_and_closing_leaves_nothing_behind(tiny: Path, tmp_path: Path) -
 
     def open_and_close() -> None:
         with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=2048, n_seq_max=4)) as context:
-            with Batch(64) as batch:
-                batch.add(range(64), 0, 0, last_logits=True)
-                assert context.decode(batch) == DONE
+            batch = Batch(64)
+            batch.add(range(64), 0, 0, last_logits=True)
+            assert context.decode(batch) == DONE
             model.vocab.tokenize("some text", add_special=True, parse_special=True)
         with pytest.raises(ModelError):
             Model.load(broken)

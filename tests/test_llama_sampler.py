@@ -23,7 +23,8 @@ Row = npt.NDArray[np.float32]
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
     """A context that has computed one batch: two sequences, the logits of batch indices 2 and 4."""
     path = write_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
-    with Model.load(path) as model, Context(model, ContextParams(n_ctx=256, n_seq_max=2)) as made, Batch(8) as batch:
+    with Model.load(path) as model, Context(model, ContextParams(n_ctx=256, n_seq_max=2)) as made:
+        batch = Batch(8)
         batch.add([1, 2, 3], 0, 0, last_logits=True)
         batch.add([4, 5], 0, 1, last_logits=True)
         assert made.decode(batch) == DONE

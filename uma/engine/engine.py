@@ -54,7 +54,7 @@ from uma.types import (
 )
 
 GATHER_SEC = 0.02
-"""While requests keep coming in, a decode thread that rests is left alone for this long at most."""
+"""While requests keep coming in, a decode thread that rests or is at a stretch is left alone for this long at most."""
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Prompts up to this length are tokenized on the Trio thread: faster than the way to another one. A message takes time
 to render however short it is."""
@@ -178,7 +178,7 @@ class Engine:
             _trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
         # Who comes in one burst is read in one batch, and decodes in step. (A thread that computes takes up what there
-        # is between its ticks, and needs no waking.)
+        # is between its ticks; a stretch of tokens for the others ends with the call.)
         self._wake_worker = WhenIdle(self.worker.wake, GATHER_SEC)
         self.info = self._describe()
 

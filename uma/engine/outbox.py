@@ -34,27 +34,28 @@ Deliver = Callable[[list[Delivery], threading.Event | None], None]
 class Outbox:
     """Events in order, each with the time by which it has to be on its way. Belongs to the decode thread."""
 
-    __slots__ = ("_deliver", "_due_ms", "_held", "_taken")
+    __slots__ = ("_deliver", "_held", "_taken", "due_ms")
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
         self._taken = threading.Event()
         self._held: list[Delivery] = []
-        self._due_ms = math.inf
+        self.due_ms = math.inf
+        """When the first of what is here has to be on its way."""
 
     def add(self, stream: Any, event: Event | UmaError, due_ms: float = AT_ONCE) -> None:
         """Take an event in; whatever is here goes with it when it is due."""
         self._held.append((stream, event))
-        self._due_ms = min(self._due_ms, due_ms)
+        self.due_ms = min(self.due_ms, due_ms)
 
     def flush_due(self, when_ms: float) -> None:
         """Hand everything over if any of it is due before `when_ms`."""
-        if self._due_ms < when_ms:
+        if self.due_ms < when_ms:
             self.flush()
 
     def flush(self) -> None:
         """Hand everything over."""
-        is_urgent, self._due_ms = self._due_ms == AT_ONCE, math.inf
+        is_urgent, self.due_ms = self.due_ms == AT_ONCE, math.inf
         if not self._held:
             return
         held, self._held = self._held, []

@@ -51,8 +51,8 @@ ONE_STEP = Stride(1, 0.0)
 class ModelRunner:
     """Computes what it is given. Who runs, and what becomes of a batch that fails, others decide.
 
-    Belongs to the decode thread. What it returns is llama.cpp's answer (`Context.decode`); after `DONE` the logits are
-    there, and everything is counted.
+    Belongs to the decode thread. What it returns is llama.cpp's answer (`Context.decode`). `is_called` says whether
+    somebody wants this thread's attention.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ModelRunner:
         cost: CostModel,
         metrics: EngineMetrics,
         outbox: Outbox,
+        is_called: Callable[[], bool],
         trace: Callable[[str], None] | None,
     ) -> None:
         self._context = context
@@ -69,9 +70,9 @@ class ModelRunner:
         self._cost = cost
         self._metrics = metrics
         self._outbox = outbox
+        self._is_called = is_called
         self._trace = trace
         self._batch = Batch(context.n_batch)
-        self._ends = context.model.vocab.eog
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
         self._compute_cpu_sec = 0.0
@@ -84,15 +85,14 @@ class ModelRunner:
         """CPU time this thread has spent on everything but computing; to be compared while `is_sampled`."""
         return time.thread_time() - self._compute_cpu_sec if self.is_sampled else 0.0
 
-    def decode(
-        self, sequences: list[Sequence], stride: Stride, is_called: Callable[[], bool]
-    ) -> tuple[int, list[Step]]:
+    def decode(self, sequences: list[Sequence], stride: Stride) -> tuple[int, list[Step]]:
         """Tokens for each, step after step: the batches of nearly every tick, so they go the shortest way.
 
-        Ends with the stride, with the end of a row's text, or when `is_called`. Returns llama.cpp's last answer, and
-        the steps that were computed, each to be booked (`book`) before anything else is done with the sequences; their
-        tokens are in the order in which it leaves these. What is booked later costs less: between two batches, whose
-        weights went through every cache, each line of code comes from memory again.
+        Ends with the stride, with the end of a row's text, when `is_called`, or before held events would be late.
+        Returns llama.cpp's last answer, and the steps that were computed: step by step they are to be booked (`book`)
+        and their tokens, in the order in which it leaves the sequences, accepted, before anything else is done. What is
+        booked later costs less: between two batches, whose weights went through every cache, each line of code comes
+        from memory again.
         """
         if self._pool.in_id_order:
             sequences.sort(key=_seq_id)
@@ -106,8 +106,9 @@ class ModelRunner:
         )
         # Last of all, for whoever is woken by it works while llama.cpp does. (What is due at once is gone by now.)
         self._outbox.flush_due(now_ms() + min(stride.steps * self.decode_ms, stride.within_ms + self.decode_ms))
+        ends = self._context.model.vocab.eog
         steps: list[Step] = []
-        last_ms = math.inf
+        last_ms = self._outbox.due_ms
         while True:
             code, took_ms = self._compute()
             if code != DONE:
@@ -116,7 +117,7 @@ class ModelRunner:
             steps.append(Step(tokens, at_ms, took_ms))
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = len(steps) == stride.steps or at_ms + took_ms > last_ms
-            if is_over or is_called() or not self._ends.isdisjoint(tokens):
+            if is_over or self._is_called() or not ends.isdisjoint(tokens):
                 return code, steps
             self._batch.advance(tokens)
 
@@ -136,7 +137,7 @@ class ModelRunner:
             self._trace(f"batch decode={size} sequences={size} ms={took_ms:.2f} cells={self._pool.used_cells}")
 
     def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
-        """Pieces of prompts. Also returns those that are read to their ends, each with the index of its logits."""
+        """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices."""
         if self._pool.in_id_order:
             work.sort(key=lambda each: _seq_id(each[0]))
         tokens = sum(count for _, count in work)

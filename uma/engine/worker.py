@@ -32,7 +32,9 @@ from uma.types import Event, Finished, FinishReason
 
 PATIENCE_MS = 250.0
 """A request whose reader is behind keeps its place for this long, whoever waits."""
-SAMPLED_BATCHES = 16
+STRIDE_STEPS = 16
+"""Most tokens of a row at a stretch."""
+SAMPLED_BATCHES = 32
 """After so many batches a tick has its CPU time measured, is planned anew, and teaches what decode rows cost. (So does
 each that reads prompts, or tries something: then it matters.) In between, few milliseconds have no time for it."""
 IDLE_SEC = 0.25
@@ -58,13 +60,13 @@ class DecodeWorker:
         self._pool = pool
         self._scheduler = scheduler
         self._metrics = metrics
-        self._ticks = self._batches_before = 0
-        """Ticks since the last sampled one, and the batches there were before that."""
+        self._sampled_at = 0
+        """Batches there had been before the last sampled tick."""
         self._outbox = Outbox(deliver)
         self._output = Output(self._vocab, metrics, self._outbox)
         self._saves_at_end = saves_at_end
         self._trace = trace
-        self._runner = ModelRunner(context, pool, scheduler.cost, metrics, self._outbox, trace)
+        self._runner = ModelRunner(context, pool, scheduler.cost, metrics, self._outbox, lambda: self._is_called, trace)
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wakeup = threading.Event()
         self._is_called = False
@@ -72,7 +74,7 @@ class DecodeWorker:
         self._is_stopping = False
         self._active: dict[int, Sequence] = {}
         self._steady: list[Sequence] = []
-        """Everyone, where the last tick was a token for each and no more."""
+        """Everyone, where the last tick was tokens for each and no more."""
         self._hold_ms = 0.0
         """For how long the readers of `_steady` would not mind to be given nothing."""
         self._is_one_by_one = False
@@ -98,7 +100,9 @@ class DecodeWorker:
     def credit(self, key: int, events: int) -> None:
         """The reader has made room for so many more events."""
         self._inbox.append((self._on_credit, (key, events)))
-        self._wakeup.set()  # and no more: a stride is no longer than there was room for
+        if key in self._parked:
+            self._is_called = True  # (for the others a stride need not end: it is no longer than there was room for)
+        self._wakeup.set()
 
     def preload(self, snapshot: Snapshot) -> None:
         """Take in a snapshot that was read from disk."""
@@ -141,9 +145,10 @@ class DecodeWorker:
         try:
             while not self._is_stopping:
                 if self._wakeup.is_set():
-                    # Before the commands: for what comes after, both will be set again.
-                    self._is_called = False
+                    # Before the commands, and in this order, for `wake` has the other: what comes now sets both again,
+                    # or at least the one that this thread rests on.
                     self._wakeup.clear()
+                    self._is_called = False
                 self._take_commands()
                 if self._is_stopping or (self._tick() and self._sequences):
                     continue
@@ -212,7 +217,7 @@ class DecodeWorker:
         """Compute what the policy says; False if there was nothing to compute."""
         began = now_ms()
         batches = self._metrics.batch_calls_total
-        is_sampled = self._runner.is_sampled = batches - self._batches_before >= SAMPLED_BATCHES
+        is_sampled = self._runner.is_sampled = batches - self._sampled_at >= SAMPLED_BATCHES
         cpu_began = self._runner.cpu_sec()
         decode: list[Sequence] = self._steady
         prefill: tuple[tuple[int, int], ...] = ()
@@ -223,15 +228,16 @@ class DecodeWorker:
             self._hold_ms = min(map(hold_ms, self._steady), default=0.0)
             if not decode and not prefill:
                 return bool(plan.preempt)
-        self._ticks += 1
         computing_ms = self._metrics.decode_ms.sum
         if decode:
             self._decode(decode, learns=is_sampled or not self._steady)
         if prefill:
             self._prefill([(self._active[key], count) for key, count in prefill if key in self._active])
         if is_sampled:
-            self._metrics.outside_decode_cpu_ms_total += (self._runner.cpu_sec() - cpu_began) * 1000 * self._ticks
-            self._ticks, self._batches_before = 0, batches
+            # It stands for all batches since the last sample.
+            weight = (batches - self._sampled_at) / max(1, self._metrics.batch_calls_total - batches)
+            self._metrics.outside_decode_cpu_ms_total += (self._runner.cpu_sec() - cpu_began) * 1000 * weight
+            self._sampled_at = batches
         computing_ms = self._metrics.decode_ms.sum - computing_ms
         self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
@@ -358,7 +364,7 @@ class DecodeWorker:
     def _decode_at_once(self, sequences: list[Sequence], learns: bool) -> None:
         while sequences:
             stride = self._stride() if sequences is self._steady else ONE_STEP
-            code, steps = self._runner.decode(sequences, stride, lambda: self._is_called)
+            code, steps = self._runner.decode(sequences, stride)
             self._book(sequences, steps, learns)
             self._outbox.flush_due(self._runner.began_ms)
             if code == DONE:
@@ -369,7 +375,7 @@ class DecodeWorker:
         """How far `_steady` may go on at a stretch: until something about one changes, or its reader would mind."""
         if self._hold_ms < self._runner.decode_ms:
             return ONE_STEP
-        steps = min(SAMPLED_BATCHES, self._pool.free_cells // len(self._steady))
+        steps = min(STRIDE_STEPS, self._pool.free_cells // len(self._steady))
         for sequence in self._steady:
             steps = min(steps, tokens_alike(sequence))
         return Stride(steps, self._hold_ms) if steps > 1 else ONE_STEP
@@ -430,7 +436,7 @@ class DecodeWorker:
                 if ends:
                     self._sample(ends)
             else:
-                code, steps = self._runner.decode([sequence], ONE_STEP, lambda: True)
+                code, steps = self._runner.decode([sequence], ONE_STEP)
                 self._book([sequence], steps, learns=False)
             if code == NO_ROOM:
                 self._preempt(sequence, now_ms())

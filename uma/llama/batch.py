@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from types import TracebackType
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
@@ -92,14 +91,3 @@ class Batch:
         if count < 1 or start + count > self.capacity:
             raise ValueError(f"tokens: {count} do not fit; {self.capacity - start} of {self.capacity} places are free")
         return start, start + count
-
-    def close(self) -> None:
-        """Nothing of llama.cpp's is held: the arrays go with the object."""
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
