@@ -5,6 +5,7 @@
     path = write_model(tmp_path / "tiny.gguf", kind="sliding-window")  # Gemma 2: every 2nd layer sees 16 tokens
     path = write_model(tmp_path / "tiny.gguf", kind="recurrent")       # Mamba
     path = write_model(tmp_path / "tiny.gguf", kind="hybrid")          # Jamba: a Mamba and an attention layer
+    path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)  # 37 MB of weights
     first, *_ = write_split_model(tmp_path / "big", count=3)           # the same Llama in three files
 
 Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every
@@ -59,14 +60,15 @@ def write_model(
     pre_tokenizer: str = "gpt-2",
     add_bos: bool = True,
     seed: int = 0,
+    feed_forward: int = FF,
     metadata: Mapping[str, Any] | None = None,
     architecture: str | None = None,
 ) -> Path:
     """Write a model and return its path. `architecture` only changes what the file says of itself."""
     writer = gguf.GGUFWriter(path, architecture or _ARCHITECTURE[kind])
-    _write_metadata(writer, kind, context_length, dict(metadata or {}))
+    _write_metadata(writer, kind, context_length, feed_forward, dict(metadata or {}))
     _write_tokenizer(writer, tokenizer, pre_tokenizer, add_bos, chat_template)
-    for name, tensor in _tensors(kind, np.random.default_rng(seed)).items():
+    for name, tensor in _tensors(kind, np.random.default_rng(seed), feed_forward).items():
         writer.add_tensor(name, tensor)
     _finish(writer)
     return path
@@ -80,7 +82,7 @@ def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Pa
     for part, path in enumerate(paths):
         writer = gguf.GGUFWriter(path, "llama")
         if part == 0:
-            _write_metadata(writer, "attention", 512, {})
+            _write_metadata(writer, "attention", 512, FF, {})
             _write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
         writer.add_uint16("split.no", part)
         writer.add_uint16("split.count", count)
@@ -98,7 +100,9 @@ def _finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def _write_metadata(writer: gguf.GGUFWriter, kind: Kind, context_length: int, extra: dict[str, Any]) -> None:
+def _write_metadata(
+    writer: gguf.GGUFWriter, kind: Kind, context_length: int, feed_forward: int, extra: dict[str, Any]
+) -> None:
     name = writer.arch
     values: dict[str, Any] = {
         "general.name": "Tiny test model",
@@ -108,7 +112,7 @@ def _write_metadata(writer: gguf.GGUFWriter, kind: Kind, context_length: int, ex
         f"{name}.context_length": context_length,
         f"{name}.embedding_length": EMBED,
         f"{name}.block_count": LAYERS,
-        f"{name}.feed_forward_length": 0 if kind == "recurrent" else FF,
+        f"{name}.feed_forward_length": 0 if kind == "recurrent" else feed_forward,
         f"{name}.attention.head_count": 0 if kind == "recurrent" else HEADS,
         f"{name}.attention.layer_norm_rms_epsilon": 1e-5,
     }
@@ -175,17 +179,19 @@ def _byte_spellings() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _tensors(kind: Kind, rng: np.random.Generator) -> Tensors:
+def _tensors(kind: Kind, rng: np.random.Generator, feed_forward: int = FF) -> Tensors:
     tensors = {"token_embd.weight": _matrix(rng, N_VOCAB, EMBED, gain=6.0), "output_norm.weight": _ones(EMBED)}
     if kind != "sliding-window":
         tensors["output.weight"] = _matrix(rng, N_VOCAB, EMBED, gain=3.0)
     for index in range(LAYERS):
-        layer = _layer(kind, index, rng)
+        layer = _layer(kind, index, rng, feed_forward)
         tensors |= {f"blk.{index}.{name}": tensor for name, tensor in layer}
     return tensors
 
 
-def _layer(kind: Kind, index: int, rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+def _layer(
+    kind: Kind, index: int, rng: np.random.Generator, feed_forward: int
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     yield "attn_norm.weight", _ones(EMBED)
     if kind == "recurrent" or (kind == "hybrid" and index == 0):
         yield from _mamba(rng, normed=kind == "hybrid")
@@ -197,9 +203,9 @@ def _layer(kind: Kind, index: int, rng: np.random.Generator) -> Iterator[tuple[s
         yield "post_ffw_norm.weight", 12 * _ones(EMBED)
     if kind != "recurrent":
         yield "ffn_norm.weight", _ones(EMBED)
-        yield "ffn_gate.weight", _matrix(rng, FF, EMBED)
-        yield "ffn_up.weight", _matrix(rng, FF, EMBED)
-        yield "ffn_down.weight", _matrix(rng, EMBED, FF)
+        yield "ffn_gate.weight", _matrix(rng, feed_forward, EMBED)
+        yield "ffn_up.weight", _matrix(rng, feed_forward, EMBED)
+        yield "ffn_down.weight", _matrix(rng, EMBED, feed_forward)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:

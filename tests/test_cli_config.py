@@ -54,9 +54,9 @@ def test_the_table_is_whole_where_there_is_no_terminal(capsys: pytest.CaptureFix
 
 @given(PATHS, PATHS, st.booleans(), st.integers(0, 0o777))
 def test_a_toml_of_any_configuration_gives_the_same_configuration(
-    model: str, socket: str, use_mmap: bool, mode: int
+    model: str, socket: str, use_mlock: bool, mode: int
 ) -> None:
-    config = RuntimeConfig(model=model, socket=socket, use_mmap=use_mmap, socket_mode=mode, slo_ttft_ms=12.5)
+    config = RuntimeConfig(model=model, socket=socket, use_mlock=use_mlock, socket_mode=mode, slo_ttft_ms=12.5)
     table = tomllib.loads(as_toml(Loaded(config, dict.fromkeys(settings(), f"{model}\n: x"))))
     assert set(table) == set(settings())
     assert {name: value for name, value in table.items() if name != "socket_mode"} == {
@@ -78,7 +78,7 @@ def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.Cap
     [
         ({"UMA_N_CTXX": "1"}, [], "UMA_N_CTXX: no such setting; did you mean UMA_N_CTX?"),
         ({"UMA_THREADS": "-1"}, [], "UMA_THREADS: -1 must be from 0 to 1,024"),
-        ({"UMA_USE_MMAP": "perhaps"}, [], "UMA_USE_MMAP: expected true or false, not 'perhaps'"),
+        ({"UMA_USE_MLOCK": "perhaps"}, [], "UMA_USE_MLOCK: expected true or false, not 'perhaps'"),
         ({}, ["--config", "/nowhere/uma.toml"], "/nowhere/uma.toml: cannot be read: No such file or directory"),
         ({"UMA_CONFIG": "/nowhere"}, [], "/nowhere: cannot be read: No such file or directory"),
         ({}, ["--n-batch", "64"], "n_ubatch: 512 must not be over n_batch, 64"),

@@ -83,7 +83,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["generate", "--max-token", "5"], "unknown option --max-token; did you mean --max-tokens?"),
         (["generate", "--max-token=5"], "unknown option --max-token; did you mean --max-tokens?"),
         (["generate", "--temprature", "1", "hello"], "unknown option --temprature; did you mean --temperature?"),
-        (["run", "--no-use-map"], "unknown option --no-use-map; did you mean --no-use-mmap?"),
+        (["run", "--no-use-mlok"], "unknown option --no-use-mlok; did you mean --no-use-mlock?"),
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
         (["zzz"], "no such command: zzz; there are run, chat, generate, models, config, schema"),
         (["--modles"], "unknown option --modles"),
@@ -120,13 +120,13 @@ def test_options_are_never_abbreviated(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_values_reach_the_configuration_and_the_sampling() -> None:
-    settings_given = ["--n-ctx", "512", "--no-use-mmap"]
+    settings_given = ["--n-ctx", "512", "--use-mlock", "--use-mmap", "off"]
     sampling_given = ["--max-tokens", "9", "--top-k", "-1", "--temperature", "0", "--frequency-penalty", "-0.5"]
     stops_given = ["--stop", "A", "--stop", "B", "--ignore-eos"]
     options = build_parser().parse_args(["generate", "Once", "upon", *settings_given, *sampling_given, *stops_given])
     config, sampling = load_settings(options).config, sampling_of(options)
     assert options.prompt == ["Once", "upon"]
-    assert (config.n_ctx, config.use_mmap, config.max_tokens) == (512, False, 9)
+    assert (config.n_ctx, config.use_mlock, config.use_mmap, config.max_tokens) == (512, True, "off", 9)
     assert sampling == SamplingParams(
         max_tokens=9, temperature=0, top_p=0.95, top_k=-1, frequency_penalty=-0.5, stop=("A", "B"), ignore_eos=True
     )

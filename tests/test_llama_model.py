@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import shutil
 import stat
@@ -228,10 +229,10 @@ def test_a_hash_tells_models_apart_and_copies_not(tmp_path: Path, tiny: Path) ->
     assert len({hash_of(path) for path in (tiny, *others)}) == 4
 
 
-@pytest.mark.parametrize("use_mmap", [True, False])
+@pytest.mark.parametrize("map_above_bytes", [0, math.inf])
 @pytest.mark.parametrize("use_mlock", [True, False])
-def test_a_model_loads_in_every_mode(tiny: Path, use_mmap: bool, use_mlock: bool) -> None:
-    with Model.load(tiny, use_mmap=use_mmap, use_mlock=use_mlock) as model:
+def test_a_model_loads_in_every_mode(tiny: Path, map_above_bytes: float, use_mlock: bool) -> None:
+    with Model.load(tiny, map_above_bytes=map_above_bytes, use_mlock=use_mlock) as model:
         assert model.vocab.n_tokens == 266
 
 

@@ -67,7 +67,9 @@ class RuntimeConfig:
     flash_attn: Toggle = setting("auto", "flash attention")
     cache_type_k: CacheType = setting("f16", "data type of cached keys")
     cache_type_v: CacheType = setting("f16", "data type of cached values; quantized types need flash attention")
-    use_mmap: bool = setting(True, "map the model file into memory instead of reading it")
+    use_mmap: Toggle = setting(
+        "auto", "map the model file; off: read it; auto: off where CPUs compute with huge pages and it fits easily"
+    )
     use_mlock: bool = setting(False, "keep the model in RAM, never swapped out")
 
     max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "most sessions open at once", "sessions")

@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return found, extra
 
     def options(self) -> tuple[str, ...]:
-        """Every option's spelling, `--use-mmap` as well as `--no-use-mmap`."""
+        """Every option's spelling, `--use-mlock` as well as `--no-use-mlock`."""
         return tuple(word for action in self._actions for word in action.option_strings)
 
     def _advice(self, unknown: str) -> str:

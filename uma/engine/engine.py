@@ -104,7 +104,7 @@ def _load(config: RuntimeConfig) -> Model:
     return Model.load(
         Path(found.path),
         n_gpu_layers=config.n_gpu_layers,
-        use_mmap=config.use_mmap,
+        map_above_bytes=sizing.map_above_bytes(config),
         use_mlock=config.use_mlock,
         is_builtin=found.is_builtin,
     )

@@ -13,6 +13,7 @@ import attrs
 from uma.config import RuntimeConfig
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
+from uma.llama import backend, hugepages
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, llama_version
 from uma.types import SamplingParams
@@ -27,6 +28,8 @@ MOST_STREAM_TOKENS = 4_096
 """with split KV this many for each sequence,"""
 MEMORY_SHARE = 4
 """and at most a quarter of the memory that is free."""
+WEIGHTS_SHARE = 2
+"""Weights are read into memory that is free, and not mapped, if they take no more than half of it."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Cells that may hold nothing but cache: a sixteenth of all, and no fewer than this."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
@@ -73,6 +76,18 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:
             "use a smaller model, a smaller --cache-type-k and --cache-type-v, or set --n-ctx yourself"
         )
     return int(min(wanted, affordable)) // 256 * 256
+
+
+def map_above_bytes(config: RuntimeConfig) -> float:
+    """Weights larger than this are mapped from their file, others read into memory.
+
+    Where CPUs compute, weights in huge pages are faster to decode with, and a mapped file has none. But what is mapped
+    can be dropped when memory is short, and is shared with other processes: so what needs much stays mapped.
+    """
+    if config.use_mmap != "auto":
+        return 0 if config.use_mmap == "on" else math.inf
+    has_gpu = config.n_gpu_layers != 0 and backend.has_gpu()
+    return 0 if has_gpu or not hugepages.available() else _free_memory_bytes() // WEIGHTS_SHARE
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:

@@ -33,6 +33,12 @@ def start() -> None:
             _started.set()
 
 
+def has_gpu() -> bool:
+    """Whether this build of llama.cpp can compute on something else than CPUs."""
+    start()
+    return bool(lib.llama_supports_gpu_offload())
+
+
 def core_count(cpu_max: Path = CPU_MAX) -> int:
     """The cores this process may use: those it may run on, and no more than its container's quota pays for."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

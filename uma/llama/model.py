@@ -19,6 +19,7 @@ import llama_cpp.llama_cpp as lib
 from uma.errors import ModelError
 from uma.llama import backend, header
 from uma.llama.header import Header
+from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
@@ -60,12 +61,15 @@ class Model:
         path: Path,
         *,
         n_gpu_layers: int = -1,
-        use_mmap: bool = True,
+        map_above_bytes: float = 0,
         use_mlock: bool = False,
         is_builtin: bool = False,
         vocab_only: bool = False,
     ) -> Model:
         """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
+
+        Weights of more than `map_above_bytes` are mapped from their file, others read into memory, in huge pages where
+        there are any: 0 maps all, `math.inf` none.
 
         Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded or cannot generate text.
         """
@@ -74,7 +78,11 @@ class Model:
         mark = LOG.mark
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
+        is_mapped = sum(part.size_bytes for part in parts) > map_above_bytes
+        params.load_mode = _LOAD_MODES[is_mapped, use_mlock]
+        if not is_mapped and not vocab_only:
+            pages = HugePages()
+            params.progress_callback = pages.on_progress
         params.vocab_only = vocab_only
         handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
@@ -182,7 +190,7 @@ class Model:
         self.close()
 
 
-_LOAD_MODES = {
+_LOAD_MODES = {  # mapped, locked
     (True, False): lib.LLAMA_LOAD_MODE_MMAP,
     (False, False): lib.LLAMA_LOAD_MODE_NONE,
     (True, True): lib.LLAMA_LOAD_MODE_MMAP_MLOCK,

@@ -1,0 +1,94 @@
+"""Weights in huge pages: that they are asked for in time, where they are, and who is asked to map the file instead."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from engine_world import answer, ask, config_for
+
+from models import write_model
+from uma import RuntimeConfig, open_engine
+from uma.engine import sizing
+from uma.llama import hugepages
+from uma.llama.model import Model
+
+SMAPS = Path("/proc/self/smaps")
+MIB = 2**20
+
+
+def asked_for_bytes() -> int:
+    """Memory of this process for which huge pages were asked for, whether it has them or not."""
+    total = size = 0
+    for line in SMAPS.read_text(errors="replace").splitlines():
+        name, *values = line.split()
+        if name == "Size:":
+            size = int(values[0]) * 1024
+        elif name == "VmFlags:" and "hg" in values:
+            total += size
+    return total
+
+
+@pytest.mark.skipif(not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for")
+def test_weights_that_are_read_are_in_memory_for_which_huge_pages_were_asked(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)
+    before = asked_for_bytes()
+    with Model.load(path):
+        assert asked_for_bytes() == before, "a mapped file has no huge pages"
+    with Model.load(path, map_above_bytes=math.inf) as model:
+        assert model.info.size_bytes > 32 * MIB
+        assert asked_for_bytes() - before > model.info.size_bytes - 4 * MIB
+
+
+def test_where_there_are_no_mappings_to_read_nothing_is_asked_for(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugepages, "MAPPINGS", tmp_path / "none")
+    with Model.load(tiny, map_above_bytes=math.inf) as model:
+        assert model.vocab.n_tokens == 266
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("always [madvise] never", True),
+        ("[always] madvise never", True),
+        ("always madvise [never]", False),
+        (None, False),
+    ],
+)
+def test_they_are_there_unless_the_system_says_never(tmp_path: Path, setting: str | None, found: bool) -> None:
+    file = tmp_path / "enabled"
+    if setting is not None:
+        file.write_text(setting + "\n")
+    assert hugepages.available(file) is found
+
+
+@pytest.mark.parametrize(
+    ("use_mmap", "has_pages", "has_gpu", "n_gpu_layers", "limit"),
+    [
+        ("on", True, False, 0, 0),
+        ("off", False, True, -1, math.inf),
+        ("auto", True, False, -1, 500),
+        ("auto", False, False, -1, 0),
+        ("auto", True, True, -1, 0),
+        ("auto", True, True, 0, 500),
+    ],
+)
+def test_weights_are_read_where_they_fit_easily_and_cpus_compute(
+    use_mmap: str, has_pages: bool, has_gpu: bool, n_gpu_layers: int, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing, "_free_memory_bytes", lambda: 1_000)
+    monkeypatch.setattr(hugepages, "available", lambda: has_pages)
+    monkeypatch.setattr("uma.llama.backend.has_gpu", lambda: has_gpu)
+    config = RuntimeConfig(use_mmap=use_mmap, n_gpu_layers=n_gpu_layers)  # type: ignore[arg-type]
+    assert sizing.map_above_bytes(config) == limit
+
+
+async def test_an_answer_does_not_depend_on_how_the_weights_got_there(tiny: Path) -> None:
+    found = set()
+    for use_mmap in ("on", "off", "auto"):
+        async with open_engine(config_for(tiny, use_mmap=use_mmap)) as engine:
+            found.add((await answer(engine, ask(max_tokens=40))).token_ids)
+    assert len(found) == 1
