@@ -2,10 +2,12 @@
 
 One process, no server, no scheduler, no text: all prompts in as few batches as they fit, then one token a stream and
 call, the next token by argmax over all rows at once. Whatever serves the same streams through the same library can
-only come near this. It uses the binding directly, so that it stays what it is whatever UMA does.
+only come near this, if its weights lie where these do. It uses the binding directly, so that it stays what it is
+whatever UMA does.
 
 As a program it answers jobs, one JSON object a line on standard input, with results on standard output; so the model
-is loaded once and rounds can alternate with other targets'. `--layout` chooses one KV buffer or one each.
+is loaded once and rounds can alternate with other targets'. `--layout` chooses one KV buffer or one each. Weights are
+mapped from their file, as llama.cpp does by itself, but with `--read-weights`.
 """
 
 from __future__ import annotations
@@ -50,10 +52,15 @@ class Result:
 class RawDecoder:
     """Owns a model and a context for `streams` sequences; a context manager."""
 
-    def __init__(self, model: Path, *, streams: int, n_ctx: int, is_unified: bool, threads: int) -> None:
+    def __init__(
+        self, model: Path, *, streams: int, n_ctx: int, is_unified: bool, threads: int, is_read: bool = False
+    ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+        model_params = llama_cpp.llama_model_default_params()
+        if is_read:
+            model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+        self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), model_params)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, streams, is_unified
         params.n_batch, params.n_ubatch = 2048, 512
@@ -155,10 +162,16 @@ def main() -> int:
     parser.add_argument("--n-ctx", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--layout", choices=("unified", "split"), required=True)
+    parser.add_argument("--read-weights", action="store_true")
     args = parser.parse_args()
     is_unified = args.layout == "unified"
     with RawDecoder(
-        args.model, streams=args.streams, n_ctx=args.n_ctx, is_unified=is_unified, threads=args.threads
+        args.model,
+        streams=args.streams,
+        n_ctx=args.n_ctx,
+        is_unified=is_unified,
+        threads=args.threads,
+        is_read=args.read_weights,
     ) as decoder:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:

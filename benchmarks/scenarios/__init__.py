@@ -19,6 +19,7 @@ from benchmarks.scenarios import (
     throughput,
     tradeoff,
     transport,
+    weights,
 )
 
 ALL: tuple[Scenario, ...] = tuple(
@@ -39,5 +40,6 @@ ALL: tuple[Scenario, ...] = tuple(
         overload,
         tradeoff,
         layouts,
+        weights,
     )
 )

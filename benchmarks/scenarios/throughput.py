@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
@@ -31,6 +31,8 @@ SLOW_PEER_STREAMS = (1, 8)
 """llama_cpp.server takes one request after another; more of them only take longer."""
 
 Prompts = list[tuple[int, ...]]
+Burst = Callable[[Prompts, int], Awaitable[Measures]]
+"""Sends all prompts at once, each for so many tokens, and waits until the last has ended."""
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
@@ -48,46 +50,49 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
     n_ctx = streams * CELLS_A_STREAM
     model, threads = bench.model, bench.threads
     kinds = [*(f"raw {layout}" for layout in LAYOUTS), *contenders(bench, 0, with_slow=streams in SLOW_PEER_STREAMS)]
-    bursts = max(1, LEAST_TOKENS // (streams * GENERATED))
-    found: dict[str, list[Measures]] = {kind: [] for kind in rotated(kinds, index)}
     async with AsyncExitStack() as stack:
-        ask: dict[str, Callable[[Prompts], Awaitable[Measures]]] = {}
-        for kind in found:
+        ask: dict[str, Burst] = {}
+        for kind in rotated(kinds, index):
             if kind.startswith("raw"):
                 layout = kind.removeprefix("raw ")
                 baseline = await stack.enter_async_context(
                     raw(model, streams=streams, n_ctx=n_ctx, layout=layout, threads=threads)
                 )
-                await baseline.run(_warm_up(model, rng, streams), WARM_UP_TOKENS)
-                ask[kind] = partial(_decode, baseline)
+                ask[kind] = partial(decode, baseline)
             else:
                 target = await stack.enter_async_context(
                     open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM)
                 )
-                # All streams at once, as the baseline: the first batch of a size touches memory for the first time.
-                await burst(target, [Ask(prompt, WARM_UP_TOKENS) for prompt in _warm_up(model, rng, streams)])
-                ask[kind] = partial(_serve, target)
-        # In turn, burst by burst, with all of them loaded: the machine's speed changes within a minute.
-        for number in range(bursts):
-            for kind in rotated(list(found), number):
-                await trio.sleep(SETTLE_S)
-                found[kind].append(await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)]))
-    for kind, measured in found.items():
-        emit(case, kind, median_of(measured))
+                ask[kind] = partial(serve, target)
+        for kind, measures in (await in_turn(ask, streams, model, rng)).items():
+            emit(case, kind, measures)
 
 
-def _warm_up(model: BenchModel, rng: Random, streams: int) -> Prompts:
-    return [model.prompt(rng, PROMPT // 2) for _ in range(streams)]
+async def in_turn(ask: Mapping[str, Burst], streams: int, model: BenchModel, rng: Random) -> dict[str, Measures]:
+    """Medians of each target's bursts. They are in turn, with all targets loaded: within a minute the machine's speed
+    changes.
+    """
+    found: dict[str, list[Measures]] = {kind: [] for kind in ask}
+    for kind in found:
+        # All streams at once: the first batch of a size touches memory for the first time.
+        await ask[kind]([model.prompt(rng, PROMPT // 2) for _ in range(streams)], WARM_UP_TOKENS)
+    for number in range(max(1, LEAST_TOKENS // (streams * GENERATED))):
+        for kind in rotated(list(found), number):
+            await trio.sleep(SETTLE_S)
+            found[kind].append(await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)], GENERATED))
+    return {kind: median_of(measured) for kind, measured in found.items()}
 
 
-async def _decode(baseline: Raw, prompts: Prompts) -> Measures:
-    return raw_measures(await baseline.run(prompts, GENERATED), len(prompts))
+async def decode(baseline: Raw, prompts: Prompts, max_tokens: int) -> Measures:
+    """A `Burst` of the baseline."""
+    return raw_measures(await baseline.run(prompts, max_tokens), len(prompts))
 
 
-async def _serve(target: Target, prompts: Prompts) -> Measures:
+async def serve(target: Target, prompts: Prompts, max_tokens: int) -> Measures:
+    """A `Burst` of a server."""
     meter = CpuMeter(target.pid)
     meter.start()
-    samples = await burst(target, [Ask(prompt, GENERATED) for prompt in prompts])
+    samples = await burst(target, [Ask(prompt, max_tokens) for prompt in prompts])
     rate = throughput(samples)
     return {**rate, **latency(samples), **meter.stop(int(rate["tokens"])), **failures(samples)}
 

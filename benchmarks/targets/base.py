@@ -53,6 +53,9 @@ class StartError(Exception):
 
 Probe = Callable[[], Awaitable[bool]]
 
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""With this in its environment the GNU C library asks for huge pages for large memory: for targets that do not."""
+
 
 @asynccontextmanager
 async def server_process(

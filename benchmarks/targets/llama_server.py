@@ -6,6 +6,7 @@ scenario is about: the number of slots, the context, the KV layout and the batch
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,7 +18,7 @@ from benchmarks.cache import peer_binary
 from benchmarks.http_stream import HttpError, post
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
-from benchmarks.targets.base import Process, free_port, server_process
+from benchmarks.targets.base import HUGE_PAGES, Process, free_port, server_process
 
 LAYOUTS = {"unified": "--kv-unified", "split": "--no-kv-unified"}
 
@@ -76,13 +77,19 @@ async def llama_server(
     layout: str,
     threads: int,
     extra: Sequence[str] = (),
+    in_huge_pages: bool = False,
     label: str = "",
 ) -> AsyncIterator[LlamaServer]:
-    """Run llama-server for the block. `n_ctx` is for all slots together, whatever the layout."""
+    """Run llama-server for the block. `n_ctx` is for all slots together, whatever the layout.
+
+    Its weights are mapped from their file, as it has it by itself, or in memory of huge pages.
+    """
     port = free_port()
     command = [str(peer_binary("llama-server")), "--model", str(model.path), "--port", str(port)]
     command += ["--parallel", str(slots), "--ctx-size", str(n_ctx), LAYOUTS[layout], "--threads", str(threads)]
-    async with server_process([*command, *extra], lambda: _is_healthy(port)) as process:
+    command += ["--load-mode", "none", *extra] if in_huge_pages else extra
+    env = {**os.environ, **HUGE_PAGES} if in_huge_pages else None
+    async with server_process(command, lambda: _is_healthy(port), env=env) as process:
         yield LlamaServer(f"llama-server {label or layout}", process, port)
 
 

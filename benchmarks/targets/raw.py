@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ import trio
 
 from benchmarks.models import BenchModel
 from benchmarks.raw import Job, Result
+from benchmarks.targets.base import HUGE_PAGES
 
 
 class RawError(Exception):
@@ -48,11 +50,13 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw(model: BenchModel, *, streams: int, n_ctx: int, layout: str, threads: int) -> AsyncIterator[Raw]:
-    """Run the baseline for the block."""
+async def raw(
+    model: BenchModel, *, streams: int, n_ctx: int, layout: str, threads: int, in_huge_pages: bool = False
+) -> AsyncIterator[Raw]:
+    """Run the baseline for the block; its weights are mapped from their file, or in memory of huge pages."""
     command = [sys.executable, "-m", "benchmarks.raw", "--model", str(model.path), "--layout", layout]
     command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads)]
-    popen = _spawn(command)
+    popen = _spawn([*command, "--read-weights"], HUGE_PAGES) if in_huge_pages else _spawn(command)
     try:
         target = Raw(f"raw {layout}", popen)
         await trio.to_thread.run_sync(target.read, abandon_on_cancel=True)
@@ -65,5 +69,5 @@ async def raw(model: BenchModel, *, streams: int, n_ctx: int, layout: str, threa
                 pipe.close()
 
 
-def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def _spawn(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})})
