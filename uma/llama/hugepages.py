@@ -1,10 +1,10 @@
 """Memory in huge pages, for weights that every token needs.
 
 A batch of decode rows reads all weights once. In pages of 4 KiB the processor has to look up where each page lies, far
-more of them than it can keep in mind, and that takes 5 to 8 % of the time of a batch on a server CPU. Linux gives
-huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before anything is written there.
-llama.cpp does not ask; but it reports the progress of loading, for the first time when it has the memory and nothing
-is in it yet.
+more of them than it can keep in mind, and that takes several percent of the batch's time (`python -m benchmarks -s
+weights`). Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before
+anything is written there. llama.cpp does not ask; but it reports the progress of loading, for the first time when it
+has the memory and nothing is in it yet.
 """
 
 from __future__ import annotations
