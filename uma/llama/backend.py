@@ -34,7 +34,7 @@ def start() -> None:
 
 
 def has_gpu() -> bool:
-    """Whether this build of llama.cpp can compute on something else than CPUs."""
+    """Whether llama.cpp has found something else than CPUs to compute with."""
     start()
     return bool(lib.llama_supports_gpu_offload())
 

@@ -52,8 +52,8 @@ class HugePages:
         if not self._is_done:
             self._is_done = True
             for start, end in _private_mappings():
-                if (start, end) not in self._before and not _ask(start, end - start):
-                    logger.debug("no huge pages for %d bytes of weights", end - start)
+                if (start, end) not in self._before:
+                    _ask(start, end - start)
         return True  # go on
 
 
@@ -72,13 +72,11 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def _ask(start: int, size: int) -> bool:
+def _ask(start: int, size: int) -> None:
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None:
-        return False
+    if advice is None:  # another system
+        return
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    done: int = madvise(start, size, advice)
-    if done != 0:
-        logger.debug("madvise: %s", os.strerror(ctypes.get_errno()))
-    return done == 0
+    if madvise(start, size, advice) != 0:
+        logger.debug("no huge pages for %d bytes of weights: %s", size, os.strerror(ctypes.get_errno()))
