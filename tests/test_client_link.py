@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from harness import Pair
-from uma.client.link import Link, ReaderStalledError
+from uma.net.link import Link, ReaderStalledError
 
 
 async def test_what_many_tasks_post_before_the_writer_runs_goes_out_in_one_piece(pair: Pair) -> None:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from harness import Pair
-from uma.client.link import FAIR_BYTES, Link, ReaderStalledError
+from uma.net.link import FAIR_BYTES, Link, ReaderStalledError
 
 TIMEOUT_SEC = 30.0
 

@@ -19,8 +19,8 @@ from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 from harness import PATIENCE_SEC, frame
 from uma import Message, Request, open_engine
 from uma.engine import Engine
-from uma.engine.disk import DiskTier
-from uma.engine.idle import WhenIdle
+from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.kv.disk import DiskTier
 from uma.errors import ShuttingDown
 from uma.server.server import Server
 

@@ -12,7 +12,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, tokens
 from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS, write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.policy import Plan, Scheduler, State
-from uma.engine.worker import SAMPLED_BATCHES, STRIDE_STEPS
+from uma.engine.worker.loop import SAMPLED_BATCHES, STRIDE_STEPS
 from uma.errors import BadRequest, ModelError, PromptTooLarge, TemplateError
 from uma.types import Finished, Token
 

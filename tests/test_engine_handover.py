@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
-from uma.engine.outbox import Deliver, Delivery, Outbox
-from uma.engine.output import LOW_CREDITS
-from uma.engine.stream import CREDITS, RequestStream
+from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
+from uma.engine.delivery.output import LOW_CREDITS
+from uma.engine.delivery.stream import CREDITS, RequestStream
 from uma.errors import UmaError
 from uma.types import Event, Finished, RequestMetrics, Slo, Token, Usage
 
@@ -76,7 +76,7 @@ def hand_overs(monkeypatch: pytest.MonkeyPatch) -> HandOvers:
 
         return Outbox(record)
 
-    monkeypatch.setattr("uma.engine.worker.Outbox", watched)
+    monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
     return found
 
 

@@ -15,9 +15,9 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, settle
 
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
-from uma.engine.outbox import HOLD_SHARE, Deliver, Delivery, Outbox
-from uma.engine.runner import ModelRunner, Step, Stride
-from uma.engine.worker import STRIDE_STEPS, DecodeWorker
+from uma.engine.delivery.outbox import HOLD_SHARE, Deliver, Delivery, Outbox
+from uma.engine.worker.loop import STRIDE_STEPS, DecodeWorker
+from uma.engine.worker.runner import ModelRunner, Step, Stride
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Slo, Token
@@ -82,7 +82,7 @@ async def test_who_is_given_several_tokens_at_a_stretch_is_given_the_same(
     assert "stop" in reasons and "length" in reasons
 
     strides.clear()
-    monkeypatch.setattr("uma.engine.worker.STRIDE_STEPS", 1)
+    monkeypatch.setattr("uma.engine.worker.loop.STRIDE_STEPS", 1)
     expected, plain_counters = await one_after_the_other()
     assert max(map(len, strides)) == 1
 
@@ -107,7 +107,7 @@ async def test_several_at_a_stretch_are_given_the_same_together(
 
     got = await together()
     assert any(len(steps) > 4 and len(steps[0].tokens) > 1 for steps in strides)
-    monkeypatch.setattr("uma.engine.worker.STRIDE_STEPS", 1)
+    monkeypatch.setattr("uma.engine.worker.loop.STRIDE_STEPS", 1)
     for mine, theirs in zip(got, await together(), strict=True):
         assert say_the_same(mine, theirs)
 
@@ -242,8 +242,8 @@ async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
         return Outbox(record)
 
     monkeypatch.setattr("uma.engine.engine.Context", UnsteadyContext)
-    monkeypatch.setattr("uma.engine.worker.Outbox", watched)
-    monkeypatch.setattr("uma.engine.runner.now_ms", lambda: now_ms)
+    monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
+    monkeypatch.setattr("uma.engine.worker.runner.now_ms", lambda: now_ms)
     target_ms = 80.0
     async with open_engine(BUILT_IN) as engine:
         await answer(engine, attrs.evolve(ask(max_tokens=600), slo=Slo(target_tbt_ms=target_ms)))

@@ -7,8 +7,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.engine.index import PrefixIndex
-from uma.engine.prefix import common_length
+from uma.engine.kv.prefix_index import PrefixIndex
+from uma.engine.kv.prefix_tree import common_length
 
 TOKENS = st.lists(st.sampled_from((0, 1, 255, 256, 70_000)), min_size=1, max_size=6).map(tuple)
 """Ids that sort differently as numbers, as big-endian and as little-endian bytes."""

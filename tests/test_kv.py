@@ -23,9 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from uma.engine import kv, snapshots
-from uma.engine.kv import Holding, KvPool
-from uma.engine.snapshots import SnapshotStore
+from uma.engine.kv import pool as kv
+from uma.engine.kv import snapshots
+from uma.engine.kv.pool import Holding, KvPool
+from uma.engine.kv.snapshots import SnapshotStore
 
 N_IDS, N_CELLS = 5, 60
 Cells = list[tuple[int, int]]

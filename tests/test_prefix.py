@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uma.engine.prefix import Node, PrefixTree, common_length
+from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
 
 N_IDS = 6
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)

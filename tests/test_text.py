@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from uma.engine.text import TextStream
+from uma.engine.delivery.detokenize import TextStream
 
 
 def cut(data: bytes, cuts: Sequence[int]) -> list[bytes]:

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import trio
 
-from uma.client.link import Link, ReaderStalledError
 from uma.client.stream import Stream
 from uma.errors import ConnectionLost, UmaError, from_code
+from uma.net.link import Link, ReaderStalledError
 from uma.protocol.messages import (
     Cancel,
     EosEvent,

@@ -13,9 +13,9 @@ import trio
 
 from uma import __version__
 from uma.client.client import Client
-from uma.client.link import Link
-from uma.client.place import objection
 from uma.errors import ConnectionLost, sole_error
+from uma.net.link import Link
+from uma.net.place import objection
 from uma.protocol.session import ClientSession
 
 HELLO_TIMEOUT_SEC = 10.0

@@ -13,8 +13,8 @@ from types import TracebackType
 import attrs
 import trio
 
-from uma.client.doorbell import Doorbell
 from uma.errors import UmaError
+from uma.net.wakeup import Wakeup
 from uma.types import Event, Finished
 
 BUFFER_EVENTS = 8192
@@ -37,8 +37,8 @@ class Stream:
     """Whether the server has said its last word on it."""
     is_left: bool = attrs.field(default=False, init=False)
     """Whether the caller has left the block: late events are dropped."""
-    _arrived: Doorbell = attrs.field(factory=Doorbell, init=False)
-    _taken: Doorbell = attrs.field(factory=Doorbell, init=False)
+    _arrived: Wakeup = attrs.field(factory=Wakeup, init=False)
+    _taken: Wakeup = attrs.field(factory=Wakeup, init=False)
     _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     async def __aenter__(self) -> Stream:

@@ -24,17 +24,17 @@ import uma
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.clock import now_ms
-from uma.engine.disk import DiskTier
-from uma.engine.idle import WhenIdle
-from uma.engine.kv import KvPool
-from uma.engine.mailbox import Mailbox
+from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.delivery.stream import CREDITS, RequestStream
+from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.kv.disk import DiskTier
+from uma.engine.kv.pool import KvPool
+from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.engine.policy import Row, Scheduler, Targets
 from uma.engine.policy.order import LANE_DELAY_MS, admission_key
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
-from uma.engine.sequence import Sequence
-from uma.engine.snapshots import Snapshot, SnapshotStore
-from uma.engine.stream import CREDITS, RequestStream
-from uma.engine.worker import DecodeWorker
+from uma.engine.worker.loop import DecodeWorker
+from uma.engine.worker.sequence import Sequence
 from uma.errors import BadRequest, Overloaded, PromptTooLarge, ShuttingDown, UmaError
 from uma.llama.catalog import resolve
 from uma.llama.context import Context

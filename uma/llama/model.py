@@ -78,6 +78,7 @@ class Model:
         mark = LOG.mark
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        params.use_extra_bufts = False
         is_mapped = sum(part.size_bytes for part in parts) > map_above_bytes
         params.load_mode = _LOAD_MODES[is_mapped, use_mlock]
         if not is_mapped and not vocab_only:

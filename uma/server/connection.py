@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from uma.client.link import Link, ReaderStalledError
 from uma.errors import IdleTimeout, UmaError
+from uma.net.link import Link, ReaderStalledError
 from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log

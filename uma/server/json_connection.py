@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from uma.engine.stream import RequestStream
+from uma.engine.delivery.stream import RequestStream
 from uma.errors import Overloaded, UmaError
 from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
 from uma.protocol.session import Incoming, Refused, ServerSession

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import attrs
 
-from uma.client.place import objection
 from uma.config import default_socket
 from uma.errors import ConfigError
+from uma.net.place import objection
 
 MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 """The size of `sockaddr_un.sun_path`, less its terminating NUL."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from uma.engine.prefix import Node, PrefixTree
-from uma.engine.snapshots import Snapshot, SnapshotStore
+from uma.engine.kv.prefix_tree import Node, PrefixTree
+from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
 
 PLENTY = 2**31 - 1

@@ -18,11 +18,11 @@ import attrs
 import orjson
 import trio
 
-from uma.engine.index import PrefixIndex
-from uma.engine.snapshots import Snapshot
+from uma.engine.kv.prefix_index import PrefixIndex
+from uma.engine.kv.snapshots import Snapshot
 from uma.errors import ConfigError
 
-_log = logging.getLogger("uma.engine.disk")
+_log = logging.getLogger("uma.engine.kv.disk")
 
 MAGIC = b"UMAKV001"
 SUFFIX = ".umakv"

@@ -12,7 +12,7 @@ from uma.errors import UmaError
 from uma.types import Event, Finished, Token
 
 if TYPE_CHECKING:
-    from uma.engine.worker import DecodeWorker
+    from uma.engine.worker.loop import DecodeWorker
 
 CREDITS = 64
 """Events a reader may be behind before its sequence pauses."""

@@ -7,7 +7,7 @@ import trio
 
 
 @attrs.define(eq=False)
-class Doorbell:
+class Wakeup:
     """One task sleeps, any other may wake it. A ring that finds nobody asleep is forgotten.
 
     So check what you wait for before `wait` and again after it. Belongs to one Trio thread.

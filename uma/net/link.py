@@ -18,7 +18,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from uma.client.doorbell import Doorbell
+from uma.net.wakeup import Wakeup
 
 RECEIVE_BYTES = 65536
 """One read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there is."""
@@ -50,7 +50,7 @@ class Link:
     _drained_bytes: int = attrs.field(default=0, init=False)
     _pending: deque[bytes] = attrs.field(factory=deque, init=False)
     _is_dead: bool = attrs.field(default=False, init=False)
-    _work: Doorbell = attrs.field(factory=Doorbell, init=False)
+    _work: Wakeup = attrs.field(factory=Wakeup, init=False)
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     @property

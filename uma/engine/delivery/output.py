@@ -7,9 +7,9 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 
-from uma.engine.outbox import AT_ONCE, HOLD_SHARE, Outbox
-from uma.engine.sequence import Sequence
-from uma.engine.stream import CREDITS
+from uma.engine.delivery.outbox import AT_ONCE, HOLD_SHARE, Outbox
+from uma.engine.delivery.stream import CREDITS
+from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics

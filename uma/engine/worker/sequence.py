@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from uma.engine.kv import Holding
+from uma.engine.delivery.detokenize import TextStream
+from uma.engine.kv.pool import Holding
+from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy.state import Row
-from uma.engine.snapshots import Snapshot
-from uma.engine.text import TextStream
 from uma.types import FinishReason, Request, RequestMetrics, Usage
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from uma.engine.admission import WaitingRoom
 from uma.engine.clock import now_ms
-from uma.engine.kv import KvPool
-from uma.engine.outbox import Deliver, Outbox
-from uma.engine.output import Output, choose_tokens, hold_ms, tokens_alike
+from uma.engine.delivery.outbox import Deliver, Outbox
+from uma.engine.delivery.output import Output, choose_tokens, hold_ms, tokens_alike
+from uma.engine.kv.pool import KvPool
+from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Row, Scheduler, State
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way, preemption_order
-from uma.engine.runner import ONE_STEP, ModelRunner, Step, Stride, Work
-from uma.engine.sequence import Sequence
-from uma.engine.snapshots import Snapshot
+from uma.engine.worker.runner import ONE_STEP, ModelRunner, Step, Stride, Work
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.waiting import WaitingRoom
 from uma.errors import DecodeFailed, ShuttingDown, UmaError
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.llama.sampler import Sampler

@@ -14,7 +14,7 @@ from collections import deque
 
 import trio
 
-from uma.engine.outbox import Delivery
+from uma.engine.delivery.outbox import Delivery
 
 _write = ctypes.PyDLL(None).write
 """The C library's, called without giving up the GIL: on a pipe that does not block it takes a microsecond."""

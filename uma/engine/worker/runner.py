@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
-from uma.engine.kv import KvPool
-from uma.engine.outbox import Outbox
-from uma.engine.output import choose_tokens
+from uma.engine.delivery.outbox import Outbox
+from uma.engine.delivery.output import choose_tokens
+from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
-from uma.engine.sequence import Sequence
+from uma.engine.worker.sequence import Sequence
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context
 from uma.metrics import EngineMetrics

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import attrs
 
-from uma.engine.index import PrefixIndex
+from uma.engine.kv.prefix_index import PrefixIndex
 
 LEAST_WORTH = 128.0
 """Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""

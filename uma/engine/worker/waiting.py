@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from uma.engine.kv import KvPool
+from uma.engine.kv.pool import KvPool
+from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import RESERVE_PER_ROW, admission_key, due_ms, may_begin
-from uma.engine.prefix import common_length
-from uma.engine.sequence import Sequence
+from uma.engine.worker.sequence import Sequence
 
 MOST_EXAMINED = 32
 """Waiting sequences looked at in one go."""

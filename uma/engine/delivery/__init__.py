@@ -1,0 +1,1 @@
+"""Tokens on their way from the decode thread to their readers."""

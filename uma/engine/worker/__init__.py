@@ -1,0 +1,1 @@
+"""The decode thread: its loop and everything that it alone may touch."""
