@@ -73,7 +73,8 @@ async def answer(source: Source, request: Request) -> Answer:
             async for event in stream:
                 if isinstance(event, Finished):
                     return Answer(tuple(tokens), event)
-                tokens.append(event)
+                if isinstance(event, Token):
+                    tokens.append(event)
     raise AssertionError("the stream ended without its last event")
 
 

@@ -19,22 +19,28 @@ from uma.protocol.messages import (
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
+    PromptEvent,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
 )
 from uma.types import (
+    Answer,
     Capabilities,
     Finished,
+    Grammar,
     Limits,
+    Logprobs,
     Message,
     ModelInfo,
+    Prompt,
     Request,
     RequestMetrics,
     SamplingParams,
     ServerInfo,
     Slo,
+    TokenLogprob,
     Usage,
 )
 
@@ -53,6 +59,12 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 )
 metadata = st.none() | st.dictionaries(text, json_values, max_size=3)
 
+grammars = st.one_of(
+    st.builds(Grammar, json_schema=st.dictionaries(text, json_values, max_size=3)),
+    st.builds(Grammar, json_object=st.just(True)),
+    st.builds(Grammar, choice=st.lists(prompt_text.filter(bool), min_size=1, max_size=3)),
+    *(st.builds(Grammar, **{kind: prompt_text.filter(bool)}) for kind in ("regex", "lark", "gbnf")),
+)
 sampling = st.builds(
     SamplingParams,
     max_tokens=st.none() | st.integers(1, 2**63),
@@ -67,6 +79,28 @@ sampling = st.builds(
     seed=st.none() | st.integers(0, 2**32 - 1),
     stop=st.lists(st.text(characters, min_size=1, max_size=4), max_size=16),
     ignore_eos=st.booleans(),
+    grammar=st.none() | grammars,
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.none() | st.dictionaries(text, st.floats(-100, 100), max_size=3),
+    n=st.integers(1, 128),
+    best_of=st.none() | st.integers(1, 128),
+    echo=st.booleans(),
+    penalty_window=st.integers(0, 65_536),
+    typical_p=st.floats(0, 1, exclude_min=True),
+    top_n_sigma=st.none() | st.floats(0, 10, exclude_min=True),
+    xtc_probability=st.floats(0, 1),
+    xtc_threshold=st.floats(0, 0.5),
+    dynatemp_range=st.floats(0, 2),
+    dynatemp_exponent=st.floats(0, 10, exclude_min=True),
+    mirostat=st.sampled_from((0, 1, 2)),
+    mirostat_tau=st.floats(0, 10, exclude_min=True),
+    mirostat_eta=st.floats(0, 1, exclude_min=True),
+    dry_multiplier=st.floats(0, 100),
+    dry_base=st.floats(1, 10),
+    dry_allowed_length=st.integers(1, 65_536),
+    dry_window=st.integers(0, 65_536),
+    dry_sequence_breakers=st.lists(prompt_text.filter(bool), max_size=4),
 )
 turns = st.builds(Message, role=prompt_text.filter(bool), content=prompt_text)
 prompts = st.one_of(
@@ -134,9 +168,44 @@ hellos = st.builds(
     limits=filled(Limits),
     warnings=warnings,
 )
+token_logprobs = st.builds(
+    TokenLogprob,
+    token_id=counts,
+    text=text,
+    bytes=st.binary(max_size=4).map(tuple),
+    logprob=st.floats(-9999, 0),
+    rank=st.integers(1, N_VOCAB),
+)
+logprobs = st.builds(Logprobs, chosen=token_logprobs, top=st.lists(token_logprobs, max_size=2).map(tuple))
+answers = st.builds(
+    Answer,
+    index=st.integers(0, 127),
+    reason=st.sampled_from(("stop", "length", "cancelled", "error")),
+    seed=counts,
+    completion_tokens=counts,
+    text=st.none() | text,
+    token_ids=st.none() | token_ids,
+    logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
+)
 server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     hellos,
-    st.builds(TokenEvent, id=ids, text=text, token_id=counts, metadata=metadata),
+    st.builds(
+        PromptEvent,
+        id=ids,
+        text=text,
+        token_ids=token_ids,
+        logprobs=st.none() | st.lists(logprobs, max_size=2).map(lambda known: (None, *known)),
+        metadata=metadata,
+    ),
+    st.builds(
+        TokenEvent,
+        id=ids,
+        text=text,
+        token_id=counts,
+        metadata=metadata,
+        index=st.integers(0, 127),
+        logprobs=st.none() | logprobs,
+    ),
     st.builds(
         EosEvent,
         id=ids,
@@ -147,6 +216,9 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         text=st.none() | text,
         token_ids=st.none() | token_ids,
         warnings=warnings,
+        logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
+        answers=st.lists(answers, max_size=2).map(tuple),
+        prompt=st.none() | st.builds(Prompt, id=ids, text=text, token_ids=token_ids),
         metadata=metadata,
     ),
     st.builds(

@@ -17,7 +17,7 @@ from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine
-from uma.types import Finished
+from uma.types import Finished, Token
 
 COMMON = [tokens_for(seed, 60) for seed in range(3)]
 
@@ -45,6 +45,7 @@ async def read(engine: Engine, request: Request, patience: int, reads: int | Non
             if isinstance(event, Finished):
                 assert event.reason == "length"
                 return tuple(tokens)
+            assert isinstance(event, Token)
             tokens.append(event.token_id)
     return None
 

@@ -72,6 +72,7 @@ async def test_a_cancelled_read_loses_no_event(tiny: Path) -> None:
                 event = await stream.__anext__()
                 if isinstance(event, Finished):
                     break
+                assert isinstance(event, Token)
                 tokens.append(event.token_id)
     assert tokens == list(whole.token_ids)
 

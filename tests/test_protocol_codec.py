@@ -39,7 +39,7 @@ from uma.protocol.messages import (
     UnknownEvent,
 )
 from uma.protocol.schema import schemas
-from uma.types import Message, Request, SamplingParams, Slo
+from uma.types import Message, Request, SamplingParams, Slo, Token
 
 
 def body(frame: bytes) -> bytes:
@@ -80,7 +80,7 @@ def test_every_event_arrives_as_it_was_sent(event: ServerEvent) -> None:
 @given(st.dictionaries(text, json_values, max_size=3))
 def test_metadata_written_once_is_the_same_in_every_token(metadata: dict[str, Any]) -> None:
     event = TokenEvent("a", "x", 1, metadata)
-    assert encode_token("a", "x", 1, fragment(metadata)) == encode_event(event)
+    assert encode_token(Token("a", "x", 1), fragment(metadata)) == encode_event(event)
 
 
 def test_a_request_of_the_plainest_kind_is_taken() -> None:
@@ -270,10 +270,10 @@ def test_a_hello_without_versions_is_refused(versions: Any) -> None:
 
 
 def test_an_unknown_field_is_ignored_and_named() -> None:
-    message = generate(best_of=3, slo={"soon": 1}, **{"no identifier": 1})
+    message = generate(beams=3, slo={"soon": 1}, **{"no identifier": 1})
     assert attrs.evolve(message, warnings=()) == generate()
     assert message.warnings == (
-        "best_of: unknown field, ignored",
+        "beams: unknown field, ignored",
         "slo.soon: unknown field, ignored",
         "'no identifier': unknown field, ignored",
     )

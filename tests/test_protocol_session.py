@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from uma.errors import (
     UmaError,
 )
 from uma.protocol.codec import encode_message, parse_event
-from uma.protocol.frames import FrameDecoder, encode_frame
+from uma.protocol.frames import HEADER_BYTES, FrameDecoder, encode_frame
 from uma.protocol.messages import (
     Cancel,
     EosEvent,
@@ -53,7 +54,8 @@ from uma.protocol.states import (
     State,
     Step,
 )
-from uma.types import Health, Request, SamplingParams, Token, Tokenized
+from uma.protocol.wire import SINCE_1_1
+from uma.types import Grammar, Health, Request, SamplingParams, Token, Tokenized
 
 HELLO = {"type": "hello", "versions": ["1.0"], "client": "test/1"}
 
@@ -248,6 +250,35 @@ def test_a_hello_session_carries_many_requests_and_stays_open() -> None:
     assert session.is_idle
     assert not session.flushed()
     assert not session.is_closing
+
+
+def test_a_session_of_version_1_0_sees_what_it_always_saw() -> None:
+    session = ServerSession()
+    give(session, HELLO)
+    welcome = session.welcome(
+        attrs.evolve(INFO, capabilities=attrs.evolve(INFO.capabilities, echo=True, max_answers=8))
+    )
+    assert SINCE_1_1["capabilities"].isdisjoint(json.loads(welcome[HEADER_BYTES:])["capabilities"])
+    (asked,) = give(session, {"id": "a", "prompt": "x", "n": 3, "grammar": "anything"})
+    assert isinstance(asked, Generate)
+    assert asked.request.sampling == SamplingParams()
+    assert sorted(asked.warnings) == ["grammar: unknown field, ignored", "n: unknown field, ignored"]
+
+
+def test_a_strict_session_of_version_1_0_refuses_what_1_1_has() -> None:
+    session = ServerSession()
+    give(session, HELLO | {"strict": True})
+    (refused,) = give(session, {"id": "a", "prompt": "x", "n": 3})
+    assert isinstance(refused, Refused)
+    assert refused.event.message == "n: unknown field, and the session is strict"
+
+
+def test_a_session_of_version_1_1_has_its_fields() -> None:
+    session = ServerSession()
+    give(session, HELLO | {"versions": ["1.1"]})
+    (asked,) = give(session, {"id": "a", "prompt": "x", "n": 3, "grammar": {"regex": "a+"}})
+    assert isinstance(asked, Generate)
+    assert asked.request.sampling == SamplingParams(n=3, grammar=Grammar(regex="a+"))
 
 
 def test_the_answer_to_hello_tells_who_answers_and_which_version() -> None:
@@ -691,7 +722,7 @@ def test_a_client_and_a_server_understand_each_other() -> None:
     client, server = ClientSession(client="test/1"), ServerSession()
     server.receive(client.hello(strict=True))
     assert [type(each) for each in talk(client, server)] == [HelloEvent]
-    assert (client.info, client.version) == (INFO, "1.0")
+    assert (client.info, client.version) == (INFO, "1.1")
     server.receive(client.send(Generate(Request("a", prompt="x", sampling=SamplingParams(seed=3)))))
     assert talk(client, server) == [TokenEvent("a", "x", 1)]
     server.receive(client.send(Cancel("a")))

@@ -98,6 +98,24 @@ class Json:
         return f"nested at most {self.depth} levels deep"
 
 
+@attrs.frozen
+class Values:
+    """An object whose values are all numbers in a range."""
+
+    range: Range
+
+    def problem(self, value: Any) -> str | None:
+        """Why `value` is not allowed, or None."""
+        for key, each in value.items():
+            is_number = isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
+            if not isinstance(key, str) or not is_number or self.range.problem(each):
+                return f"holds {show(key)}: {show(each)}; each value must be a number {self.range}"
+        return None
+
+    def __str__(self) -> str:
+        return f"each value {self.range}"
+
+
 def _is_json(value: Any) -> bool:
     if isinstance(value, str):
         return _is_utf8(value)
@@ -118,7 +136,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-Constraint = Range | Length | Text | Json
+Constraint = Range | Length | Text | Json | Values
 
 # Cuts while it reads: a value may be a megabyte long, or nested deeper than `repr` could follow.
 _brief = reprlib.Repr()
@@ -253,8 +271,9 @@ _FINITE = Range(ge=-sys.float_info.max, le=sys.float_info.max)
 
 
 @cache
-def _sieves_of(cls: Any) -> list[tuple[str, Any, Callable[[Any], bool]]]:
-    return [(name, hint, sieve(hint)) for name, hint in hints_of(cls).items()]
+def _sieves_of(cls: Any) -> list[tuple[str, Any, Callable[[Any], bool], Any]]:
+    defaults = {field.name: field.default for field in attrs.fields(cls)}
+    return [(name, hint, sieve(hint), defaults[name]) for name, hint in hints_of(cls).items()]
 
 
 def check(instance: Any) -> None:
@@ -264,9 +283,9 @@ def check(instance: Any) -> None:
     construct by hand.
     """
     wrong: list[str] = []
-    for name, hint, passes in _sieves_of(instance.__class__):
+    for name, hint, passes, default in _sieves_of(instance.__class__):
         value = getattr(instance, name)
-        if not passes(value):
+        if value is not default and not passes(value):
             wrong += problems(value, hint, name)
     if wrong:
         raise ValueError("\n".join(wrong))

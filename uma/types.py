@@ -13,13 +13,15 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
-from uma.constraints import Json, Length, Range, Text, check
+from uma.constraints import Json, Length, Range, Text, Values, check
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
 MAX_SEED = 2**32 - 1
+MAX_LOGPROBS = 20
+MAX_ANSWERS = 128
 
 
 @attrs.frozen
@@ -41,12 +43,51 @@ def _strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
+GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "choice", "lark", "gbnf")
+"""A grammar gives exactly one of these."""
+
+
+@attrs.frozen
+class Grammar:
+    """What the output must look like, in exactly one of these ways (`ValueError` otherwise).
+
+    The output is complete where it ends by `stop`; where `max_tokens` cuts it, the request ends by `length`.
+    """
+
+    json_schema: Annotated[dict[str, Any], Json()] | None = None
+    """A JSON Schema; the output is JSON that validates against it, without white space between its parts."""
+    json_object: Literal[True] | None = None
+    """`true`: any JSON object."""
+    regex: Annotated[str, Length(1), Text()] | None = None
+    """A regular expression, in the syntax of Rust's `regex`, that the whole output matches."""
+    choice: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(1, 10_000, "strings")] | None = attrs.field(
+        default=None, converter=_tuple_or_none
+    )
+    """The output is one of these strings."""
+    lark: Annotated[str, Length(1), Text()] | None = None
+    """A context-free grammar in llguidance's form of Lark's notation."""
+    gbnf: Annotated[str, Length(1), Text()] | None = None
+    """A context-free grammar in llama.cpp's notation."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            came = "these came: " + ", ".join(given) if given else "none was given"
+            raise ValueError(f"grammar: give exactly one of {', '.join(GRAMMAR_FIELDS)}; {came}")
+
+
+def _bias_by_name(bias: Mapping[int | str, float] | None) -> dict[str, float] | None:
+    return bias if bias is None else {str(token): value for token, value in bias.items()}
+
+
 @attrs.frozen
 class SamplingParams:
     """How the next token is chosen and when to stop. Ranges are checked on construction (`ValueError`).
 
-    The steps run in the order of llama.cpp's default chain: penalties, top-k, top-p, min-p, temperature, draw.
-    Penalties look back over the last 64 tokens of prompt and output, as llama.cpp's do.
+    The steps run in the order of llama.cpp's default chain: logit bias, grammar, penalties, DRY, top-n-sigma, top-k,
+    typical-p, top-p, min-p, XTC, temperature, draw. Mirostat takes the place of all between DRY and the draw but
+    temperature. A step that is off at its default is left out.
     """
 
     max_tokens: Annotated[int, Range(1)] | None = None
@@ -70,6 +111,52 @@ class SamplingParams:
     """Strings that end the output and are not part of it."""
     ignore_eos: bool = False
     """Go on to `max_tokens`, whatever the model would like."""
+    grammar: Grammar | None = None
+    """What the output must look like. Its end ends the output, before any stop string that comes with it."""
+    logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+    """With each generated token its log probability and those of so many likeliest tokens. None: neither."""
+    prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+    """The same for each prompt token but the first, told in the `Prompt` event. The whole prompt is computed for it."""
+    logit_bias: Annotated[dict[str, float], Length(0, 1024, "tokens"), Values(Range(-100, 100))] | None = attrs.field(
+        default=None, converter=_bias_by_name
+    )
+    """Added to tokens' logits. A key is a token id in decimal digits, or a text, each of whose tokens it counts for."""
+    n: Annotated[int, Range(1, MAX_ANSWERS)] = 1
+    """Answers to the one prompt, which is read once. Answer i is drawn with `seed` + i."""
+    best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
+    """Answers drawn, of which the `n` of highest mean log probability are given. Not with `stream`."""
+    echo: bool = False
+    """Tell the prompt's text and tokens in a `Prompt` event, before the first token."""
+    penalty_window: Annotated[int, Range(0, 65_536)] = 64
+    """Tokens of prompt and output that repetition, frequency and presence penalties look back over."""
+    typical_p: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Keep the tokens nearest to the expected information that make up this probability; 1: all."""
+    top_n_sigma: Annotated[float, Range(gt=0)] | None = None
+    """Keep the tokens within so many standard deviations of the highest logit; None: all."""
+    xtc_probability: Annotated[float, Range(0, 1)] = 0.0
+    """How often all but the least likely of the tokens over `xtc_threshold` are dropped; 0: never."""
+    xtc_threshold: Annotated[float, Range(0, 0.5)] = 0.1
+    dynatemp_range: Annotated[float, Range(0, 2)] = 0.0
+    """The temperature moves by as much as this up and down with the distribution's entropy; 0: it is fixed."""
+    dynatemp_exponent: Annotated[float, Range(gt=0, le=10)] = 1.0
+    mirostat: Literal[0, 1, 2] = 0
+    """The version of Mirostat that draws; 0: none."""
+    mirostat_tau: Annotated[float, Range(gt=0)] = 5.0
+    """The surprise that Mirostat aims at, in bits."""
+    mirostat_eta: Annotated[float, Range(gt=0, le=1)] = 0.1
+    """How fast Mirostat corrects itself."""
+    dry_multiplier: Annotated[float, Range(0, 100)] = 0.0
+    """How strongly tokens that would go on repeating a passage are penalised (DRY); 0: not."""
+    dry_base: Annotated[float, Range(1, 10)] = 1.75
+    """By what the penalty grows with each token of the passage."""
+    dry_allowed_length: Annotated[int, Range(1, 65_536)] = 2
+    """Passages up to this length are not penalised."""
+    dry_window: Annotated[int, Range(0, 65_536)] = 4096
+    """Tokens of prompt and output in which DRY looks for passages."""
+    dry_sequence_breakers: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(0, 64, "strings")] = (
+        attrs.field(default=("\n", ":", '"', "*"), converter=_strings)
+    )
+    """Strings that end a passage."""
 
     def __attrs_post_init__(self) -> None:
         check(self)
@@ -82,6 +169,7 @@ class SamplingParams:
             and self.repetition_penalty == 1
             and self.frequency_penalty == 0
             and self.presence_penalty == 0
+            and self.dry_multiplier == 0
         )
 
 
@@ -178,6 +266,41 @@ class RequestMetrics:
 
 
 @attrs.frozen
+class TokenLogprob:
+    """A token, and how likely the model found it at its place."""
+
+    token_id: int
+    text: str
+    """The token alone, special ones by their spelling; a part of a character is U+FFFD."""
+    bytes: tuple[int, ...]
+    """The token's bytes, also where it holds only a part of a character."""
+    logprob: float
+    """Natural logarithm of its probability at temperature 1, before bias, grammar, penalty or cut; -9999 or more."""
+    rank: int
+    """1 for the likeliest token of the vocabulary."""
+
+
+@attrs.frozen
+class Logprobs:
+    """One position of a text: the token that stands there, and the likeliest ones for it."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """As many as were asked for, the likeliest first."""
+
+
+@attrs.frozen
+class Prompt:
+    """The prompt, before the first token: only where `echo` or `prompt_logprobs` asked for it."""
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprobs | None, ...] | None = None
+    """One for each token, where `prompt_logprobs` asked; None for the first, which nothing comes before."""
+
+
+@attrs.frozen
 class Token:
     """One generated token. `text` is whole characters and may be empty; joined, the texts are exactly the output.
 
@@ -188,11 +311,29 @@ class Token:
     id: str
     text: str
     token_id: int
+    index: int = 0
+    """Of which of the request's `n` answers it is the next token."""
+    logprobs: Logprobs | None = None
+    """Where `logprobs` asked for it."""
+
+
+@attrs.frozen
+class Answer:
+    """One of several answers to a request, at its end."""
+
+    index: int
+    reason: FinishReason
+    seed: int
+    completion_tokens: int
+    text: str | None = None
+    """Where `stream` was false; so are the two below."""
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
 
 
 @attrs.frozen
 class Finished:
-    """A request's last event."""
+    """A request's last event. Of several answers, what it says itself is the first one's; `usage` counts all."""
 
     id: str
     reason: FinishReason
@@ -204,9 +345,15 @@ class Finished:
     token_ids: tuple[int, ...] | None = None
     """All generated tokens, where `stream` was false."""
     warnings: tuple[str, ...] = ()
+    logprobs: tuple[Logprobs, ...] | None = None
+    """One for each of `token_ids`, where `stream` was false and `logprobs` asked for it."""
+    answers: tuple[Answer, ...] = ()
+    """All of them, by index, where `n` or `best_of` asked for more than one."""
+    prompt: Prompt | None = None
+    """Where `stream` was false, and `echo` or `prompt_logprobs` asked for it."""
 
 
-Event = Token | Finished
+Event = Prompt | Token | Finished
 
 
 @attrs.frozen
@@ -243,6 +390,14 @@ class Capabilities:
     kv_unified: bool
     max_stop_sequences: int
     sampling_params: tuple[str, ...]
+    """Fields of `SamplingParams` that are honoured."""
+    grammars: tuple[str, ...] = ()
+    """Fields of `Grammar` that are honoured."""
+    max_logprobs: int = -1
+    """Most likeliest tokens told with each; -1: no log probabilities."""
+    max_answers: int = 1
+    """Most answers (`n`, `best_of`) of one request."""
+    echo: bool = False
 
 
 @attrs.frozen
@@ -286,7 +441,7 @@ class Tokenized:
 
 
 class EventStream(Protocol):
-    """One request's events, in order: `Token`s, then exactly one `Finished`, then the iteration ends."""
+    """One request's events, in order: a `Prompt` where one was asked for, `Token`s, then exactly one `Finished`."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """The stream is its own iterator."""

@@ -19,7 +19,7 @@ from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import Process, server_process
 from uma.client import Client, connect
 from uma.errors import UmaError
-from uma.types import Finished, Request, SamplingParams, Slo
+from uma.types import Finished, Request, SamplingParams, Slo, Token
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class Uma:
                 async for event in stream:
                     if isinstance(event, Finished):
                         sample.cached_tokens = event.usage.cached_tokens
-                    else:
+                    elif isinstance(event, Token):
                         sample.add(event.token_id)
         except UmaError as error:
             sample.fail(error.code, error.retry_after_ms)

@@ -151,7 +151,7 @@ class Chat:
                             if isinstance(event, Token):
                                 answer.append(event.text)
                                 await shown.add(event.text)
-                            else:
+                            elif isinstance(event, Finished):
                                 finished = event
                 except UmaError as error:
                     failure = error

@@ -21,7 +21,7 @@ from uma.cli.terminal import Output
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
-from uma.types import Capabilities, Finished, Message, Priority, Request, SamplingParams, Token
+from uma.types import Capabilities, Event, Finished, Message, Priority, Prompt, Request, SamplingParams, Token
 
 REQUEST_ID = "generate"
 INTERRUPTED = 128 + signal.SIGINT
@@ -149,7 +149,7 @@ async def _stream(
             async with opened.source.generate(request) as stream:
                 stop.politely = stream.cancel
                 async for event in stream:
-                    text = event.text if isinstance(event, Token) else ""
+                    text = "" if isinstance(event, Finished) else event.text
                     await output.write(as_json_line(event) if is_json else text)
                     finished = event if isinstance(event, Finished) else None
     except UmaError as error:
@@ -160,15 +160,17 @@ async def _stream(
     return finished
 
 
-def as_json_line(event: Token | Finished | UmaError) -> str:
+def as_json_line(event: Event | UmaError) -> str:
     """The protocol's event as a line of JSON."""
     from uma.protocol.codec import encode_event  # noqa: PLC0415  (only --json needs it)
     from uma.protocol.frames import HEADER_BYTES  # noqa: PLC0415
-    from uma.protocol.messages import EosEvent, ErrorEvent, TokenEvent  # noqa: PLC0415
+    from uma.protocol.messages import EosEvent, ErrorEvent, PromptEvent, TokenEvent  # noqa: PLC0415
 
     match event:
+        case Prompt():
+            frame = encode_event(PromptEvent.of(event))
         case Token():
-            frame = encode_event(TokenEvent(event.id, event.text, event.token_id))
+            frame = encode_event(TokenEvent.of(event))
         case Finished():
             frame = encode_event(EosEvent.of(event))
         case UmaError():

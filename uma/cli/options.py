@@ -53,7 +53,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "ignore_eos": ("go on to --max-tokens, whatever the model would like", ""),
     }
 )
-"""For each field of `SamplingParams` what `--help` says of it, and its unit."""
+"""For each field of `SamplingParams` that is an option what `--help` says of it, and its unit."""
 
 
 def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
@@ -126,7 +126,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature.",
     )
     hints = hints_of(SamplingParams)
-    for field in attrs.fields(SamplingParams):
+    for field in _fields():
         text, unit = SAMPLING_HELP[field.name]
         flag, dest = "--" + field.name.replace("_", "-"), _sampling_dest(field.name)
         default = PEOPLE.get(field.name, field.default)
@@ -144,11 +144,15 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(options: argparse.Namespace) -> SamplingParams:
     """What `options` ask for, over `PEOPLE`'s defaults. Raises `ConfigError` where fields do not go together."""
-    given = {field.name: getattr(options, _sampling_dest(field.name)) for field in attrs.fields(SamplingParams)}
+    given = {field.name: getattr(options, _sampling_dest(field.name)) for field in _fields()}
     try:
         return SamplingParams(**{**PEOPLE, **{name: value for name, value in given.items() if value is not None}})
     except ValueError as error:
         raise ConfigError("--" + str(error).replace("_", "-")) from None
+
+
+def _fields() -> list[attrs.Attribute[Any]]:
+    return [field for field in attrs.fields(SamplingParams) if field.name in SAMPLING_HELP]
 
 
 def _sampling_dest(name: str) -> str:

@@ -28,6 +28,7 @@ from uma.protocol.messages import (
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
+    PromptEvent,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
@@ -191,6 +192,9 @@ class Client:
                 stream.put(event.token)
                 if stream.is_full:
                     self._overfull = stream
+        elif isinstance(event, PromptEvent):
+            if (stream := self._streams.get(event.id)) is not None:
+                stream.put(event.prompt)
         elif isinstance(event, EosEvent):
             if (stream := self._streams.pop(event.id, None)) is not None:
                 stream.put(event.finished)

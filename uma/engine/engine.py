@@ -26,6 +26,7 @@ from uma.engine import sizing
 from uma.engine.clock import now_ms
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.stream import CREDITS, RequestStream
+from uma.engine.intake import features
 from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.kv.disk import DiskTier
 from uma.engine.kv.pool import KvPool
@@ -210,6 +211,7 @@ class Engine:
         self._metrics.requests_total += 1
         try:
             self._check_open()
+            features.check_features(request)
             self._check_queue(request.priority)
             tokens = await self._tokens_of(request)
             self._check_fits(len(tokens))
@@ -468,7 +470,7 @@ class Engine:
                 prefix_sharing=sizing.prefix_sharing(context, config),
                 kv_unified=context.params.kv_unified,
                 max_stop_sequences=16,
-                sampling_params=sizing.sampling_params(),
+                sampling_params=features.sampling_params(),
             ),
             limits=Limits(
                 n_ctx=self.max_request_tokens,

@@ -8,15 +8,12 @@ import math
 import os
 from pathlib import Path
 
-import attrs
-
 from uma.config import RuntimeConfig
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
 from uma.llama import backend, hugepages
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, llama_version
-from uma.types import SamplingParams
 
 MOST_SEQUENCE_IDS = 256
 """llama.cpp's LLAMA_MAX_SEQ: running sequences and cached prefixes share them."""
@@ -166,8 +163,3 @@ def prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     else:
         reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
     return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"
-
-
-def sampling_params() -> tuple[str, ...]:
-    """Names of all parameters the sampler honours."""
-    return tuple(field.name for field in attrs.fields(SamplingParams))

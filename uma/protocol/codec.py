@@ -6,8 +6,8 @@ converter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import attrs
@@ -23,6 +23,7 @@ from uma.protocol.messages import (
     Generate,
     HealthQuery,
     Hello,
+    HelloEvent,
     MetricsEvent,
     MetricsQuery,
     ServerEvent,
@@ -30,8 +31,8 @@ from uma.protocol.messages import (
     TokenizeQuery,
     UnknownEvent,
 )
-from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS
-from uma.types import PROMPT_FIELDS, Request, SamplingParams, prompt_problem
+from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS, SINCE_1_1
+from uma.types import PROMPT_FIELDS, Request, SamplingParams, Token, prompt_problem
 
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
 _METADATA = hints_of(Request)["metadata"]
@@ -39,9 +40,14 @@ _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
 def parse_message(
-    payload: bytes, *, strict: bool = False, n_vocab: int | None = None, max_tokens: int | None = None
+    payload: bytes,
+    *,
+    strict: bool = False,
+    n_vocab: int | None = None,
+    max_tokens: int | None = None,
+    version: str | None = None,
 ) -> ClientMessage:
-    """A client's message.
+    """A client's message, in a session of this `version` (None: the newest).
 
     Unknown fields are ignored and named in the message's `warnings`; `strict` refuses them. `max_tokens` is the
     server's limit: a request over it is cut to it, with a warning. `n_vocab` bounds `token_ids`.
@@ -56,8 +62,9 @@ def parse_message(
     if not isinstance(kind, str) or kind not in REQUESTS:
         raise BadRequest(f"type: expected one of {', '.join(REQUESTS)}, not {show(kind)} ({_HELP})")
     cls = REQUESTS[kind]
-    flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab))
-    warnings = _warnings(fields, cls)
+    newer = {name: fields.pop(name) for name in SINCE_1_1.get(kind, ()) if name in fields} if version == "1.0" else {}
+    flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab, newer))
+    warnings = _warnings(fields, cls, newer)
     if kind == "generate":
         return _generate(flat, warnings, max_tokens)
     if kind == "tokenize":
@@ -107,10 +114,15 @@ def parse_event(payload: bytes) -> ServerEvent:
     return structure(fields, cls)
 
 
-def encode_event(event: ServerEvent) -> bytes:
-    """A server's event as a whole frame."""
+def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
+    """A server's event as a whole frame, for a session of this `version` (None: the newest)."""
     if isinstance(event, TokenEvent):
-        return encode_token(event.id, event.text, event.token_id, event.metadata)
+        return encode_token(event.token, event.metadata)
+    if isinstance(event, HelloEvent) and version == "1.0":
+        fields = unstructure(event)
+        for name in SINCE_1_1["capabilities"]:
+            fields["capabilities"].pop(name, None)
+        return _frame({"event": "hello", **fields})
     if isinstance(event, MetricsEvent):
         return _frame({**event.snapshot, "event": "metrics", **_if_any(id=event.id, warnings=event.warnings)})
     if isinstance(event, UnknownEvent):
@@ -118,11 +130,13 @@ def encode_event(event: ServerEvent) -> bytes:
     return _frame({"event": _EVENT_NAMES[type(event)], **unstructure(event)})
 
 
-def encode_token(
-    id: str, text: str, token_id: int, metadata: Mapping[str, Any] | orjson.Fragment | None = None
-) -> bytes:
+def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | None = None) -> bytes:
     """A token event as a whole frame. `metadata` may have been written before (`fragment`)."""
-    fields: dict[str, Any] = {"id": id, "event": "token", "text": text, "token_id": token_id}
+    fields: dict[str, Any] = {"id": token.id, "event": "token", "text": token.text, "token_id": token.token_id}
+    if token.index:
+        fields["index"] = token.index
+    if token.logprobs is not None:
+        fields["logprobs"] = unstructure(token.logprobs)
     if metadata is not None:
         fields["metadata"] = metadata
     return encode_frame(orjson.dumps(fields))
@@ -158,8 +172,10 @@ def _parse_cancel(fields: dict[str, Any], strict: bool) -> Cancel:
     return Cancel(**_own_fields(cancel))
 
 
-def _rules(fields: dict[str, Any], kind: str, strict: bool, n_vocab: int | None) -> Iterator[str]:
-    """What one field alone cannot tell."""
+def _rules(
+    fields: dict[str, Any], kind: str, strict: bool, n_vocab: int | None, newer: Iterable[str] = ()
+) -> Iterator[str]:
+    """What one field alone cannot tell; `newer` are the fields that the session's version does not have."""
     if kind in ("generate", "tokenize"):
         if problem := prompt_problem([name for name in PROMPT_FIELDS if fields.get(name) is not None]):
             yield problem
@@ -167,7 +183,8 @@ def _rules(fields: dict[str, Any], kind: str, strict: bool, n_vocab: int | None)
             yield from _outside_vocabulary(fields.get("token_ids"), n_vocab)
     if strict:
         cls = CANCEL if kind == "cancel" else REQUESTS[kind]
-        yield from (f"{path}: unknown field, and the session is strict" for path in unknown_fields(fields, cls))
+        unknown = chain(newer, unknown_fields(fields, cls))
+        yield from (f"{path}: unknown field, and the session is strict" for path in unknown)
 
 
 def _outside_vocabulary(token_ids: Any, n_vocab: int) -> Iterator[str]:
@@ -178,8 +195,8 @@ def _outside_vocabulary(token_ids: Any, n_vocab: int) -> Iterator[str]:
             yield f"token_ids[{index}]: {token} is not in the vocabulary (0 to {n_vocab - 1:,})"
 
 
-def _warnings(fields: dict[str, Any], cls: type) -> tuple[str, ...]:
-    unknown = islice(unknown_fields(fields, cls), MAX_LINES + 1)
+def _warnings(fields: dict[str, Any], cls: type, newer: Iterable[str]) -> tuple[str, ...]:
+    unknown = islice(chain(newer, unknown_fields(fields, cls)), MAX_LINES + 1)
     return tuple(cut([f"{path}: unknown field, ignored" for path in unknown], "unknown"))
 
 
@@ -224,7 +241,8 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
 def _parse_token(fields: dict[str, Any]) -> TokenEvent:
     id, text, token_id = fields.get("id"), fields.get("text"), fields.get("token_id")
     metadata = fields.get("metadata")
-    if type(id) is str and type(text) is str and type(token_id) is int and (metadata is None or type(metadata) is dict):
+    is_plain = "index" not in fields and "logprobs" not in fields and (metadata is None or type(metadata) is dict)
+    if is_plain and type(id) is str and type(text) is str and type(token_id) is int:
         return TokenEvent(id, text, token_id, metadata)
     return structure(fields, TokenEvent)  # says what is wrong
 

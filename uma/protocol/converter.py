@@ -162,8 +162,8 @@ def _structure_class(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _unstructure_items(values: tuple[Any, ...]) -> Any:
-    # Only lists of messages hold classes; token ids by the 100,000 are left as they are.
-    return list(map(_converter.unstructure, values)) if values and attrs.has(type(values[0])) else values
+    # Token ids by the 100,000 are left as they are. (Of a prompt's log probabilities, the first is None.)
+    return list(map(_converter.unstructure, values)) if values and attrs.has(type(values[-1])) else values
 
 
 def _plain(hint: Any) -> Any:
@@ -202,4 +202,9 @@ _converter.register_structure_hook_factory(attrs.has, _structure_class)
 for _plainest in (str, int, float, bool):  # cattrs has hooks of its own for these, which convert instead of check
     _converter.register_structure_hook(_plainest, _structure_leaf(_plainest))
 _converter.register_unstructure_hook_func(lambda cls: not attrs.has(cls), lambda value: value)
+# By what it is, and not by what it was declared as.
+_converter.register_unstructure_hook_func(
+    lambda cls: not attrs.has(cls) and _any_class(cls),
+    lambda value: _converter.unstructure(value),  # noqa: PLW0108
+)
 _converter.register_unstructure_hook(tuple, _unstructure_items)

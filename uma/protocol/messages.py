@@ -13,13 +13,16 @@ import attrs
 
 from uma.constraints import Length
 from uma.types import (
+    Answer,
     Capabilities,
     Finished,
     FinishReason,
     Health,
     HealthStatus,
     Limits,
+    Logprobs,
     ModelInfo,
+    Prompt,
     Request,
     RequestMetrics,
     ServerInfo,
@@ -117,6 +120,27 @@ class HelloEvent:
 
 
 @attrs.frozen
+class PromptEvent:
+    """The prompt, before the first token, where `echo` or `prompt_logprobs` asked for it."""
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprobs | None, ...] | None = None
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, prompt: Prompt, metadata: dict[str, Any] | None = None) -> PromptEvent:
+        """The wire's form of `prompt`."""
+        return cls(prompt.id, prompt.text, prompt.token_ids, prompt.logprobs, metadata)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The event as `uma.types` has it."""
+        return Prompt(self.id, self.text, self.token_ids, self.logprobs)
+
+
+@attrs.frozen
 class TokenEvent:
     """One token. `text` is whole characters and may be empty."""
 
@@ -124,11 +148,19 @@ class TokenEvent:
     text: str
     token_id: int
     metadata: dict[str, Any] | None = None
+    index: int = 0
+    """Of which of several answers."""
+    logprobs: Logprobs | None = None
+
+    @classmethod
+    def of(cls, token: Token, metadata: dict[str, Any] | None = None) -> TokenEvent:
+        """The wire's form of `token`."""
+        return cls(token.id, token.text, token.token_id, metadata, token.index, token.logprobs)
 
     @property
     def token(self) -> Token:
         """The event as `uma.types` has it."""
-        return Token(self.id, self.text, self.token_id)
+        return Token(self.id, self.text, self.token_id, self.index, self.logprobs)
 
 
 @attrs.frozen
@@ -143,6 +175,10 @@ class EosEvent:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     warnings: tuple[str, ...] = ()
+    logprobs: tuple[Logprobs, ...] | None = None
+    answers: tuple[Answer, ...] = ()
+    """All, where more than one was asked for; of several, the fields above are the first one's."""
+    prompt: Prompt | None = None
     metadata: dict[str, Any] | None = None
 
     @classmethod
@@ -159,6 +195,9 @@ class EosEvent:
             finished.text,
             finished.token_ids,
             (*warnings, *finished.warnings),
+            finished.logprobs,
+            finished.answers,
+            finished.prompt,
             metadata,
         )
 
@@ -166,7 +205,17 @@ class EosEvent:
     def finished(self) -> Finished:
         """The event as `uma.types` has it."""
         return Finished(
-            self.id, self.reason, self.usage, self.metrics, self.seed, self.text, self.token_ids, self.warnings
+            self.id,
+            self.reason,
+            self.usage,
+            self.metrics,
+            self.seed,
+            self.text,
+            self.token_ids,
+            self.warnings,
+            self.logprobs,
+            self.answers,
+            self.prompt,
         )
 
 
@@ -236,5 +285,13 @@ class UnknownEvent:
 
 
 ServerEvent = (
-    HelloEvent | TokenEvent | EosEvent | ErrorEvent | MetricsEvent | HealthEvent | TokenizeEvent | UnknownEvent
+    HelloEvent
+    | PromptEvent
+    | TokenEvent
+    | EosEvent
+    | ErrorEvent
+    | MetricsEvent
+    | HealthEvent
+    | TokenizeEvent
+    | UnknownEvent
 )

@@ -1,8 +1,8 @@
 """The messages' JSON Schemas (2020-12), made from the classes that the parser uses: neither can say what the other
 does not.
 
-Two rules are stricter than a schema can tell: a number written as `1.0` is no integer to the parser, and `metadata` may
-be nested 64 levels deep.
+Two rules are stricter than a schema can tell: a number written as `1.0` is no integer to the parser, and `metadata` and
+a grammar's `json_schema` may be nested 64 levels deep.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
-from uma.constraints import Json, Length, Range, Text, hints_of
+from uma.constraints import Json, Length, Range, Text, Values, hints_of
 from uma.protocol.versions import SUPPORTED
 from uma.protocol.wire import CANCEL, EVENTS, OWNERS, REQUESTS
-from uma.types import PROMPT_FIELDS
+from uma.types import GRAMMAR_FIELDS, PROMPT_FIELDS, Grammar
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -42,12 +42,15 @@ def _request(kind: str) -> dict[str, Any]:
     of_type: dict[str, Any] = {"const": kind} | ({"default": kind} if is_default else {})
     schema = _message(kind, REQUESTS[kind], {"type": of_type}, [] if is_default else ["type"])
     if set(PROMPT_FIELDS) <= schema["properties"].keys():
-        given = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPT_FIELDS]
-        schema["oneOf"] = given
+        schema["oneOf"] = _exactly_one(PROMPT_FIELDS)
     if is_default:
         # A frame with `event` and no `type` is read as a cancel.
         schema["anyOf"] = [{"required": ["type"]}, {"properties": {"event": False}}]
     return schema
+
+
+def _exactly_one(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]
 
 
 def _message(name: str, cls: type, tag: dict[str, Any], required: list[str]) -> dict[str, Any]:
@@ -79,7 +82,8 @@ def _object(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(default, str | int | float):  # None and () stand for: not given
             properties[name]["default"] = default
     summary = _summary(owners[-1])
-    return {"description": summary, "type": "object", "properties": properties, "required": required}
+    schema = {"description": summary, "type": "object", "properties": properties, "required": required}
+    return schema | {"oneOf": _exactly_one(GRAMMAR_FIELDS)} if cls is Grammar else schema
 
 
 def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
     if origin is typing.Annotated:
         schema = _schema_of(args[0], nested)
         for constraint in args[1:]:
-            schema |= _bounds(constraint, is_list=schema.get("type") == "array")
+            schema |= _bounds(constraint, _COUNTED.get(schema.get("type", ""), "Length"))
         return schema
     if origin in (Union, UnionType):
         return {"anyOf": [_schema_of(arg, nested) for arg in args]}
@@ -102,15 +106,20 @@ def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
     return {"type": _TYPES[origin or hint]}
 
 
-def _bounds(constraint: Any, *, is_list: bool) -> dict[str, Any]:
+_COUNTED = {"array": "Items", "object": "Properties"}
+"""How JSON Schema's words for a length end, by type."""
+
+
+def _bounds(constraint: Any, counted: str = "Length") -> dict[str, Any]:
     match constraint:
         case Range():
             ends = {"minimum": constraint.ge, "exclusiveMinimum": constraint.gt, "maximum": constraint.le}
         case Length():
-            what = "Items" if is_list else "Length"
-            ends = {f"min{what}": constraint.ge or None, f"max{what}": constraint.le}
+            ends = {f"min{counted}": constraint.ge or None, f"max{counted}": constraint.le}
         case Text():
             return {"pattern": r"^[^\u0000]*$"}
+        case Values():
+            return {"additionalProperties": {"type": "number"} | _bounds(constraint.range)}
         case Json():
             return {"$comment": str(constraint)}
         case _:

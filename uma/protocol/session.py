@@ -75,13 +75,14 @@ from uma.protocol.messages import (
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
+    PromptEvent,
     ServerEvent,
     TokenizeEvent,
     TokenizeQuery,
 )
 from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
 from uma.protocol.versions import SUPPORTED, negotiate
-from uma.types import Event, Health, ServerInfo, Token, Tokenized
+from uma.types import Event, Health, Prompt, ServerInfo, Token, Tokenized
 
 Query = MetricsQuery | HealthQuery | TokenizeQuery
 
@@ -147,7 +148,11 @@ class ServerSession:
                 if payload is None:
                     return None
                 message = parse_message(
-                    payload, strict=self._strict, n_vocab=self._n_vocab, max_tokens=self._max_tokens
+                    payload,
+                    strict=self._strict,
+                    n_vocab=self._n_vocab,
+                    max_tokens=self._max_tokens,
+                    version=self.version,
                 )
                 if self._admit(message):
                     return message
@@ -217,7 +222,7 @@ class ServerSession:
             return b""
         if self.version is None:
             raise LocalProtocolError("no hello has come, so there is none to answer")
-        return encode_event(HelloEvent.of(info, self.version, self._hello_warnings))
+        return encode_event(HelloEvent.of(info, self.version, self._hello_warnings), self.version)
 
     def relay(self, event: Event) -> bytes:
         """An engine's event for its request, as a frame: with the request's metadata, and its warnings in the `eos`.
@@ -232,8 +237,10 @@ class ServerSession:
         if type(event) is Token:
             if exchange.state is not State.DECODE:  # every token but the first leaves it where it is
                 exchange.step("token")
-            return encode_token(event.id, event.text, event.token_id, exchange.fragment)
+            return encode_token(event, exchange.fragment)
         assert not isinstance(event, Token)
+        if isinstance(event, Prompt):
+            return encode_event(PromptEvent.of(event, exchange.metadata))
         data = encode_event(EosEvent.of(event, metadata=exchange.metadata, warnings=exchange.warnings))
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data

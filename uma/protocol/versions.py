@@ -1,7 +1,7 @@
 """Which versions of the protocol are spoken here, and how two sides agree on one.
 
-Versions are `major.minor`. Within a major, fields are only ever added and may be ignored, so the highest minor of a
-common major that the server knows is safe for both.
+Versions are `major.minor`. Within a major, fields are only ever added; a session speaks the highest minor that both
+sides know, so a client never sees more than its own version has.
 """
 
 from __future__ import annotations
@@ -11,22 +11,33 @@ from collections.abc import Sequence
 
 from uma.errors import VersionMismatch
 
-SUPPORTED = ("1.0",)
+SUPPORTED = ("1.0", "1.1")
 """Spoken here, the oldest first."""
 
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
 
 
 def negotiate(client: Sequence[str]) -> str:
-    """The highest of `SUPPORTED` whose major the client names. Raises `VersionMismatch` naming both sides' versions.
+    """The highest of `SUPPORTED` that is at most the client's highest minor of that major.
 
-    A minor that only the client knows is no obstacle: it sees the chosen one in the answer and keeps to it.
-    A word that is no version is skipped: it may mean something to a later server.
+    A client that names only a minor below all of them gets the lowest: it may ignore what it does not know. A word
+    that is no version is skipped: it may mean something to a later server. Raises `VersionMismatch` naming both
+    sides' versions where no major is common.
     """
-    majors = {match[1].lstrip("0") for word in client if (match := _VERSION.fullmatch(word))}
-    common = [version for version in SUPPORTED if version.partition(".")[0] in majors]
+    minors: dict[int, int] = {}
+    for word in client:
+        if match := _VERSION.fullmatch(word):
+            major, minor = int(match[1]), int(match[2])
+            minors[major] = max(minor, minors.get(major, 0))
+    common = [(major, minor) for major, minor in map(_numbers, SUPPORTED) if major in minors]
     if not common:
         raise VersionMismatch(
             f"versions: this server speaks {', '.join(SUPPORTED)}, the client {', '.join(client)[:200] or 'none'}"
         )
-    return max(common, key=lambda version: tuple(map(int, version.split("."))))
+    known = [each for each in common if each[1] <= minors[each[0]]]
+    return "{}.{}".format(*max(known, default=min(common)))
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor)

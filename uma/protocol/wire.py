@@ -6,6 +6,8 @@ belong to three classes. The flat classes made here serve the parser and the JSO
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import attrs
@@ -22,6 +24,7 @@ from uma.protocol.messages import (
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
+    PromptEvent,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
@@ -29,6 +32,20 @@ from uma.protocol.messages import (
 from uma.types import PROMPT_FIELDS, Request, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
+
+SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "generate": frozenset(
+            """
+            grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window typical_p top_n_sigma
+            xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau mirostat_eta
+            dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
+            """.split()  # noqa: SIM905  (a name a line would be a page)
+        ),
+        "capabilities": frozenset(("grammars", "max_logprobs", "max_answers", "echo")),
+    }
+)
+"""Fields that a session of version 1.0 does not have: of a request it ignores them, of the hello it leaves them out."""
 
 
 OWNERS: dict[type, tuple[type, ...]] = {}
@@ -69,6 +86,7 @@ CANCEL = _flat("Cancel", Cancel)
 
 EVENTS: dict[str, type[Any]] = {
     "hello": HelloEvent,
+    "prompt": PromptEvent,
     "token": TokenEvent,
     "eos": EosEvent,
     "error": ErrorEvent,
