@@ -77,7 +77,8 @@ def _write_shape(writer: GGUFWriter, shape: Shape) -> None:
 
 def _write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
+    ids = tokenizer.get_vocab()
+    tokens = sorted(ids, key=ids.__getitem__)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)

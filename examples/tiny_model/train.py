@@ -148,7 +148,7 @@ def train_stage(model: TinyLlama, tokenizer: Tokenizer, stage: Stage, seed: int,
     optimizer_list = optimizers(model)
     peak = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizer_list]
     batches = rows(token_stream(tokenizer, stage, seed))
-    first = tokenizer.token_to_id(dialogue.BOS)
+    first = tokenizer.get_vocab()[dialogue.BOS]
     began, recent = time.monotonic(), []
     for step in range(stage.steps):
         for optimizer, rates in zip(optimizer_list, peak, strict=True):
