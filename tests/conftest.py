@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,16 @@ import pytest
 
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
+
+
+def pytest_configure() -> None:
+    """Take back signals that the parent chose to ignore (`nohup`, a plain shell's background job).
+
+    The commands and servers under test would inherit that, and never see the signals that tests send them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture

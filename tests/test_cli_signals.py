@@ -55,6 +55,17 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_these_tests_pass_where_the_parent_ignores_signals() -> None:
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    name = f"{__file__}::{test_a_signal_cancels_the_command_and_gives_128_more.__name__}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    done = subprocess.run(command, preexec_fn=ignore, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout.decode()
+
+
 def test_ctrl_c_stops_the_innermost_work_alone() -> None:
     async def work(interrupts: Interrupts) -> int:
         with interrupts.stopping():

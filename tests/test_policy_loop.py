@@ -124,23 +124,22 @@ def test_everyone_who_is_admitted_finishes_and_streams_never_stop(
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(500, 4_000), st.integers(5, 60), st.integers(1, 4))
+@given(st.integers(2_000, 6_000), st.integers(5, 60), st.integers(1, 4))
 def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int, short: int, every: int) -> None:
     world = warm_world(Machine())
     asked = world.ask(long, 1)
     began, own = world.now_ms, world.machine.prefill_ms(long, 0)
-    overtook = 0
+    others: list[Asked] = []
     for tick in range(2_000):
         if asked.is_done:
             break
         if tick % every == 0:
-            world.ask(short, 3)
+            others.append(world.ask(short, 3))
         world.tick()
-        overtook += sum(each.row.key > asked.row.key and bool(each.given_ms) for each in world.running.values())
     assert asked.is_done, "the long prompt starved"
     # Its deadline is four times its own reading time; from then on nobody who came later is before it.
     assert asked.given_ms[0] - began <= 8 * own + 20 * BUDGET
-    assert overtook > 0 or len(asked.given_ms) == 1
+    assert any(each.given_ms and each.given_ms[0] < asked.given_ms[0] for each in others), "nothing overtook it"
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
