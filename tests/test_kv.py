@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from uma.engine.kv import pool as kv
 from uma.engine.kv import snapshots
 from uma.engine.kv.pool import Holding, KvPool
-from uma.engine.kv.snapshots import SnapshotStore
+from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 
 N_IDS, N_CELLS = 5, 60
 Cells = list[tuple[int, int]]
@@ -208,3 +208,21 @@ class TestPool:
     @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
     def test_whoever_is_told_that_tokens_are_there_really_has_them(self, machine: type[PoolLives]) -> None:
         run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+
+
+def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapshot:
+    """A snapshot of `size` bytes of data."""
+    return Snapshot(array("i", tokens), bytes(size), is_pinned=is_pinned)
+
+
+@pytest.mark.parametrize("exact_ends", [False, True])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_snapshot_of_the_same_tokens_is_counted_once(exact_ends: bool, is_pinned: bool) -> None:
+    store = SnapshotStore(10_000, exact_ends=exact_ends)
+    first, second = snapshot([1, 2, 3], 1_000, is_pinned=is_pinned), snapshot([1, 2, 3], 2_000)
+    assert store.add(first)
+    assert store.add(second)
+    # The owner of a pinned one waits for it, so it stays.
+    kept = first if is_pinned else second
+    assert (len(store), store.size_bytes) == (1, kept.size_bytes)
+    assert store.find(array("i", [1, 2, 3, 4]), 0) == (kept, 3)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import llama_cpp.llama_cpp as lib
 import psutil
 import pytest
 
@@ -244,6 +245,33 @@ def test_a_closed_model_is_told_from_an_open_one(tiny: Path) -> None:
         _ = model.handle
     with pytest.raises(ValueError, match="model is closed"):
         model.vocab.tokenize("text", add_special=True, parse_special=False)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, UnicodeDecodeError("utf-8", b"", 0, 1, "bad"), KeyboardInterrupt])
+def test_weights_are_freed_however_loading_fails(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | type[BaseException]
+) -> None:
+    loaded, freed = [], []
+    load, free = lib.llama_model_load_from_file, lib.llama_model_free
+
+    def count_load(*args: object) -> object:
+        loaded.append(load(*args))
+        return loaded[-1]
+
+    def count_free(handle: object) -> None:
+        freed.append(handle)
+        free(handle)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lib, "llama_model_load_from_file", count_load)
+    monkeypatch.setattr(lib, "llama_model_free", count_free)
+    monkeypatch.setattr("uma.llama.model._memory_of", fail)
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        Model.load(tiny)
+    assert freed == loaded
+    assert len(loaded) == 1
 
 
 def test_loading_and_closing_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:

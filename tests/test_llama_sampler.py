@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from models import write_model
+from models import N_VOCAB, write_model
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -78,6 +78,25 @@ def test_top_k_keeps_the_k_likeliest(context: Context, row: Row) -> None:
     likeliest = set(row.argsort()[-5:].tolist())
     assert set(draws(context, SamplingParams(temperature=2, top_k=5), 500)) == likeliest
     assert len(set(draws(context, SamplingParams(temperature=2, top_k=-1), 500))) > 5
+
+
+@pytest.mark.parametrize("k", [N_VOCAB, 2**31, 2**32 + 1, 2**40 + 2])
+def test_a_top_k_of_the_whole_vocabulary_or_more_keeps_all(context: Context, k: int) -> None:
+    whole = draws(context, SamplingParams(temperature=2), 200)
+    assert draws(context, SamplingParams(temperature=2, top_k=k), 200) == whole
+    assert len(set(whole)) > 2
+
+
+@pytest.mark.parametrize("tiny", [1e-5, 1e-20, 1e-38, 1e-45, 1e-300])
+def test_a_temperature_near_zero_takes_the_likeliest(context: Context, row: Row, tiny: float) -> None:
+    row[:] = np.linspace(-30, 30, len(row))
+    assert draws(context, SamplingParams(temperature=tiny), 20) == [len(row) - 1] * 20
+
+
+@pytest.mark.parametrize("tiny", [1e-20, 1e-38, 1e-300])
+def test_a_repetition_penalty_near_zero_takes_what_was_said(context: Context, row: Row, tiny: float) -> None:
+    row[:] = np.linspace(1, 30, len(row))
+    assert draws(context, SamplingParams(temperature=1, repetition_penalty=tiny), 3, tail=(7,)) == [7] * 3
 
 
 def test_top_p_keeps_the_fewest_that_make_up_p(context: Context, row: Row) -> None:

@@ -91,7 +91,7 @@ class Model:
         try:
             _check_generates_text(handle, parts[0])
             return cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only)
-        except ModelError:
+        except BaseException:
             lib.llama_model_free(handle)
             raise
 

@@ -17,6 +17,9 @@ from uma.types import SamplingParams
 
 PENALTY_WINDOW = 64
 """Penalties look back over this many tokens, prompt included: llama.cpp's default."""
+MIN_DIVISOR = 1e-6
+"""Smallest temperature or repetition penalty given to llama.cpp, which divides 32-bit logits by it. At this value the
+likeliest token wins by any margin that those logits can hold; a smaller one would overflow to infinity, then NaN."""
 
 
 class Sampler:
@@ -67,19 +70,23 @@ def _has_penalties(params: SamplingParams) -> bool:
 def _steps(params: SamplingParams, n_vocab: int, seed: int) -> Iterator[int]:
     if _has_penalties(params):
         yield lib.llama_sampler_init_penalties(
-            n_vocab, PENALTY_WINDOW, params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            n_vocab,
+            PENALTY_WINDOW,
+            max(params.repetition_penalty, MIN_DIVISOR),
+            params.frequency_penalty,
+            params.presence_penalty,
         )
     if params.temperature == 0:
         yield lib.llama_sampler_init_greedy()
         return
-    if params.top_k > 0:
+    if 0 < params.top_k < n_vocab:  # C's 32 bits would make 2**32 + 1 a top-k of 1
         yield lib.llama_sampler_init_top_k(params.top_k)
     if params.top_p < 1:
         yield lib.llama_sampler_init_top_p(params.top_p, 1)
     if params.min_p > 0:
         yield lib.llama_sampler_init_min_p(params.min_p, 1)
     if params.temperature != 1:
-        yield lib.llama_sampler_init_temp(params.temperature)
+        yield lib.llama_sampler_init_temp(max(params.temperature, MIN_DIVISOR))
     yield lib.llama_sampler_init_dist(_fixed(seed))
 
 

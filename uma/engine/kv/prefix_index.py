@@ -70,6 +70,10 @@ class PrefixIndex(Generic[T]):
         at = bisect_left(self._keys, key)
         return at < len(self._keys) and self._keys[at].startswith(key)
 
+    def get(self, tokens: array[int]) -> T | None:
+        """The item with exactly these tokens, if there is one."""
+        return self._items.get(_key(tokens))
+
     def has(self, tokens: array[int]) -> bool:
         """Whether there is an item with exactly these tokens."""
         return _key(tokens) in self._items

@@ -103,7 +103,13 @@ class SnapshotStore:
         return kept + size <= self._capacity_bytes
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Keep a snapshot; those it covers go, and if need be those least worth. Whether there was room for it."""
+        """Keep a snapshot; those it covers go, and if need be those least worth. Returns whether it is kept.
+
+        One with the very same tokens is replaced, unless it is pinned: then that one stays.
+        """
+        same = self._index.get(snapshot.tokens)
+        if same is not None and same.is_pinned:
+            return True
         loose = sum(each.size_bytes for each in self._index if not each.is_pinned)
         if self.size_bytes - loose + snapshot.size_bytes > self._capacity_bytes:
             return False
@@ -111,6 +117,8 @@ class SnapshotStore:
             for each, _ in list(self._index.beginnings(snapshot.tokens)):
                 if not each.is_pinned:
                     self._remove(each)
+        elif same is not None:
+            self._remove(same)
         while self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
             self._remove(min((each for each in self._index if not each.is_pinned), key=lambda each: each.worth))
             self.evictions += 1
