@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -103,6 +104,24 @@ def test_a_stop_string_that_the_end_completes_still_ends_the_text(stop: str) -> 
     assert stream.push(b"xa\xc3") == ("x" if stop == "a\ufffd" else "xa")
     assert stream.finish() == ""
     assert stream.stopped
+
+
+def test_a_token_costs_the_same_however_long_the_stop_strings_and_however_much_of_them_has_come() -> None:
+    stops = ["ab" * size + "c" for size in range(496, 512)]
+    stream, calls = TextStream(stops), 0
+
+    def count_call(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count_call)
+    try:
+        for _ in range(1_000):  # the text ends with nearly all of each stop string, and never has its last character
+            stream.push(b"ab")
+    finally:
+        sys.setprofile(None)
+    assert not stream.stopped
+    assert calls <= 4 * len(stops) * 2_000
 
 
 def test_held_text_comes_out_when_the_stop_string_never_does() -> None:

@@ -105,7 +105,7 @@ class SamplingParams:
     presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
     seed: Annotated[int, Range(0, MAX_SEED)] | None = None
     """None: one is drawn, and told in `Finished.seed`."""
-    stop: Annotated[tuple[Annotated[str, Length(1)], ...], Length(0, 16, "strings")] = attrs.field(
+    stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] = attrs.field(
         default=(), converter=_strings
     )
     """Strings that end the output and are not part of it."""

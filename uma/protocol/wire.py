@@ -62,7 +62,7 @@ def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints:
     return cls
 
 
-_ONE_OR_MORE_STRINGS = Annotated[str, Length(1)] | hints_of(SamplingParams)["stop"]
+_ONE_OR_MORE_STRINGS = Annotated[str, Length(1, 1024)] | hints_of(SamplingParams)["stop"]
 
 _NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request) if name not in ("id", *PROMPT_FIELDS)))
 
