@@ -175,7 +175,7 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         ("seed", 2**32, "4294967296 must be from 0 to 4,294,967,295"),
         ("seed", 2**64, "expected an integer"),
         ("stop", 5, "expected a string or a list of strings, not 5"),
-        ("stop", "", "must have 1 or more characters"),
+        ("stop", "", "must have 1 to 1,024 characters"),
         ("stop", ["x"] * 17, "must have 0 to 16 strings, not 17"),
         ("ignore_eos", 1, "expected true or false, not 1"),
         ("stream", "yes", "expected true or false, not 'yes'"),
@@ -210,7 +210,7 @@ def test_a_wrong_field_is_named_with_what_came_and_what_is_allowed(field: str, v
         ({"prompt": None, "token_ids": [1, True]}, "token_ids[1]: expected an integer, not true"),
         ({"prompt": None, "token_ids": [1, -1]}, "token_ids[1]: -1 must be 0 or more"),
         ({"prompt": None, "token_ids": [0, 999, 1000]}, "token_ids[2]: 1000 is not in the vocabulary (0 to 999)"),
-        ({"stop": ["x", ""]}, "stop[1]: '' must have 1 or more characters"),
+        ({"stop": ["x", ""]}, "stop[1]: '' must have 1 to 1,024 characters"),
         ({"prompt": None}, "prompt: give exactly one of prompt, messages, token_ids; none was given"),
         ({"token_ids": [1]}, "prompt: give exactly one of prompt, messages, token_ids; these came: prompt, token_ids"),
     ],
@@ -407,6 +407,34 @@ def test_what_utf_8_cannot_tell_is_refused_before_it_is_sent(field: str) -> None
     fields: dict[str, Any] = {"id": lone} if field == "id" else {"id": "a", "sampling": SamplingParams(stop=(lone,))}
     with pytest.raises(BadRequest, match="cannot be written as JSON"):
         encode_message(Generate(Request(**fields, prompt="x")))
+
+
+@pytest.mark.parametrize("pad", ["x" * 16_400, [0] * 8_200, [[]] * 6_000, {str(n): n for n in range(2_000)}])
+def test_metadata_over_16_kib_is_refused(pad: Any) -> None:
+    assert "at most 16,384 bytes" in complaint({"id": "a", "prompt": "x", "metadata": {"pad": pad}})
+    with pytest.raises(ValueError, match="at most 16,384 bytes"):
+        Request("a", prompt="x", metadata={"pad": pad})
+
+
+def test_what_is_wrong_with_large_metadata_is_found_without_reading_all_of_it() -> None:
+    wide: Any = [[object()] * 10**6] * 10**6
+    with pytest.raises(ValueError, match="at most 16,384 bytes"):
+        Request("a", prompt="x", metadata={"a": wide})
+
+
+def test_what_the_converter_has_checked_the_constructors_do_not_check_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CheckedAgainError(Exception):
+        pass
+
+    def check_again(cls: type) -> None:
+        raise CheckedAgainError(cls)
+
+    monkeypatch.setattr("uma.constraints._sieves_of", check_again)
+    turn = {"role": "user", "content": "one"}
+    parse({"id": "a", "messages": [turn], "top_k": 12, "slo": {"target_ttft_ms": 37}, "metadata": {"m": 1}})
+    parse({"type": "tokenize", "id": "a", "messages": [turn]})
+    with pytest.raises(CheckedAgainError):
+        Message("user", "one")
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
+import orjson
 
 
 @attrs.frozen
@@ -77,14 +80,28 @@ class Text:
 
 @attrs.frozen
 class Json:
-    """An object that JSON can carry and that comes back as it was: nested at most `depth` levels."""
+    """An object that JSON can carry and that comes back as it was: at most `le` bytes, nested at most `depth` levels.
+
+    A value costs the more to check the larger it is, but never more than one of `le` bytes.
+    """
 
     depth: int = 64
+    le: int = 16_384
+    """Most bytes as JSON, without any spaces."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
-        level = [value]
+        try:
+            size = len(orjson.dumps(value, option=_AS_IT_IS))
+        except (orjson.JSONEncodeError, RecursionError):
+            size = 0  # what is wrong is found below
+        if size > self.le:
+            return f"must be at most {self.le:,} bytes as JSON, not {size:,}"
+        level, items = [value], 0
         for _ in range(self.depth + 1):
+            items += len(level)
+            if items > self.le:
+                return f"must be at most {self.le:,} bytes as JSON"
             strange = next((each for each in level if not _is_json(each)), None)
             if strange is not None:
                 return f"holds {show(strange)}, which JSON cannot carry"
@@ -92,10 +109,14 @@ class Json:
             if not containers:
                 return None
             level = [inner for each in containers for inner in (each.values() if isinstance(each, dict) else each)]
-        return f"must be {self}"
+        return f"must be nested at most {self.depth} levels deep"
 
     def __str__(self) -> str:
-        return f"nested at most {self.depth} levels deep"
+        return f"at most {self.le:,} bytes, nested at most {self.depth} levels deep"
+
+
+_AS_IT_IS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+"""JSON's own types only: orjson would write others in its own way, and they would come back as something else."""
 
 
 @attrs.frozen
@@ -276,12 +297,31 @@ def _sieves_of(cls: Any) -> list[tuple[str, Any, Callable[[Any], bool], Any]]:
     return [(name, hint, sieve(hint), defaults[name]) for name, hint in hints_of(cls).items()]
 
 
+_is_proven: ContextVar[bool] = ContextVar("_is_proven", default=False)
+
+
+@contextmanager
+def proven() -> Iterator[None]:
+    """A block that constructs instances of values whose fields have been checked: `check` does nothing there.
+
+    A value from the wire is checked once, by the converter, which knows its path. Rules that span fields are not
+    `check`'s, and hold here too.
+    """
+    token = _is_proven.set(True)
+    try:
+        yield
+    finally:
+        _is_proven.reset(token)
+
+
 def check(instance: Any) -> None:
-    """Check every field of an attrs instance against its type and constraint.
+    """Check every field of an attrs instance against its type and constraint, except in a `proven` block.
 
     Raises `ValueError` with one line for each wrong field. Meant for `__attrs_post_init__` of classes that people
     construct by hand.
     """
+    if _is_proven.get():
+        return
     wrong: list[str] = []
     for name, hint, passes, default in _sieves_of(instance.__class__):
         value = getattr(instance, name)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import orjson
 
-from uma.constraints import hints_of, problems, show
+from uma.constraints import hints_of, problems, proven, show
 from uma.errors import BadRequest, InvalidJson
 from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
 from uma.protocol.frames import encode_frame
@@ -218,7 +218,8 @@ def _generate(flat: Any, warnings: tuple[str, ...], limit: int | None) -> Genera
 
 def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
     try:
-        return Request(**fields, sampling=SamplingParams(**(sampling or {})))
+        with proven():  # by `structure`
+            return Request(**fields, sampling=SamplingParams(**(sampling or {})))
     except ValueError as error:  # a rule that only the constructors know
         raise BadRequest(str(error)) from None
 

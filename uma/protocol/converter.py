@@ -16,7 +16,7 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn
 
-from uma.constraints import Length, hints_of, name_of, problems, show, sieve
+from uma.constraints import Length, hints_of, name_of, problems, proven, show, sieve
 from uma.errors import BadRequest
 
 T = TypeVar("T")
@@ -33,7 +33,8 @@ def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterato
     lines: list[str] = []
     result: T | None = None
     try:
-        result = _converter.structure(value, cls)
+        with proven():  # each hook checks its own value, so the constructors need not
+            result = _converter.structure(value, cls)
     except cattrs.BaseValidationError as error:
         lines += _lines(error, "")
     if more is not None:
