@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from uma.constraints import hints_of
 from uma.protocol.messages import (
+    ActivityEvent,
+    ActivityQuery,
     Cancel,
     ClientMessage,
     EosEvent,
@@ -37,6 +39,7 @@ from uma.types import (
     Prompt,
     Request,
     RequestMetrics,
+    RunningRequest,
     SamplingParams,
     ServerInfo,
     Slo,
@@ -135,6 +138,7 @@ client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(Generate, request=requests(), keep_alive=st.booleans()),
     st.builds(Cancel, id=ids),
     st.builds(MetricsQuery, id=st.none() | ids),
+    st.builds(ActivityQuery, id=st.none() | ids),
     st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
     st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
 )
@@ -187,6 +191,17 @@ answers = st.builds(
     token_ids=st.none() | token_ids,
     logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
 )
+running_requests = st.builds(
+    RunningRequest,
+    id=ids,
+    priority=st.sampled_from((-1, 0, 1)),
+    prompt_tokens=counts,
+    cached_tokens=counts,
+    computed_tokens=counts,
+    generated_tokens=counts,
+    age_ms=times,
+    is_preempted=st.booleans(),
+)
 server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     hellos,
     st.builds(
@@ -227,6 +242,15 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     st.builds(
         MetricsEvent,
         snapshot=st.dictionaries(text.map("n_{}".format), json_values, max_size=3),
+        id=st.none() | ids,
+        warnings=warnings,
+    ),
+    st.builds(
+        ActivityEvent,
+        running=st.lists(running_requests, max_size=2).map(tuple),
+        waiting_interactive=counts,
+        waiting_normal=counts,
+        waiting_background=counts,
         id=st.none() | ids,
         warnings=warnings,
     ),

@@ -434,6 +434,35 @@ class Health:
 
 
 @attrs.frozen
+class RunningRequest:
+    """One request that has been started, and how far it is just now. All counts are tokens."""
+
+    id: str
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    """The part of the prompt that did not have to be computed."""
+    computed_tokens: int
+    """The part of the prompt whose KV is held, cached tokens included; 0 while it is preempted."""
+    generated_tokens: int
+    age_ms: float
+    """Since its arrival."""
+    is_preempted: bool = False
+    """Started, and waiting again: its KV cells went to a request of higher priority."""
+
+
+@attrs.frozen
+class Activity:
+    """What an engine is working on just now, request by request, and how many requests wait for a first slot."""
+
+    running: tuple[RunningRequest, ...]
+    """In order of arrival."""
+    waiting_interactive: int
+    waiting_normal: int
+    waiting_background: int
+
+
+@attrs.frozen
 class Tokenized:
     """Token ids of a text or conversation, as a request with it would use them."""
 
@@ -483,3 +512,6 @@ class Source(Protocol):
 
     async def metrics(self) -> Mapping[str, Any]:
         """A flat snapshot of counters, gauges and histograms (`uma.metrics`). Never waits for compute."""
+
+    async def activity(self) -> Activity:
+        """The requests that run just now, and how many wait. Never waits for compute."""

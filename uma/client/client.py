@@ -19,6 +19,8 @@ from uma.client.stream import Stream
 from uma.errors import ConnectionLost, UmaError, from_code
 from uma.net.link import Link, ReaderStalledError
 from uma.protocol.messages import (
+    ActivityEvent,
+    ActivityQuery,
     Cancel,
     EosEvent,
     ErrorEvent,
@@ -35,10 +37,10 @@ from uma.protocol.messages import (
     TokenizeQuery,
 )
 from uma.protocol.session import ClientSession
-from uma.types import EventStream, Health, Request, ServerInfo, Tokenized
+from uma.types import Activity, EventStream, Health, Request, ServerInfo, Tokenized
 
-Answer = MetricsEvent | HealthEvent | TokenizeEvent
-Query = MetricsQuery | HealthQuery | TokenizeQuery
+Answer = MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent
+Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 
 
 @attrs.define(eq=False)
@@ -109,6 +111,13 @@ class Client:
         answer = await self._ask(id, MetricsQuery(id))
         assert isinstance(answer, MetricsEvent)
         return answer.snapshot
+
+    async def activity(self) -> Activity:
+        """As `Source.activity`. Raises `BadRequest` where the server is too old to know the question."""
+        id = self._fresh_id()
+        answer = await self._ask(id, ActivityQuery(id))
+        assert isinstance(answer, ActivityEvent)
+        return answer.activity
 
     # What goes out.
 

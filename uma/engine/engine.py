@@ -23,6 +23,7 @@ import trio
 import uma
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.activity import activity_of
 from uma.engine.clock import now_ms
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.stream import CREDITS, RequestStream
@@ -43,6 +44,7 @@ from uma.llama.model import Model
 from uma.metrics import EngineMetrics
 from uma.types import (
     MAX_SEED,
+    Activity,
     Capabilities,
     Health,
     HealthStatus,
@@ -259,6 +261,12 @@ class Engine:
         """See `types.Source.metrics`."""
         await trio.lowlevel.checkpoint()
         return self.snapshot()
+
+    async def activity(self) -> Activity:
+        """See `types.Source.activity`. Health probes are not part of it."""
+        await trio.lowlevel.checkpoint()
+        running = [each for each in self._open.values() if each.started_ms == 0 or self.worker.has(each.row.key)]
+        return activity_of(running, now_ms())
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""

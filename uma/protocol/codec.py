@@ -18,6 +18,7 @@ from uma.errors import BadRequest, InvalidJson
 from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
 from uma.protocol.frames import encode_frame
 from uma.protocol.messages import (
+    ActivityQuery,
     Cancel,
     ClientMessage,
     Generate,
@@ -73,6 +74,8 @@ def parse_message(
         return Hello(**_own_fields(flat), warnings=warnings)
     if kind == "health":
         return HealthQuery(**_own_fields(flat), warnings=warnings)
+    if kind == "activity":
+        return ActivityQuery(**_own_fields(flat), warnings=warnings)
     return MetricsQuery(**_own_fields(flat), warnings=warnings)
 
 
@@ -233,7 +236,7 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         if isinstance(message, TokenizeQuery):
             return {"type": "tokenize"} | {name: request[name] for name in ("id", *PROMPT_FIELDS) if name in request}
         return request | unstructure(message.request.sampling) | ({"keep_alive": True} if message.keep_alive else {})
-    kind = {Hello: "hello", MetricsQuery: "metrics", HealthQuery: "health"}[type(message)]
+    kind = {Hello: "hello", MetricsQuery: "metrics", ActivityQuery: "activity", HealthQuery: "health"}[type(message)]
     fields = unstructure(message)
     fields.pop("warnings", None)
     return {"type": kind} | fields

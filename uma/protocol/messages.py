@@ -13,6 +13,7 @@ import attrs
 
 from uma.constraints import Length
 from uma.types import (
+    Activity,
     Answer,
     Capabilities,
     Finished,
@@ -25,6 +26,7 @@ from uma.types import (
     Prompt,
     Request,
     RequestMetrics,
+    RunningRequest,
     ServerInfo,
     Token,
     Tokenized,
@@ -75,6 +77,14 @@ class MetricsQuery:
 
 
 @attrs.frozen
+class ActivityQuery:
+    """What runs just now asked for: `{"type": "activity"}`."""
+
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class HealthQuery:
     """Whether generation works: `{"type": "health"}`."""
 
@@ -92,7 +102,7 @@ class TokenizeQuery:
     warnings: tuple[str, ...] = ()
 
 
-ClientMessage = Hello | Generate | Cancel | MetricsQuery | HealthQuery | TokenizeQuery
+ClientMessage = Hello | Generate | Cancel | MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 
 # What a server answers.
 
@@ -242,6 +252,29 @@ class MetricsEvent:
 
 
 @attrs.frozen
+class ActivityEvent:
+    """The answer to `ActivityQuery`."""
+
+    running: tuple[RunningRequest, ...]
+    waiting_interactive: int
+    waiting_normal: int
+    waiting_background: int
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, activity: Activity, id: str | None = None, warnings: tuple[str, ...] = ()) -> ActivityEvent:
+        """The wire's form of `activity`."""
+        waiting = (activity.waiting_interactive, activity.waiting_normal, activity.waiting_background)
+        return cls(activity.running, *waiting, id, warnings)
+
+    @property
+    def activity(self) -> Activity:
+        """The event as `uma.types` has it."""
+        return Activity(self.running, self.waiting_interactive, self.waiting_normal, self.waiting_background)
+
+
+@attrs.frozen
 class HealthEvent:
     """The answer to `HealthQuery`."""
 
@@ -291,6 +324,7 @@ ServerEvent = (
     | EosEvent
     | ErrorEvent
     | MetricsEvent
+    | ActivityEvent
     | HealthEvent
     | TokenizeEvent
     | UnknownEvent

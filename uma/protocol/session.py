@@ -20,6 +20,7 @@ A server drives a `ServerSession` so::
                                      except UmaError as error: write(session.fail(error, request.id))
                 case Cancel():   cancel the task of message.id         # it ends in relay(Finished(…, "cancelled", …))
                 case MetricsQuery():  write(session.answer(message, snapshot))
+                case ActivityQuery(): write(session.answer(message, activity))
                 case HealthQuery():   write(session.answer(message, health))    or session.fail_query(message, error)
                 case TokenizeQuery(): write(session.answer(message, tokenized)) or session.fail(error, request.id)
 
@@ -64,6 +65,8 @@ from uma.protocol.codec import (
 )
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
 from uma.protocol.messages import (
+    ActivityEvent,
+    ActivityQuery,
     Cancel,
     ClientMessage,
     EosEvent,
@@ -82,9 +85,10 @@ from uma.protocol.messages import (
 )
 from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
 from uma.protocol.versions import SUPPORTED, negotiate
-from uma.types import Event, Health, Prompt, ServerInfo, Token, Tokenized
+from uma.types import Activity, Event, Health, Prompt, ServerInfo, Token, Tokenized
 
-Query = MetricsQuery | HealthQuery | TokenizeQuery
+Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
+QueryResult = Mapping[str, Any] | Activity | Health | Tokenized
 
 
 @attrs.frozen
@@ -245,14 +249,16 @@ class ServerSession:
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data
 
-    def answer(self, query: Query, result: Mapping[str, Any] | Health | Tokenized) -> bytes:
-        """The answer to a query, as a frame: a snapshot, `Health` or `Tokenized`. Ends it, and so a plain session."""
+    def answer(self, query: Query, result: QueryResult) -> bytes:
+        """The answer to a query, as a frame. Ends the query, and so a plain session."""
         if self.is_closing:
             return b""
         event: ServerEvent
         match query, result:
             case TokenizeQuery(), Tokenized():
                 event = TokenizeEvent(query.request.id, result.token_ids, query.warnings)
+            case ActivityQuery(), Activity():
+                event = ActivityEvent.of(result, query.id, query.warnings)
             case HealthQuery(), Health():
                 event = HealthEvent.of(result, query.id, query.warnings)
             case MetricsQuery(), Mapping():

@@ -14,6 +14,8 @@ import attrs
 
 from uma.constraints import Length, hints_of
 from uma.protocol.messages import (
+    ActivityEvent,
+    ActivityQuery,
     Cancel,
     EosEvent,
     ErrorEvent,
@@ -77,6 +79,7 @@ REQUESTS: dict[str, type[Any]] = {
     ),
     "hello": _flat("Hello", Hello),
     "metrics": _flat("Metrics", MetricsQuery),
+    "activity": _flat("Activity", ActivityQuery),
     "health": _flat("Health", HealthQuery),
     "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
 }
@@ -90,6 +93,7 @@ EVENTS: dict[str, type[Any]] = {
     "token": TokenEvent,
     "eos": EosEvent,
     "error": ErrorEvent,
+    "activity": ActivityEvent,
     "health": HealthEvent,
     "tokenize": TokenizeEvent,
     "metrics": _flat("Metrics", MetricsEvent, drop=("snapshot",)),

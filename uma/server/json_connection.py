@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
 from uma.engine.delivery.stream import RequestStream
 from uma.errors import Overloaded, UmaError
-from uma.protocol.messages import Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
-from uma.protocol.session import Incoming, Refused, ServerSession
+from uma.protocol.messages import ActivityQuery, Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
+from uma.protocol.session import Incoming, QueryResult, Refused, ServerSession
 from uma.server.connection import Connection, Work
 from uma.server.logs import log
-from uma.types import Finished, Health, Request, Token, Tokenized
+from uma.types import Finished, Request, Token
 
 if TYPE_CHECKING:
     from uma.server.server import Server
@@ -25,7 +25,7 @@ logger = logging.getLogger("uma.server")
 
 LEAST_RETRY_MS = 50
 
-Query = MetricsQuery | HealthQuery | TokenizeQuery
+Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 
 MAX_STARTING = 64
 """Requests of one session that are being tokenized; beyond it the session's input waits. Once they are tokenized the
@@ -172,9 +172,11 @@ class JsonConnection(Connection):
             self.log_failure(_id_of(query), error)
         self.done(key, work)
 
-    async def _ask(self, query: Query) -> Mapping[str, Any] | Health | Tokenized:
+    async def _ask(self, query: Query) -> QueryResult:
         if isinstance(query, MetricsQuery):
             return await self.server.metrics()
+        if isinstance(query, ActivityQuery):
+            return await self.engine.activity()
         if isinstance(query, HealthQuery):
             return await self.engine.health(probe=query.probe)
         return await self.engine.tokenize(query.request)

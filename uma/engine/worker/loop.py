@@ -122,6 +122,10 @@ class DecodeWorker:
         """Sequences that hold a place now. Any thread."""
         return len(self._active)
 
+    def has(self, key: int) -> bool:
+        """Whether the request of this key has not ended. Any thread."""
+        return key in self._sequences
+
     def read_gauges(self) -> None:
         """Bring the gauges of the metrics up to date. Any thread: each is one number, read as it is just now."""
         metrics, pool = self._metrics, self._pool
