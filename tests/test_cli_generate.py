@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 from pty_screen import Terminal
 
-from harness import ONE_THREAD, ServerProcess, clean_environ, uma_command, until
+from harness import ONE_THREAD, ServerProcess, clean_environ, running_server, uma_command, until
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
 HALF_A_PIPE = 32_768
@@ -178,6 +178,13 @@ def test_stats_are_told_on_standard_error(at: tuple[str, str]) -> None:
 def test_a_seed_makes_the_text_repeatable(at: tuple[str, str]) -> None:
     first, second = (generate("hello", *at, "--seed", "5", "--max-tokens", "20").stdout for _ in range(2))
     assert first == second
+
+
+def test_a_server_started_with_a_temperature_draws_for_requests_that_do_not_name_one(socket_dir: Path) -> None:
+    with running_server(socket_dir / "s", "--temperature", "1.5") as warm:
+        to_it = ("Tell me a story", "--socket", str(warm.socket), "--max-tokens", "20", "--ignore-eos")
+        assert len({generate(*to_it).stdout for _ in range(3)}) > 1
+        assert len({generate(*to_it, "--temperature", "0").stdout for _ in range(2)}) == 1
 
 
 def test_the_servers_warnings_are_told(at: tuple[str, str]) -> None:

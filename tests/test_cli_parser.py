@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
 
 from harness import ServerProcess, run_to_end, uma_command
-from uma.cli.options import PEOPLE, SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
+from uma.cli.options import SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
 from uma.config import Setting, settings
 from uma.engine.intake.features import UNAVAILABLE
 from uma.errors import ConfigError
-from uma.types import SamplingParams
+from uma.types import SAMPLER_FIELDS, SamplingParams
 
 HEAVY = {"numpy", "llama_cpp", "rich", "trio", "prompt_toolkit", "cattrs", "orjson", "asyncio", "jinja2"}
 
@@ -53,7 +54,7 @@ def test_chat_and_generate_take_every_setting_that_does_not_concern_a_server_alo
 @pytest.mark.parametrize("name", ["chat", "generate"])
 def test_every_sampling_parameter_is_an_option(name: str) -> None:
     fields = {field.name for field in attrs.fields(SamplingParams)} - UNAVAILABLE
-    assert set(SAMPLING_HELP) == fields
+    assert {*SAMPLING_HELP, *SAMPLER_FIELDS} == fields
     assert {"--" + field.replace("_", "-") for field in fields} <= set(command(name).options())
 
 
@@ -125,23 +126,37 @@ def test_values_reach_the_configuration_and_the_sampling() -> None:
     sampling_given = ["--max-tokens", "9", "--top-k", "-1", "--temperature", "0", "--frequency-penalty", "-0.5"]
     stops_given = ["--stop", "A", "--stop", "B", "--ignore-eos"]
     options = build_parser().parse_args(["generate", "Once", "upon", *settings_given, *sampling_given, *stops_given])
-    config, sampling = load_settings(options).config, sampling_of(options)
+    loaded = load_settings(options)
+    config, sampling = loaded.config, sampling_of(options, loaded)
     assert options.prompt == ["Once", "upon"]
     assert (config.n_ctx, config.use_mlock, config.use_mmap, config.max_tokens) == (512, True, "off", 9)
     assert sampling == SamplingParams(
-        max_tokens=9, temperature=0, top_p=0.95, top_k=-1, frequency_penalty=-0.5, stop=("A", "B"), ignore_eos=True
+        max_tokens=9, temperature=0, top_k=-1, frequency_penalty=-0.5, stop=("A", "B"), ignore_eos=True
     )
 
 
-def test_people_get_varied_text_by_default() -> None:
-    assert sampling_of(build_parser().parse_args(["chat"])) == SamplingParams(**PEOPLE)
-    assert not sampling_of(build_parser().parse_args(["generate"])).is_greedy
+@pytest.mark.parametrize("name", ["chat", "generate"])
+def test_sampling_is_left_to_the_engine_unless_an_option_a_variable_or_the_file_says_otherwise(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uma.toml").write_text("top_p = 0.9\ntemperature = 0.1\n")
+    monkeypatch.setenv("UMA_TEMPERATURE", "0.8")
+
+    def asked(*arguments: str) -> SamplingParams:
+        options = build_parser().parse_args([name, *arguments])
+        return sampling_of(options, load_settings(options))
+
+    assert asked("--config", str(tmp_path / "uma.toml"), "--min-p", "0.05") == SamplingParams(
+        temperature=0.8, top_p=0.9, min_p=0.05
+    )
+    monkeypatch.delenv("UMA_TEMPERATURE")
+    assert asked() == SamplingParams()
 
 
 def test_too_many_stop_texts_are_refused_by_name() -> None:
     options = build_parser().parse_args(["chat", *(["--stop", "x"] * 17)])
     with pytest.raises(ConfigError, match=r"^--stop: "):
-        sampling_of(options)
+        sampling_of(options, load_settings(options))
 
 
 def imported_by(*arguments: str) -> set[str]:

@@ -212,6 +212,20 @@ def test_settings_in_variables_are_the_command_s_alone(tiny: Path, monkeypatch: 
         assert llm.info.limits.max_tokens == 4096
 
 
+def test_sampling_that_is_not_asked_for_is_a_setting_of_the_engine_and_greedy_unless_set(tiny: Path) -> None:
+    prompts = ["Once"] * 4
+
+    def texts(sampling: SamplingParams, **settings: Any) -> set[str]:
+        with open_llm(tiny, **settings) as llm:
+            return {out.outputs[0].text for out in llm.generate(prompts, sampling)}
+
+    greedy = texts(params(12))
+    assert len(greedy) == 1
+    assert len(texts(params(12), temperature=1.5)) > 1
+    assert texts(params(12, temperature=0), temperature=1.5) == greedy
+    assert texts(params(12), temperature=1.5, top_k=1) == greedy
+
+
 def test_an_llm_that_nobody_has_any_more_is_closed(tiny: Path) -> None:
     llm = open_llm(tiny)
     thread = llm._loop._thread

@@ -164,7 +164,7 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         ("min_tokens", -1, "-1 must be 0 or more"),
         ("temperature", 2.1, "2.1 must be from 0 to 2"),
         ("temperature", True, "expected a number, not true"),
-        ("temperature", None, "expected a number, not null"),
+        ("min_tokens", None, "expected an integer, not null"),
         ("top_p", -0.1, "-0.1 must be from 0 to 1"),
         ("min_p", 1.01, "1.01 must be from 0 to 1"),
         ("top_k", -2, "-2 must be -1 or more"),

@@ -17,6 +17,7 @@ import attrs
 
 from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
+from uma.types import SAMPLER_FIELDS, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
@@ -83,6 +84,18 @@ class RuntimeConfig:
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
     max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
     max_tokens: Annotated[int, Range(1)] = setting(4096, "most tokens one request may generate", "tokens")
+    temperature: Temperature = setting(
+        0.0, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"
+    )
+    top_p: Share = setting(1.0, "draw from the likeliest tokens that make up this probability", "0 to 1")
+    top_k: TopK = setting(0, "draw from this many likeliest tokens; 0: all", "tokens")
+    min_p: Share = setting(0.0, "leave out tokens under this fraction of the likeliest one's probability", "0 to 1")
+    repetition_penalty: RepetitionPenalty = setting(
+        1.0, "divide the score of tokens seen lately; 1: off", "over 0, at most 2"
+    )
+    frequency_penalty: Penalty = setting(0.0, "lower a token's score each time it was seen lately", "-2 to 2")
+    presence_penalty: Penalty = setting(0.0, "lower a token's score once it was seen lately", "-2 to 2")
+
     idle_timeout_sec: Annotated[float, Range(gt=0)] = setting(
         300.0, "a session without frames or work is closed after", "seconds"
     )
@@ -126,6 +139,11 @@ class RuntimeConfig:
             wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
         if wrong:
             raise ConfigError("\n".join(wrong))
+
+    @property
+    def sampler(self) -> SamplerSettings:
+        """How tokens are chosen for a request that does not say."""
+        return SamplerSettings(**{name: getattr(self, name) for name in SAMPLER_FIELDS})
 
 
 @attrs.frozen

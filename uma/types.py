@@ -39,8 +39,45 @@ def _tuple_or_none(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
     return None if items is None else tuple(items)
 
 
-def _strings(stop: str | Iterable[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def _strings(stop: str | Iterable[str] | None) -> Any:
+    """`stop` as a tuple. What is neither text nor a list stays as it is, for `check` to refuse by name."""
+    if stop is None or isinstance(stop, str):
+        return () if stop is None else (stop,)
+    return tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, bytes | Mapping) else stop
+
+
+Temperature = Annotated[float, Range(0, 2)]
+Share = Annotated[float, Range(0, 1)]
+TopK = Annotated[int, Range(-1)]
+RepetitionPenalty = Annotated[float, Range(gt=0, le=2)]
+Penalty = Annotated[float, Range(-2, 2)]
+
+
+@attrs.frozen
+class SamplerSettings:
+    """How the next token is chosen, every figure given. The defaults are greedy: no step changes anything."""
+
+    temperature: Temperature = 0.0
+    top_p: Share = 1.0
+    top_k: TopK = 0
+    min_p: Share = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the choice is plain argmax over the logits, with no penalty to apply first."""
+        return (
+            self.temperature == 0
+            and self.repetition_penalty == 1
+            and self.frequency_penalty == 0
+            and self.presence_penalty == 0
+        )
+
+
+SAMPLER_FIELDS = tuple(field.name for field in attrs.fields(SamplerSettings))
+"""Fields of `SamplingParams` whose default is a setting of the engine (`RuntimeConfig` has one of each name)."""
 
 
 GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "choice", "lark", "gbnf")
@@ -87,22 +124,23 @@ class SamplingParams:
 
     The steps run in the order of llama.cpp's default chain: logit bias, grammar, penalties, DRY, top-n-sigma, top-k,
     typical-p, top-p, min-p, XTC, temperature, draw. Mirostat takes the place of all between DRY and the draw but
-    temperature. A step that is off at its default is left out.
+    temperature. A step that is off at its default is left out. A figure that is None is the engine's setting of the
+    same name, which is greedy unless it was set.
     """
 
     max_tokens: Annotated[int, Range(1)] | None = None
     """Most tokens to generate; None: the engine's limit."""
     min_tokens: Annotated[int, Range(0)] = 0
     """The end of text is not sampled before this many tokens. Stop strings still end the output."""
-    temperature: Annotated[float, Range(0, 2)] = 0.0
+    temperature: Temperature | None = None
     """0 is greedy: always the likeliest token."""
-    top_p: Annotated[float, Range(0, 1)] = 1.0
-    top_k: Annotated[int, Range(-1)] = 0
+    top_p: Share | None = None
+    top_k: TopK | None = None
     """Keep the k likeliest tokens; 0 or -1: all."""
-    min_p: Annotated[float, Range(0, 1)] = 0.0
-    repetition_penalty: Annotated[float, Range(gt=0, le=2)] = 1.0
-    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
-    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    min_p: Share | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
     seed: Annotated[int, Range(0, MAX_SEED)] | None = None
     """None: one is drawn, and told in `Finished.seed`."""
     stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] = attrs.field(
@@ -161,16 +199,28 @@ class SamplingParams:
     def __attrs_post_init__(self) -> None:
         check(self)
 
+    def over(self, defaults: SamplerSettings) -> SamplingParams:
+        """The same, with the defaults filled in where nothing was asked for. `self` where that changes nothing."""
+        missing = {
+            name: value
+            for name in SAMPLER_FIELDS
+            if getattr(self, name) is None and (value := getattr(defaults, name)) != getattr(_NEUTRAL, name)
+        }
+        return attrs.evolve(self, **missing) if missing else self
+
+    @property
+    def settled(self) -> SamplerSettings:
+        """The figures for the sampler; what is None changes nothing."""
+        given = {name: value for name in SAMPLER_FIELDS if (value := getattr(self, name)) is not None}
+        return SamplerSettings(**given)
+
     @property
     def is_greedy(self) -> bool:
         """Whether the choice is plain argmax over the logits, with no penalty to apply first."""
-        return (
-            self.temperature == 0
-            and self.repetition_penalty == 1
-            and self.frequency_penalty == 0
-            and self.presence_penalty == 0
-            and self.dry_multiplier == 0
-        )
+        return self.settled.is_greedy and self.dry_multiplier == 0
+
+
+_NEUTRAL = SamplerSettings()
 
 
 @attrs.frozen

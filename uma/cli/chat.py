@@ -32,7 +32,7 @@ __all__ = ["COMMANDS", "Chat", "main"]
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
-    sampling = sampling_of(options)
+    sampling = sampling_of(options, loaded)
     file = Path(options.load).expanduser() if options.load is not None else None
     conversation = Conversation.load(file) if file is not None else Conversation()
     if options.system is not None:

@@ -65,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
         prompt=read_prompt(options.prompt, is_literal=options.raw),
         system=options.system,
         raw=options.raw,
-        sampling=sampling_of(options),
+        sampling=sampling_of(options, loaded),
         priority=Priority[options.priority.upper()],
     )
     return run(partial(_generate, options, loaded, task))

@@ -17,7 +17,7 @@ import attrs
 from uma.config import Loaded, Setting, load, nearest, settings
 from uma.constraints import hints_of, name_of, problems, show
 from uma.errors import ConfigError
-from uma.types import SamplingParams
+from uma.types import SAMPLER_FIELDS, SamplingParams
 
 SERVER_ONLY = frozenset(
     {
@@ -34,26 +34,19 @@ SERVER_ONLY = frozenset(
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone."""
 
-PEOPLE: Mapping[str, Any] = types.MappingProxyType({"temperature": 0.7, "top_p": 0.95})
-"""Where `chat` and `generate` differ from the wire's defaults, which are greedy: people expect variety."""
+SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})
+"""Settings that a request can ask for too: options of the sampling group where there is one."""
 
 SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     {
         "max_tokens": ("most tokens to generate", "tokens"),
         "min_tokens": ("do not end before this many tokens", "tokens"),
-        "temperature": ("how freely the next token is drawn; 0: always the likeliest", "0 to 2"),
-        "top_p": ("draw from the likeliest tokens that make up this probability", "0 to 1"),
-        "top_k": ("draw from this many likeliest tokens; 0: all", "tokens"),
-        "min_p": ("leave out tokens under this fraction of the likeliest one's probability", "0 to 1"),
-        "repetition_penalty": ("divide the score of tokens seen lately; 1: off", "over 0, at most 2"),
-        "frequency_penalty": ("lower a token's score each time it was seen lately", "-2 to 2"),
-        "presence_penalty": ("lower a token's score once it was seen lately", "-2 to 2"),
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
         "stop": ("end the output before this text; may be given up to 16 times", ""),
         "ignore_eos": ("go on to --max-tokens, whatever the model would like", ""),
     }
 )
-"""For each field of `SamplingParams` that is an option what `--help` says of it, and its unit."""
+"""For each field of `SamplingParams` that is an option and no setting, what `--help` says of it, and its unit."""
 
 
 def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
@@ -119,18 +112,20 @@ def load_settings(options: argparse.Namespace) -> Loaded:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Give `parser` an option for each field of `SamplingParams`.
 
-    `--max-tokens` is both: what is asked for, and the limit of a model that is loaded here.
+    `--max-tokens` is both: what is asked for, and the limit of a model that is loaded here. So are `SAMPLER_FIELDS`:
+    what is asked for, and the default of an engine in this process.
     """
     group = parser.add_argument_group(
         "sampling",
         "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature.",
     )
     hints = hints_of(SamplingParams)
-    for field in _fields():
+    for name in SAMPLER_FIELDS:
+        _add_setting(group, settings()[name])
+    for field in _other_fields():
         text, unit = SAMPLING_HELP[field.name]
         flag, dest = "--" + field.name.replace("_", "-"), _sampling_dest(field.name)
-        default = PEOPLE.get(field.name, field.default)
-        shown = "; ".join(filter(None, [unit, f"default: {_default_words(field.name, default)}"]))
+        shown = "; ".join(filter(None, [unit, f"default: {_default_words(field.name, field.default)}"]))
         help_text = _escape(f"{text} ({shown})")
         base = _base(hints[field.name])
         if base is bool:
@@ -142,16 +137,20 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, dest=dest, type=_reader(base, hints[field.name]), metavar=metavar, help=help_text)
 
 
-def sampling_of(options: argparse.Namespace) -> SamplingParams:
-    """What `options` ask for, over `PEOPLE`'s defaults. Raises `ConfigError` where fields do not go together."""
-    given = {field.name: getattr(options, _sampling_dest(field.name)) for field in _fields()}
+def sampling_of(options: argparse.Namespace, loaded: Loaded) -> SamplingParams:
+    """What is asked for by options, variables and the file; the rest is left to whichever engine answers.
+
+    Raises `ConfigError` where fields do not go together.
+    """
+    given = {field.name: getattr(options, _sampling_dest(field.name)) for field in _other_fields()}
+    chosen = {name: getattr(loaded.config, name) for name in SAMPLER_FIELDS if loaded.origins[name] != "default"}
     try:
-        return SamplingParams(**{**PEOPLE, **{name: value for name, value in given.items() if value is not None}})
+        return SamplingParams(**chosen, **{name: value for name, value in given.items() if value is not None})
     except ValueError as error:
         raise ConfigError("--" + str(error).replace("_", "-")) from None
 
 
-def _fields() -> list[attrs.Attribute[Any]]:
+def _other_fields() -> list[attrs.Attribute[Any]]:
     return [field for field in attrs.fields(SamplingParams) if field.name in SAMPLING_HELP]
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import attrs
 
 from uma import __version__
-from uma.cli.options import SERVER_ONLY, add_sampling, add_settings
+from uma.cli.options import SAMPLING, SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest
 
 USAGE_ERROR = 2
@@ -113,7 +113,7 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
     _add_place(parser)
     add_sampling(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | {"max_tokens"})
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
 def _describe_generate(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +140,7 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
     )
     _add_place(parser)
     add_sampling(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | {"max_tokens"})
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:

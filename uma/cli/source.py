@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from uma.cli import words
-from uma.cli.options import SERVER_ONLY
+from uma.cli.options import SAMPLING, SERVER_ONLY
 from uma.cli.trio_run import Interrupts
 from uma.client import connect
 from uma.config import Loaded, RuntimeConfig, settings
@@ -24,7 +24,7 @@ from uma.types import ServerInfo, Source
 
 NOBODY_LISTENS = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
-ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - {"model", "socket", "log_level", "log_file", "max_tokens"}
+ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - {"model", "socket", "log_level", "log_file"}
 """Settings that a running server has already decided: given as an option, they ask for an engine of one's own."""
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import outcome
 import trio
 
@@ -416,7 +417,9 @@ class Engine:
         )
 
     def _submit(self, request: Request, tokens: array[int], *, is_probe: bool = False) -> RequestStream:
-        sampling = request.sampling
+        sampling = request.sampling.over(self.config.sampler)
+        if sampling is not request.sampling:
+            request = attrs.evolve(request, sampling=sampling)
         key, self._next_key = self._next_key, self._next_key + 1
         room = self.max_request_tokens - len(tokens)
         row = Row(

@@ -13,7 +13,7 @@ import llama_cpp.llama_cpp as lib
 
 from uma.llama.context import Context
 from uma.llama.vocab import Vocab
-from uma.types import SamplingParams
+from uma.types import SamplerSettings, SamplingParams
 
 PENALTY_WINDOW = 64
 """Penalties look back over this many tokens, prompt included: llama.cpp's default."""
@@ -31,9 +31,10 @@ class Sampler:
     def __init__(self, vocab: Vocab, params: SamplingParams, seed: int, prompt_tail: Sequence[int] = ()) -> None:
         """`prompt_tail` is the end of the prompt, for the penalties: only its last 64 tokens count."""
         self._handle: int | None = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        for step in _steps(params, vocab.n_tokens, seed):
+        settings = params.settled
+        for step in _steps(settings, vocab.n_tokens, seed):
             lib.llama_sampler_chain_add(self._handle, step)
-        for token in prompt_tail[-PENALTY_WINDOW:] if _has_penalties(params) else ():
+        for token in prompt_tail[-PENALTY_WINDOW:] if _has_penalties(settings) else ():
             lib.llama_sampler_accept(self._handle, int(token))
 
     def sample(self, context: Context, batch_index: int) -> int:
@@ -63,11 +64,11 @@ class Sampler:
         self.close()
 
 
-def _has_penalties(params: SamplingParams) -> bool:
+def _has_penalties(params: SamplerSettings) -> bool:
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
-def _steps(params: SamplingParams, n_vocab: int, seed: int) -> Iterator[int]:
+def _steps(params: SamplerSettings, n_vocab: int, seed: int) -> Iterator[int]:
     if _has_penalties(params):
         yield lib.llama_sampler_init_penalties(
             n_vocab,
