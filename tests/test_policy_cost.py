@@ -230,3 +230,36 @@ def test_sizes_are_tried_beyond_what_was_seen_only_until_something_is_known_of_t
     assert cost.worth_trying(64, 90.0, standing_at(0), 100) == 64, "more than there is to read"
     cost.observe_prefill(128, 0, 200.0)
     assert cost.has_tried_beyond(64)
+
+
+def test_one_interrupted_batch_is_not_believed_for_long() -> None:
+    cost = seen({64: 80.0})
+    cost.observe_prefill(64, 0, 8_000.0)
+    assert cost.prefill_ms(64, 0) < 2 * 80.0
+    for _ in range(8):
+        cost.observe_prefill(64, 0, 80.0)
+    assert cost.prefill_ms(64, 0) < 1.1 * 80.0
+
+
+def test_a_machine_that_became_slower_for_good_is_believed_within_a_few_batches() -> None:
+    cost = seen({64: 80.0})
+    for _ in range(8):
+        cost.observe_prefill(64, 0, 320.0)
+    assert cost.prefill_ms(64, 0) > 0.8 * 320.0
+
+
+def test_each_number_of_threads_has_its_own_costs() -> None:
+    cost = CostModel()
+    cost.use(2)
+    for _ in range(5):
+        cost.observe_prefill(64, 0, 80.0)
+        cost.observe_decode(1, 0, 10.0)
+    cost.use(1)
+    assert cost.prefill_ms(64, 0) == pytest.approx(160.0)
+    assert cost.decode_ms(1, 0) == pytest.approx(20.0)
+    for _ in range(20):
+        cost.observe_prefill(64, 0, 140.0)
+    cost.use(2)
+    assert cost.prefill_ms(64, 0) == pytest.approx(80.0)
+    cost.use(1)
+    assert cost.prefill_ms(64, 0) == pytest.approx(140.0, rel=0.05)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import lru_cache
 from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
@@ -19,6 +20,11 @@ _started = threading.Event()
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 """Linux: the quota and period of this process's container, in microseconds of CPU time."""
+
+SYS_CPU = Path("/sys/devices/system/cpu")
+"""Linux: what kind of CPUs there are."""
+FAST_CAPACITY = 0.7
+"""Of the fastest core's capacity, what a core must have to compute with it."""
 
 MAX_SEQUENCES: int = lib.llama_max_parallel_sequences()
 """Most sequence ids of one context: a constant of the library."""
@@ -40,10 +46,67 @@ def has_gpu() -> bool:
 
 
 def core_count(cpu_max: Path = CPU_MAX) -> int:
-    """The cores this process may use: those it may run on, and no more than its container's quota pays for."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """Compute threads to begin with: one for each core that this process may use and that its quota pays for."""
+    return max(1, min(compute_cores(affinity()), round(available_cores(cpu_max))))
+
+
+def affinity() -> frozenset[int]:
+    """The CPUs that this process may run on, hardware threads counted singly."""
+    if sys.platform == "linux":
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def available_cores(cpu_max: Path = CPU_MAX) -> float:
+    """CPUs this process may use at the same time: its affinity, or its container's quota where that is less."""
+    cpus = float(len(affinity()))
     try:
         quota, period = cpu_max.read_text().split()
-        return max(1, min(cores, round(int(quota) / int(period))))
+        return max(0.1, min(cpus, int(quota) / int(period)))
     except (OSError, ValueError):  # no such file, or "max": no quota
-        return cores
+        return cpus
+
+
+@lru_cache(maxsize=8)
+def compute_cores(cpus: frozenset[int], sysfs: Path = SYS_CPU) -> int:
+    """How many threads compute fastest on these CPUs while nothing else runs there.
+
+    One for each physical core, because hardware threads of a core share its arithmetic units; and of a hybrid processor
+    only its fast cores, because at each barrier they would wait for the slow ones. All CPUs count where the system does
+    not describe them.
+    """
+    fast = cpus & _fast_cpus(cpus, sysfs) or cpus
+    cores = {_physical_core(cpu, sysfs) for cpu in fast}
+    return max(1, len(cores))
+
+
+def _physical_core(cpu: int, sysfs: Path) -> str:
+    try:
+        return (sysfs / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return f"cpu{cpu}"
+
+
+def _fast_cpus(cpus: frozenset[int], sysfs: Path) -> frozenset[int]:
+    """The cores of the fast kind: as Intel's hybrid processors list them, or by the capacity that Arm's state."""
+    try:
+        return _cpu_list((sysfs.parent.parent / "cpu_core" / "cpus").read_text())
+    except (OSError, ValueError):
+        pass
+    capacity: dict[int, int] = {}
+    for cpu in cpus:
+        try:
+            capacity[cpu] = int((sysfs / f"cpu{cpu}" / "cpu_capacity").read_text())
+        except (OSError, ValueError):
+            return cpus
+    most = max(capacity.values(), default=0)
+    return frozenset(cpu for cpu, each in capacity.items() if each >= FAST_CAPACITY * most)
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    """`0-3,8` as the kernel writes it."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)

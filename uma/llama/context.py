@@ -149,6 +149,11 @@ class Context:
             raise ValueError("the context is closed")
         return self._handle
 
+    def set_threads(self, threads: int) -> None:
+        """Compute with so many threads from the next batch on, or with as many as `params` name where that is less."""
+        most = self.params.n_threads or threads, self.params.n_threads_batch or threads
+        lib.llama_set_n_threads(self.handle, *(max(1, min(threads, each)) for each in most))
+
     def decode(self, batch: Batch) -> int:
         """Compute a batch. Blocks for as long as it takes, without the GIL.
 

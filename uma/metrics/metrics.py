@@ -80,6 +80,10 @@ class EngineMetrics:
     kv_cells_used: int = 0
     kv_cells_total: int = 0
     sequence_ids_used: int = 0
+    compute_threads: int = 0
+    """Threads that compute now: fewer than there are cores while other programs use them."""
+    neighbour_load: float = 0.0
+    """Threads of other programs that wanted to run beside them of late."""
     ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))

@@ -26,7 +26,10 @@ MOST_ATTENTION = 0.75
 WORTH_SLACK = 1.05
 """Times as many tokens a millisecond that a chunk over the budget must read."""
 DRIFT_LIMIT = 4.0
-"""Most one observation may change the drift factor by: a single hiccup must not shrink chunks for long."""
+"""Bounds of the drift factor."""
+HICCUP = 2.0
+"""Times as long as predicted that one observation counts for at most. A machine that is really slower shows it again
+with the next batch; a batch that another program interrupted for a second says nothing of the one after it."""
 
 Position = Callable[[int], float]
 """By number of tokens."""
@@ -47,6 +50,13 @@ class _Line:
         sure = SURE_TOKENS * SURE_TOKENS
         slope = (self._cov + usual * sure) / (self._var + sure)
         return min(max(slope, 0.0), MOST_ATTENTION * self._ms / max(self._x, 1.0))
+
+    def scaled(self, factor: float) -> _Line:
+        """A copy in which everything takes `factor` times as long."""
+        copy = _Line(self._x, self._ms * factor)
+        copy._far_x, copy._far_ms = self._far_x, self._far_ms * factor
+        copy._var, copy._cov = self._var, self._cov * factor
+        return copy
 
     def at(self, x: float, usual: float) -> float:
         """The prediction."""
@@ -73,6 +83,13 @@ class _Table:
         self._is_tiled = is_tiled
         self._lines: list[_Line | None] = [None] * len(sizes)
         self._usual = 0.0
+
+    def scaled(self, factor: float) -> _Table:
+        """A copy in which everything takes `factor` times as long."""
+        copy = _Table(self._sizes, is_tiled=self._is_tiled)
+        copy._lines = [line and line.scaled(factor) for line in self._lines]
+        copy._usual = self._usual * factor
+        return copy
 
     @property
     def is_empty(self) -> bool:
@@ -120,12 +137,33 @@ class _Table:
 class CostModel:
     """Predicts milliseconds: of decoding from rows and cells in use, of prefill from tokens and where they stand."""
 
-    __slots__ = ("_chunks", "_drift", "_rows")
+    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_threads")
 
     def __init__(self) -> None:
         self._rows = _Table(ROWS, is_tiled=False)
         self._chunks = _Table(SIZES, is_tiled=True)
         self._drift = 1.0
+        self._threads = 0
+        self._others: dict[int, tuple[_Table, _Table, float]] = {}
+        """What was learnt with other numbers of compute threads."""
+
+    def use(self, threads: int) -> None:
+        """Predict and learn for so many compute threads from now on.
+
+        What was learnt with another number is kept for when that comes back; of a number never seen the model assumes
+        that the work divides evenly.
+        """
+        if threads == self._threads:
+            return
+        before, self._threads = self._threads, threads
+        if not before:
+            return
+        self._others[before] = (self._rows, self._chunks, self._drift)
+        if threads in self._others:
+            self._rows, self._chunks, self._drift = self._others.pop(threads)
+        else:
+            factor = before / threads
+            self._rows, self._chunks = self._rows.scaled(factor), self._chunks.scaled(factor)
 
     @property
     def knows_prefill(self) -> bool:
@@ -179,12 +217,14 @@ class CostModel:
     def observe_decode(self, rows: int, cells: int, ms: float) -> None:
         """Learn from a batch of decode rows that really ran."""
         expected = self.decode_ms(rows, cells)
+        ms = _without_hiccup(ms, expected)
         self._rows.learn(rows, cells, ms / self._drift)
         self._follow(ms, expected)
 
     def observe_prefill(self, tokens: int, position: float, ms: float) -> None:
         """Learn from a chunk that was really read."""
         expected = self.prefill_ms(tokens, position)
+        ms = _without_hiccup(ms, expected)
         self._chunks.learn(tokens, position + tokens / 2, ms / self._drift)
         # A rest that fills no tile is predicted with a margin: how far off that is says nothing of the machine.
         if tokens in SIZES:
@@ -192,6 +232,10 @@ class CostModel:
 
     def _follow(self, ms: float, expected: float) -> None:
         if expected > 0:
-            ratio = min(max(ms / expected, 1 / DRIFT_LIMIT), DRIFT_LIMIT)
+            ratio = max(ms / expected, 1 / DRIFT_LIMIT)
             # Sizes not seen for long follow by it, too. It goes back to 1 slowly: what lasts ends up in the tables.
             self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.99
+
+
+def _without_hiccup(ms: float, expected_ms: float) -> float:
+    return min(ms, HICCUP * expected_ms) if expected_ms > 0 else ms

@@ -17,6 +17,7 @@ from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.output import choose_tokens
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
+from uma.engine.worker.neighbours import Neighbours
 from uma.engine.worker.sequence import Sequence
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context
@@ -72,6 +73,7 @@ class ModelRunner:
         self._outbox = outbox
         self._is_called = is_called
         self._trace = trace
+        self._neighbours = Neighbours(context, metrics)
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
@@ -173,6 +175,7 @@ class ModelRunner:
 
     def _compute(self) -> tuple[int, float]:
         """llama.cpp's answer to the batch, and the milliseconds it took."""
+        self._cost.use(self._neighbours.before_batch())
         cpu_began = time.thread_time() if self.is_sampled else 0.0
         self.began_ms = now_ms()
         code = self._context.decode(self._batch)

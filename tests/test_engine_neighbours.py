@@ -1,0 +1,103 @@
+"""Compute threads give way to other programs: what the kernel says is read right, and the engine follows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from engine_world import ask, config_for
+
+from harness import PATIENCE_SEC
+from uma.engine import open_engine
+from uma.engine.worker.neighbours import TICK_MS, _idle_ms, _scheduled_ms
+from uma.llama import backend
+
+
+@contextmanager
+def busy_programs(count: int) -> Iterator[None]:
+    """So many other programs that want a core all the time."""
+    programs = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a thread waited for a core")
+@pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
+async def test_beside_busy_programs_fewer_threads_compute(tiny: Path) -> None:
+    config = config_for(tiny, threads=2, threads_batch=2)
+    with busy_programs(2 * len(backend.affinity())), trio.fail_after(PATIENCE_SEC):
+        async with open_engine(config) as engine:
+            while engine.snapshot()["compute_threads"] > 1:
+                async with engine.generate(ask(max_tokens=64)) as stream:
+                    async for _ in stream:
+                        pass
+            assert engine.snapshot()["neighbour_load"] > 0
+
+
+async def test_named_threads_are_the_most_that_compute(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        assert engine.snapshot()["compute_threads"] == 1
+
+
+def test_the_kernels_counts_of_all_threads_are_added_up(tmp_path: Path) -> None:
+    for thread, counts in {"11": "3000000 1000000 5", "12": "2000000 500000 7"}.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(counts + "\n")
+    (tmp_path / "13").mkdir()  # it ended while we looked
+    assert _scheduled_ms(tmp_path) == (5.0, 1.5)
+
+
+def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
+    assert _scheduled_ms(tmp_path / "missing") is None
+    assert _idle_ms(tmp_path / "missing", frozenset({0})) is None
+    (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
+    assert _idle_ms(tmp_path / "stat", frozenset({0})) is None
+
+
+def test_idle_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
+    lines = ["cpu  0 0 0 999 0 0", "cpu0 9 9 9 100 1 0", "cpu1 9 9 9 200 2 0", "cpu10 9 9 9 400 4 0", "intr 1"]
+    (tmp_path / "stat").write_text("\n".join(lines))
+    assert _idle_ms(tmp_path / "stat", frozenset({1, 10})) == (200 + 2 + 400 + 4) * TICK_MS
+
+
+def describe(sysfs: Path, cpus: dict[int, tuple[str, int | None]]) -> None:
+    """A folder as the kernel has it: each CPU with its core's siblings and, on Arm, its capacity."""
+    for cpu, (siblings, capacity) in cpus.items():
+        (sysfs / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (sysfs / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(siblings + "\n")
+        if capacity is not None:
+            (sysfs / f"cpu{cpu}" / "cpu_capacity").write_text(f"{capacity}\n")
+
+
+def test_hardware_threads_of_a_core_count_once(tmp_path: Path) -> None:
+    sysfs = tmp_path / "system" / "cpu"
+    describe(sysfs, {0: ("0,2", None), 1: ("1,3", None), 2: ("0,2", None), 3: ("1,3", None)})
+    assert backend.compute_cores(frozenset(range(4)), sysfs) == 2
+    assert backend.compute_cores(frozenset({0, 2}), sysfs) == 1
+
+
+def test_of_a_hybrid_processor_the_fast_cores_compute(tmp_path: Path) -> None:
+    sysfs = tmp_path / "intel" / "system" / "cpu"
+    describe(sysfs, {cpu: (str(cpu), None) for cpu in range(8)})
+    (tmp_path / "intel" / "cpu_core").mkdir()
+    (tmp_path / "intel" / "cpu_core" / "cpus").write_text("0-3\n")
+    assert backend.compute_cores(frozenset(range(8)), sysfs) == 4
+    assert backend.compute_cores(frozenset({6, 7}), sysfs) == 2  # pinned to slow ones: these, then
+    arm = tmp_path / "arm" / "system" / "cpu"
+    describe(arm, {cpu: (str(cpu), 1024 if cpu < 2 else 400) for cpu in range(6)})
+    assert backend.compute_cores(frozenset(range(6)), arm) == 2
+
+
+def test_a_machine_that_does_not_describe_its_cpus_computes_on_all_of_them(tmp_path: Path) -> None:
+    assert backend.compute_cores(frozenset({0, 1, 5}), tmp_path / "system" / "cpu") == 3
+    assert 1 <= backend.core_count() <= (os.cpu_count() or 1)

@@ -1,0 +1,111 @@
+"""The number of compute threads follows the cores that other programs leave."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma.engine.policy.threads import HOLD_MS, SETTLED_MS, CpuSample, ThreadPolicy
+
+WINDOW_MS = 120.0
+
+
+@attrs.define
+class Cores:
+    """A machine whose scheduler gives every runnable thread the same share."""
+
+    cores: float = 2.0
+    most: int = 2
+    load: float = 0.0
+    tells_idle: bool = True
+
+    def sample(self, threads: int, wall_ms: float = WINDOW_MS) -> CpuSample:
+        share = min(1.0, self.cores / (threads + self.load))
+        idle = max(0.0, self.cores - threads - self.load) * wall_ms
+        running, waiting = threads * share * wall_ms, threads * (1 - share) * wall_ms
+        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle if self.tells_idle else None)
+
+
+def run(policy: ThreadPolicy, machine: Cores, for_ms: float = WINDOW_MS) -> list[int]:
+    """The number of threads after each sample."""
+    return [policy.observe(machine.sample(policy.threads)) for _ in range(max(1, round(for_ms / WINDOW_MS)))]
+
+
+def test_alone_every_core_computes() -> None:
+    assert set(run(ThreadPolicy(2), Cores(), 5_000)) == {2}
+
+
+def test_beside_one_busy_program_one_of_two_threads_computes_from_the_first_sample_on() -> None:
+    assert run(ThreadPolicy(2), Cores(load=1.0)) == [1]
+    assert run(ThreadPolicy(2), Cores(load=1.0, tells_idle=False)) == [1]
+
+
+def test_a_neighbour_that_stays_keeps_its_core() -> None:
+    assert set(run(ThreadPolicy(2), Cores(load=1.0), 20_000)) == {1}
+    assert set(run(ThreadPolicy(2), Cores(load=4.0), 20_000)) == {1}
+
+
+def test_when_the_neighbour_has_left_every_core_computes_again_within_a_second() -> None:
+    policy, machine = ThreadPolicy(2), Cores(load=1.0)
+    run(policy, machine, 3_000)
+    machine.load = 0.0
+    seen = run(policy, machine, 1_000)
+    assert seen[0] == 1
+    assert seen[-1] == 2
+
+
+def test_a_neighbour_that_comes_and_goes_is_not_followed_at_every_turn() -> None:
+    policy, machine = ThreadPolicy(2), Cores()
+    seen = []
+    for turn in range(100):
+        machine.load = 1.0 if turn % 2 else 0.0
+        seen += run(policy, machine, HOLD_MS / 2)
+    assert set(seen[10:]) == {1}
+
+
+def test_clients_that_read_tokens_take_no_thread_away() -> None:
+    assert set(run(ThreadPolicy(2), Cores(load=0.2), 5_000)) == {2}
+
+
+def test_many_cores_lose_one_thread_to_one_neighbour() -> None:
+    policy = ThreadPolicy(16)
+    run(policy, Cores(cores=16, most=16, load=1.0), 2_000)
+    assert policy.threads == 15
+
+
+def test_a_quota_that_shrinks_while_the_engine_runs_is_kept() -> None:
+    policy, machine = ThreadPolicy(4), Cores(cores=4, most=4)
+    assert run(policy, machine) == [4]
+    machine.cores = 2
+    assert run(policy, machine, 1_000)[-1] == 2
+
+
+def test_cpus_that_are_taken_away_take_their_threads_along() -> None:
+    policy = ThreadPolicy(4)
+    assert run(policy, Cores(cores=2, most=2)) == [2]
+
+
+def test_a_sample_too_short_to_say_anything_changes_nothing() -> None:
+    policy = ThreadPolicy(2)
+    assert policy.observe(Cores(load=3.0).sample(2, wall_ms=20.0)) == 2
+
+
+samples = st.builds(
+    CpuSample,
+    wall_ms=st.floats(0, 1e5),
+    cores=st.floats(0.1, 64),
+    most=st.integers(1, 64),
+    running_ms=st.floats(0, 1e6),
+    waiting_ms=st.floats(0, 1e6),
+    idle_ms=st.none() | st.floats(0, 1e6),
+)
+
+
+@given(st.lists(samples, max_size=30))
+def test_whatever_the_kernel_says_from_one_to_all_useful_threads_compute(seen: list[CpuSample]) -> None:
+    policy = ThreadPolicy(4)
+    for sample in seen:
+        before, threads = policy.threads, policy.observe(sample)
+        assert 1 <= threads <= sample.most if sample.wall_ms >= SETTLED_MS else threads == before
+        assert policy.load >= 0

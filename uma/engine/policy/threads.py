@@ -1,0 +1,96 @@
+"""How many threads compute, beside other programs that use the same cores.
+
+llama.cpp's compute threads meet at a barrier after every operation, and wait there by spinning. Where another program
+takes one of the cores, every operation lasts until the descheduled thread runs again: two threads beside one busy
+program then compute several times slower than one thread does alone. So the number of threads follows the cores that
+are really there.
+
+The model: with `k` threads of ours and `load` threads of other programs runnable on `cores` cores, each runs for a
+share `cores / (k + load)` of the time, and a batch advances while all `k` run. Hence `k * share ** (COUPLING * k)`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+COUPLING = 2.0
+"""Exponent per thread. 1 would be threads that are descheduled independently; measured rates fall faster, because a
+thread that comes back has to catch up before the others can go on."""
+WORTH = 1.15
+"""Predicted gain below which the number of threads stays: estimates of the load are this uncertain."""
+HOLD_MS = 500.0
+"""The highest load of so many milliseconds counts: fewer threads at once, more only when the neighbour stays away."""
+SETTLED_MS = 100.0
+"""Shorter samples say too little: the kernel counts idle time in steps of 10 ms."""
+
+
+@attrs.frozen
+class CpuSample:
+    """What this process and its neighbours did with the cores since the sample before."""
+
+    wall_ms: float
+    cores: float
+    """CPUs that this process may use: its affinity, or what a container's quota pays for."""
+    most: int
+    """Threads that compute fastest on these CPUs while nothing else runs there."""
+    running_ms: float
+    """Time of this process's threads on a core, added up."""
+    waiting_ms: float
+    """Time for which they were runnable and waited for a core."""
+    idle_ms: float | None
+    """Time for which these cores had nothing to run, added up; None where the system does not tell."""
+
+    @property
+    def share(self) -> float:
+        """Of the time that a thread of ours wants to run, the part for which it does."""
+        wanted_ms = self.running_ms + self.waiting_ms
+        return self.running_ms / wanted_ms if wanted_ms > 0 else 1.0
+
+    @property
+    def load(self) -> float:
+        """Threads of other programs that want to run, on average.
+
+        What they used of the cores, divided by the share that the scheduler gives to each runnable thread.
+        """
+        idle_ms = self.idle_ms
+        if idle_ms is None:
+            # Without the idle time, cores that we did not use count as used by others only if we had to wait.
+            idle_ms = 0.0 if self.share < 0.95 else self.cores * self.wall_ms
+        used_ms = max(0.0, self.cores * self.wall_ms - idle_ms - self.running_ms)
+        return used_ms / max(self.wall_ms, 1e-9) / max(self.share, 0.05)
+
+
+def rate(threads: int, load: float, cores: float) -> float:
+    """Relative speed of `threads` compute threads beside `load` runnable threads of other programs."""
+    share = min(1.0, cores / (threads + load))
+    return float(threads * share ** (COUPLING * threads))
+
+
+class ThreadPolicy:
+    """Chooses the number of compute threads from what each sample shows. Pure: it never looks at a clock."""
+
+    __slots__ = ("_recent", "load", "threads")
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        """Threads to compute with."""
+        self.load = 0.0
+        """Threads of other programs that the last choice assumed."""
+        self._recent: deque[tuple[float, float]] = deque()
+        """Loads of late with the milliseconds each stands for."""
+
+    def observe(self, sample: CpuSample) -> int:
+        """Take in a sample; returns the number of threads to compute with from now on, 1 to `sample.most`."""
+        if sample.wall_ms < SETTLED_MS:
+            return self.threads
+        self._recent.append((sample.load, sample.wall_ms))
+        while len(self._recent) > 1 and sum(ms for _, ms in self._recent) - self._recent[0][1] >= HOLD_MS:
+            self._recent.popleft()
+        self.load = max(load for load, _ in self._recent)
+        best = max(range(1, sample.most + 1), key=lambda threads: rate(threads, self.load, sample.cores))
+        is_too_many = self.threads > sample.most
+        if is_too_many or rate(best, self.load, sample.cores) > WORTH * rate(self.threads, self.load, sample.cores):
+            self.threads = best
+        return self.threads

@@ -1,0 +1,138 @@
+"""Watches what other programs do with the cores, and has fewer threads compute while they need them.
+
+Linux counts for every thread how long it ran and how long it was runnable without a core (`schedstat`), and for every
+core how long it was idle (`/proc/stat`). Reading both takes some 0.1 ms, a few times a second, between two batches.
+Systems without these counters keep all threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from pathlib import Path
+
+import attrs
+
+from uma.engine.clock import now_ms
+from uma.engine.policy.threads import CpuSample, ThreadPolicy
+from uma.llama import backend
+from uma.llama.context import Context
+from uma.metrics import EngineMetrics
+
+SAMPLE_MS = 120.0
+"""Least time between two samples."""
+SAMPLE_COST_SHARE = 0.002
+"""Of its time, what the decode thread spends on samples at most: where /proc is slow, they are rarer."""
+PROC = Path("/proc")
+TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
+"""The unit of /proc/stat."""
+
+_log = logging.getLogger("uma.engine")
+
+
+class Neighbours:
+    """Sets the context's compute threads. Belongs to the decode thread; `before_batch` is called before each batch."""
+
+    def __init__(self, context: Context, metrics: EngineMetrics, *, proc: Path = PROC) -> None:
+        self._context = context
+        self._metrics = metrics
+        self._proc = proc
+        self._wanted = max(context.params.n_threads, context.params.n_threads_batch)
+        """Threads that the configuration names; 0: as many as compute fastest on the CPUs at hand."""
+        self._policy = ThreadPolicy(self._wanted or backend.core_count())
+        self._due_ms = now_ms() + SAMPLE_MS
+        self._last = _Reading.take(proc, now_ms())
+        metrics.compute_threads = self._policy.threads
+
+    def before_batch(self) -> int:
+        """Sample, if it is time; returns the number of compute threads in force."""
+        now = now_ms()
+        if now >= self._due_ms:
+            self._sample(now)
+        return self._policy.threads
+
+    def _sample(self, now: float) -> None:
+        cpu_began = time.thread_time()
+        reading, last = _Reading.take(self._proc, now), self._last
+        self._last = reading
+        if reading is None:
+            self._due_ms = math.inf
+            return
+        if last is not None:
+            self._choose(reading.since(last, self._wanted))
+        cost_ms = (time.thread_time() - cpu_began) * 1000
+        self._due_ms = now + max(SAMPLE_MS, cost_ms / SAMPLE_COST_SHARE)
+
+    def _choose(self, sample: CpuSample) -> None:
+        before, threads = self._policy.threads, self._policy.observe(sample)
+        load = self._metrics.neighbour_load = round(self._policy.load, 2)
+        if threads != before:
+            self._context.set_threads(threads)
+            self._metrics.compute_threads = threads
+            _log.debug("compute threads: %d instead of %d: other programs want %.1f cores", threads, before, load)
+
+
+@attrs.frozen
+class _Reading:
+    """The kernel's counters at one moment, in milliseconds since some begin."""
+
+    wall_ms: float
+    cpus: frozenset[int]
+    cores: float
+    running_ms: float
+    waiting_ms: float
+    idle_ms: float | None
+
+    @classmethod
+    def take(cls, proc: Path, now: float) -> _Reading | None:
+        """The counters of now; None where the system does not have them."""
+        cpus = backend.affinity()
+        scheduled_ms = _scheduled_ms(proc / "self" / "task")
+        if scheduled_ms is None:
+            return None
+        return cls(now, cpus, backend.available_cores(), *scheduled_ms, _idle_ms(proc / "stat", cpus))
+
+    def since(self, last: _Reading, wanted: int) -> CpuSample:
+        """What happened since `last`. Threads that ended meanwhile took their counts along."""
+        has_idle = self.idle_ms is not None and last.idle_ms is not None and self.cpus == last.cpus
+        return CpuSample(
+            wall_ms=self.wall_ms - last.wall_ms,
+            cores=self.cores,
+            most=wanted or backend.compute_cores(self.cpus),
+            running_ms=max(0.0, self.running_ms - last.running_ms),
+            waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
+            idle_ms=max(0.0, self.idle_ms - last.idle_ms) if has_idle else None,  # type: ignore[operator]
+        )
+
+
+def _scheduled_ms(tasks: Path) -> tuple[float, float] | None:
+    """How long all threads of this process ran, and waited for a core; None where the kernel does not count."""
+    running_ns = waiting_ns = 0
+    try:
+        threads = list(tasks.iterdir())
+    except OSError:
+        return None
+    for thread in threads:
+        try:
+            fields = (thread / "schedstat").read_bytes().split()
+            running_ns += int(fields[0])
+            waiting_ns += int(fields[1])
+        except (OSError, ValueError, IndexError):  # a thread that has just ended
+            continue
+    return (running_ns / 1e6, waiting_ns / 1e6) if running_ns else None
+
+
+def _idle_ms(stat: Path, cpus: frozenset[int]) -> float | None:
+    """How long these cores had nothing to run, waiting for disks included; None where that is not to be had."""
+    try:
+        with stat.open("rb") as file:
+            lines = file.read(256 * (max(cpus) + 2)).splitlines()
+    except OSError:
+        return None
+    wanted = {b"cpu%d" % cpu for cpu in cpus}
+    found = [fields for line in lines if len(fields := line.split()) > 5 and fields[0] in wanted]
+    if len(found) != len(cpus):
+        return None
+    return sum(int(fields[4]) + int(fields[5]) for fields in found) * TICK_MS
