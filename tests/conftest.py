@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from http_server import HttpServer, running_http
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
 
@@ -44,6 +45,13 @@ def pair() -> Iterator[Pair]:
 def server() -> Iterator[ServerProcess]:
     """One real `uma run` with the built-in model, for all tests that leave it as they found it."""
     with short_directory() as directory, running_server(directory / "uma.sock") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def http_server() -> Iterator[HttpServer]:
+    """One real `uma run --http` with the built-in model, for all tests that leave it as they found it."""
+    with short_directory() as directory, running_http(directory) as process:
         yield process
 
 

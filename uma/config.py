@@ -22,6 +22,9 @@ from uma.types import SAMPLER_FIELDS, Penalty, RepetitionPenalty, SamplerSetting
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
 
+BARE_HTTP = "127.0.0.1:8080"
+"""Where `--http` alone listens."""
+
 
 def default_socket() -> str:
     """`$XDG_RUNTIME_DIR/uma/uma.sock`, else a directory of this user's in the system's temporary folder."""
@@ -30,9 +33,9 @@ def default_socket() -> str:
     return str(base / "uma.sock")
 
 
-def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False) -> Any:
-    """A field of `RuntimeConfig` with what `--help` and `uma config` say of it."""
-    metadata = {"help": help_text, "unit": unit}
+def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False, bare: str | None = None) -> Any:
+    """A field of `RuntimeConfig` with what `--help` and `uma config` say of it; `bare`: the value of the flag alone."""
+    metadata = {"help": help_text, "unit": unit, "bare": bare}
     return (
         attrs.field(factory=default, metadata=metadata) if factory else attrs.field(default=default, metadata=metadata)
     )
@@ -129,6 +132,30 @@ class RuntimeConfig:
     cache_dir: str = setting("", "folder for prefixes that survive restarts; empty: none", "path")
     cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "most that --cache-dir may hold", "MiB")
 
+    http: str = setting(
+        "",
+        "serve HTTP on this address too; the option alone: 127.0.0.1:8080; empty: no HTTP",
+        "address",
+        bare=BARE_HTTP,
+    )
+    http_keys: str = setting("", "TOML file of the API keys that HTTP clients need; empty: none", "path")
+    http_tls_cert: str = setting("", "TLS certificate chain for HTTP (PEM); empty: no TLS", "path")
+    http_tls_key: str = setting("", "private key of that certificate (PEM)", "path")
+    http_insecure: bool = setting(False, "allow HTTP on other addresses than loopback without keys")
+    http_hosts: str = setting(
+        "", "names this server is reached by over HTTP, with commas; loopback names and IP addresses always are"
+    )
+    http_cors: str = setting("", "origins whose pages may call the HTTP API, with commas; *: all; empty: none")
+    http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
+    alias: str = setting("", "other names of the model over HTTP, with commas")
+    max_http_connections: Annotated[int, Range(1, 100_000)] = setting(
+        2048, "most HTTP connections open at once", "connections"
+    )
+    max_http_body_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(8_388_608, "longest HTTP body", "bytes")
+    http_timeout_sec: Annotated[float, Range(gt=0)] = setting(
+        30.0, "an HTTP request's head and body, and the wait for the next request, may take", "seconds"
+    )
+
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
     log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
 
@@ -155,6 +182,8 @@ class Setting:
     default: Any
     help: str
     unit: str
+    bare: str | None = None
+    """The value of the flag where none follows it; None: it needs one."""
 
     @property
     def flag(self) -> str:
@@ -218,7 +247,12 @@ def settings() -> dict[str, Setting]:
     hints = hints_of(RuntimeConfig)
     return {
         field.name: Setting(
-            field.name, hints[field.name], _default(field), field.metadata["help"], field.metadata["unit"]
+            field.name,
+            hints[field.name],
+            _default(field),
+            field.metadata["help"],
+            field.metadata["unit"],
+            field.metadata["bare"],
         )
         for field in attrs.fields(RuntimeConfig)
     }

@@ -30,6 +30,18 @@ SERVER_ONLY = frozenset(
         "drain_timeout_sec",
         "max_tx_bytes",
         "tx_timeout_sec",
+        "http",
+        "http_keys",
+        "http_tls_cert",
+        "http_tls_key",
+        "http_insecure",
+        "http_hosts",
+        "http_cors",
+        "http_any_model",
+        "alias",
+        "max_http_connections",
+        "max_http_body_bytes",
+        "http_timeout_sec",
     }
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone."""
@@ -71,6 +83,16 @@ def _add_setting(group: argparse._ArgumentGroup, each: Setting) -> None:
     dest = f"setting_{each.name}"
     if each.base is bool:
         group.add_argument(each.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif each.bare is not None:
+        group.add_argument(
+            each.flag,
+            dest=dest,
+            type=_setting_reader(each),
+            metavar=_metavar(each),
+            nargs="?",
+            const=each.bare,
+            help=text,
+        )
     else:
         group.add_argument(each.flag, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text)
 

@@ -11,28 +11,44 @@ from uma.cli import words
 from uma.cli.options import load_settings
 from uma.config import RuntimeConfig, default_socket
 from uma.server import run_server
-from uma.types import ServerInfo
+from uma.types import ServerInfo, Source
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     config = load_settings(options).config
-    return run_server(config, on_ready=partial(announce, config))
+    if not config.http:
+        return run_server(config, on_ready=partial(announce, config))
+    # Slow to import, and not needed without HTTP.
+    from uma.http import HttpService  # noqa: PLC0415
+    from uma.http.address import check  # noqa: PLC0415
+
+    check(config)  # before a model is loaded in vain
+    made: list[HttpService] = []
+
+    def http(source: Source, config: RuntimeConfig) -> HttpService:
+        made.append(HttpService(source, config))
+        return made[-1]
+
+    return run_server(config, on_ready=lambda info: announce(config, info, made[-1].url), beside=[http])
 
 
-def announce(config: RuntimeConfig, info: ServerInfo) -> None:
+def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
     """Say on standard error which model runs, where, and how to talk to it."""
-    print("\n".join(banner(config, info)), file=sys.stderr, flush=True)
+    print("\n".join(banner(config, info, url)), file=sys.stderr, flush=True)
 
 
-def banner(config: RuntimeConfig, info: ServerInfo) -> list[str]:
-    """The lines of `announce`."""
+def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
+    """The lines of `announce`; `url` is HTTP's, where there is HTTP."""
     at = "" if config.socket == default_socket() else f" --socket {shlex.quote(config.socket)}"
     lines = [
         f"model   {words.model_line(info.model)}",
         f"        {words.context_line(info)}",
         f"socket  {config.socket}",
+        *([f"http    {url}"] if url else []),
     ]
+    if url and config.http_insecure and not config.http_keys:
+        lines += ["        anyone who reaches this address can use the model: no keys are asked for (--http-insecure)"]
     if config.protocol == "json":
         lines += [f"try     uma chat{at}", f'        uma generate{at} "Tell me a story about a fox"']
     else:

@@ -15,7 +15,7 @@ import trio
 
 from uma.errors import UmaError
 from uma.net.wakeup import Wakeup
-from uma.types import Event, Finished
+from uma.types import Event, Finished, Progress, Token
 
 BUFFER_EVENTS = 8192
 """Events of one request that may wait for its caller, twice the default `max_tokens`: with the server's default
@@ -31,6 +31,8 @@ class Stream:
     """Sends the request; raises where that is not possible."""
     _cancel: Callable[[Stream], None]
     """Tells the server that the request is to end. Never waits."""
+    tap: Callable[[Token], bool] | None = attrs.field(default=None, init=False)
+    """See `types.EventStream.tap`."""
     _events: deque[Event] = attrs.field(factory=deque, init=False)
     _error: UmaError | None = attrs.field(default=None, init=False)
     is_over: bool = attrs.field(default=False, init=False)
@@ -41,6 +43,11 @@ class Stream:
     _taken: Wakeup = attrs.field(factory=Wakeup, init=False)
     _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
+    @property
+    def progress(self) -> Progress | None:
+        """See `types.EventStream.progress`: a server does not tell it yet."""
+        return None
+
     async def __aenter__(self) -> Stream:
         await self._start(self)
         return self
@@ -49,6 +56,7 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.is_left = True
+        self.tap = None
         self._events.clear()
         self._taken.ring()
         if not self.is_over:
@@ -93,6 +101,8 @@ class Stream:
 
     def put(self, event: Event) -> None:
         """Hand an event to the caller."""
+        if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
+            return
         if type(event) is Finished:
             self._end()
         if not self.is_left:

@@ -8,47 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from uma.config import RuntimeConfig, is_debugging
 from uma.errors import ConfigError
+from uma.net.logfmt import log, logfmt, visible
+
+__all__ = ["LineFormatter", "LineHandler", "log", "logfmt", "logging_to"]
 
 STDERR = 2
-_PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]<>#~-]+", re.ASCII)
-
-
-def logfmt(fields: Mapping[str, Any]) -> str:
-    """`key=value` pairs on one line; a value with spaces, quotes or control characters is written as a JSON string."""
-    return " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    text = str(value)
-    if _PLAIN.fullmatch(text):
-        return text
-    return _visible(orjson.dumps(text.encode("utf-8", "replace").decode()).decode())
-
-
-def _visible(text: str) -> str:
-    """`text` with what would end its line, or speak to a terminal, written as JSON's escapes."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
-
-
-def log(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
-    """Log `event` with `fields`; costs next to nothing where the level is off."""
-    if logger.isEnabledFor(level):
-        logger.log(level, "%s", logfmt({"event": event, **fields}))
 
 
 class LineFormatter(logging.Formatter):
@@ -59,7 +30,7 @@ class LineFormatter(logging.Formatter):
         text = record.getMessage()
         if record.exc_info:
             text += " " + logfmt({"traceback": self.formatException(record.exc_info)})
-        return f"{when}Z {record.levelname.lower()} {record.name} {_visible(text)}"
+        return f"{when}Z {record.levelname.lower()} {record.name} {visible(text)}"
 
 
 class LineHandler(logging.Handler):

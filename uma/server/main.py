@@ -6,8 +6,9 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import orjson
@@ -19,7 +20,7 @@ from uma.errors import sole_error
 from uma.server import socketfile
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
-from uma.types import ServerInfo
+from uma.types import ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
 
@@ -30,16 +31,30 @@ WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
 OnReady = Callable[[ServerInfo], None]
 
 
-def run_server(config: RuntimeConfig, on_ready: OnReady | None = None) -> int:
+class Service(Protocol):
+    """Something that serves the engine beside the socket, with the same life."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Serve until `begin_drain`, and return when all has ended."""
+
+    def begin_drain(self) -> None:
+        """Take no more requests, and let `serve` come to its end."""
+
+
+MakeService = Callable[[Source, RuntimeConfig], Service]
+
+
+def run_server(config: RuntimeConfig, on_ready: OnReady | None = None, beside: Sequence[MakeService] = ()) -> int:
     """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code, 0.
 
     `on_ready` is called once clients can connect. A first signal drains, a second ends at once; while the model is
     being loaded, which nothing can interrupt, the first one ends the process with code 0 itself. SIGUSR1 writes the
-    metrics to the log; SIGHUP is only noted. Raises `ConfigError` or `ModelError` where the server cannot start.
+    metrics to the log; SIGHUP is only noted. The services that `beside` makes share the server's life. Raises
+    `ConfigError` or `ModelError` where the server cannot start.
     """
     with logging_to(config):
         try:
-            trio.run(_main, config, on_ready)
+            trio.run(_main, config, on_ready, beside)
         except BaseExceptionGroup as group:
             sole = sole_error(group)
         else:
@@ -47,7 +62,7 @@ def run_server(config: RuntimeConfig, on_ready: OnReady | None = None) -> int:
         raise sole
 
 
-async def _main(config: RuntimeConfig, on_ready: OnReady | None) -> None:
+async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequence[MakeService]) -> None:
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
     heeded = [each for each in WATCHED if signal.getsignal(each) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*heeded) as signals:
@@ -55,8 +70,10 @@ async def _main(config: RuntimeConfig, on_ready: OnReady | None) -> None:
             run = Run(nursery.cancel_scope)
             nursery.start_soon(run.watch, signals)
             async with open_engine(config) as engine:
-                run.server = server = Server(engine, config)
-                await nursery.start(run.serve, server)
+                run.server = Server(engine, config)
+                run.services = [run.server, *(make(engine, config) for make in beside)]
+                for service in run.services:
+                    await nursery.start(run.serve, service)
                 # What is there by now stays: looking through it again at each collection would be felt as a gap.
                 gc.collect()
                 gc.freeze()
@@ -83,12 +100,17 @@ class Run:
     """All of it: cancelled, everything ends at once."""
     server: Server | None = None
     """None while the model is being loaded."""
+    services: Sequence[Service] = ()
+    """All that serves, the server first."""
+    _n_ended: int = 0
     ended: trio.Event = attrs.field(factory=trio.Event)
 
-    async def serve(self, server: Server, *, task_status: trio.TaskStatus[None]) -> None:
-        """Serve to the end, and let `ended` say so."""
-        await server.serve(task_status=task_status)
-        self.ended.set()
+    async def serve(self, service: Service, *, task_status: trio.TaskStatus[None]) -> None:
+        """Serve to the end; the last of the services lets `ended` say so."""
+        await service.serve(task_status=task_status)
+        self._n_ended += 1
+        if self._n_ended == len(self.services):
+            self.ended.set()
 
     async def watch(self, signals: AsyncIterator[int]) -> None:
         """Act on signals for as long as there is a server."""
@@ -106,7 +128,8 @@ class Run:
                 if stops > 1:
                     self.scope.cancel()
                 else:
-                    self.server.begin_drain()
+                    for service in self.services:
+                        service.begin_drain()
 
     async def _log_metrics(self) -> None:
         if self.server is not None:

@@ -6,7 +6,6 @@ Ending is a sequence with a bound at each step: no new sessions; what runs may f
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
+from uma.net.accept import accept_forever
 from uma.server import socketfile
 from uma.server.connection import Connection
 from uma.server.json_connection import JsonConnection
@@ -29,8 +29,6 @@ logger = logging.getLogger("uma.server")
 
 FAREWELL_SEC = 2.0
 """How long the last words of a stopping server may take to be read."""
-NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-RETRY_ACCEPT_SEC = 0.1
 
 
 class Server:
@@ -62,7 +60,7 @@ class Server:
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 with self._accepting:
-                    await self._accept(file.sock, nursery)
+                    await accept_forever(file.sock, lambda sock: self._admit(sock, nursery), self._note_shortage)
                 # Whoever connects from here on finds nobody; whoever already waits in line is told.
                 file.remove()
                 self._refuse_waiting(file.sock, nursery)
@@ -99,21 +97,8 @@ class Server:
             self.requests_refused_total += 1
             self.requests_crowded_out_total += code == Overloaded.code
 
-    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
-        while True:
-            await trio.lowlevel.wait_readable(listener.fileno())
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                continue
-            except OSError as error:
-                if error.errno not in NO_RESOURCES:
-                    raise
-                # Out of file descriptors: those who wait in line can wait until a session ends.
-                log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
-                await trio.sleep(RETRY_ACCEPT_SEC)
-                continue
-            self._admit(sock, nursery)
+    def _note_shortage(self, error: OSError) -> None:
+        log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery, refusal: UmaError | None = None) -> None:
         limit = self.config.max_sessions

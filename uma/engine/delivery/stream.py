@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from uma.errors import UmaError
-from uma.types import Event, Finished, Token
+from uma.types import Event, Finished, Progress, Token
 
 if TYPE_CHECKING:
+    from uma.engine.policy import Row
     from uma.engine.worker.loop import DecodeWorker
 
 CREDITS = 64
@@ -25,7 +26,8 @@ class RequestStream:
     held here never exceeds `CREDITS` tokens and the last event, and a slow reader pauses its own sequence alone.
     """
 
-    def __init__(self, key: int, worker: DecodeWorker, forget: Callable[[int], None]) -> None:
+    def __init__(self, key: int, worker: DecodeWorker, forget: Callable[[int], None], row: Row) -> None:
+        self._row = row
         self._key = key
         self._worker = worker
         self._forget = forget
@@ -34,8 +36,12 @@ class RequestStream:
         self._read = 0
         self._is_over = False
         self.tap: Callable[[Token], bool] | None = None
-        """Where set, it is offered each token as it comes, and says whether it took it. What it leaves, and the last
-        event, are read as ever. It spares a task's turn for each token; it must neither wait nor raise."""
+        """See `types.EventStream.tap`."""
+
+    @property
+    def progress(self) -> Progress:
+        """See `types.EventStream.progress`. A glimpse at what the decode thread works on."""
+        return Progress(self._row.position, self._row.prompt_tokens)
 
     def deliver(self, event: Event | UmaError) -> None:
         """For the engine: the next event has come."""

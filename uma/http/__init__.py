@@ -1,0 +1,9 @@
+"""UMA over HTTP: OpenAI's, Anthropic's, Ollama's and llama-server's dialects, as an ASGI app over `types.Source`.
+
+A dialect is a file: it turns its JSON into `Request`s and events back into its JSON. Everything that dialects share
+(errors, streams, limits, keys, model names) is written once, beside them.
+"""
+
+from uma.http.serve import HttpService, service
+
+__all__ = ["HttpService", "service"]

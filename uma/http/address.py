@@ -1,0 +1,69 @@
+"""Where HTTP listens: `ADDRESS:PORT` as it is written, checked, and bound."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import attrs
+
+from uma.config import RuntimeConfig
+from uma.errors import ConfigError
+
+BACKLOG = 512
+"""Connections the system holds until they are accepted."""
+
+
+@attrs.frozen
+class Address:
+    """A host and a port; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`127.0.0.1:8080`, `[::1]:8080`, `name:8080`, `:8080` or `8080`. Raises `ConfigError`."""
+        host, colon, port = text.rpartition(":")
+        host = host if colon else ""
+        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+            raise ConfigError(f"http: expected ADDRESS:PORT, such as 127.0.0.1:8080, not {text!r}")
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def listen(self) -> socket.socket:
+        """A listening socket. Raises `ConfigError` with the system's reason."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, *_, where = found[0]
+            sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"http: cannot listen on {self}: {error.strerror or error}") from error
+        sock.setblocking(False)
+        return sock
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def check(config: RuntimeConfig) -> Address:
+    """The address that `config` has. Raises `ConfigError` where it must not be used as it is."""
+    address = Address.parse(config.http)
+    if bool(config.http_tls_cert) != bool(config.http_tls_key):
+        raise ConfigError("http_tls_cert, http_tls_key: give both, or neither")
+    if not (address.is_loopback or config.http_keys or config.http_insecure):
+        raise ConfigError(
+            f"http: {address} can be reached from other machines, and no keys are set: make some with "
+            "`uma key new NAME` and give --http-keys, or allow everything with --http-insecure"
+        )
+    return address

@@ -1,0 +1,156 @@
+"""The ASGI app: which path leads to which endpoint, and which dialect its errors speak."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from uma.errors import UmaError, sole_error
+from uma.http import llama_server, openai, openai_chat
+from uma.http.dialect import Dialect
+from uma.http.exchange import ClientGoneError, Exchange
+from uma.http.gateway import Gateway
+from uma.http.problem import NotFound, Problem, WrongMethod
+from uma.net.logfmt import log
+
+logger = logging.getLogger("uma.http")
+
+Handler = Callable[[Gateway, Exchange], Awaitable[None]]
+
+EXCHANGE = "uma.exchange"
+"""The scope's entry that holds the request's `Exchange`."""
+
+
+def build_app(gateway: Gateway) -> ASGIApp:
+    """The app, ready to be served."""
+    routes: list[BaseRoute] = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in ENDPOINTS]
+    inner = Starlette(routes=[*routes, *_page_routes(gateway)], exception_handlers={HTTPException: _no_route})
+    return _Door(gateway, inner)
+
+
+ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
+    ("GET", "/v1/models", openai.list_models),
+    ("GET", "/v1/models/{id:path}", openai.show_model),
+    ("POST", "/v1/chat/completions", openai_chat.chat_completions),
+    ("GET", "/health", llama_server.health),
+)
+
+
+def dialect_of(path: str) -> Dialect:
+    """Whose form an error on this path has."""
+    return openai.ERRORS
+
+
+def _page_routes(gateway: Gateway) -> list[BaseRoute]:
+    """The web page's routes: `uma.http.page.routes(gateway)`."""
+    if importlib.util.find_spec("uma.http.page") is None:
+        return []
+    found: list[BaseRoute] = importlib.import_module("uma.http.page").routes(gateway)
+    return found
+
+
+@attrs.frozen
+class _Endpoint:
+    """A handler as an ASGI app: its errors become answers."""
+
+    gateway: Gateway
+    handle: Handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http: Exchange = scope[EXCHANGE]
+        http.scope = scope  # with the path's parameters
+        try:
+            await self.handle(self.gateway, http)
+        except UmaError as error:
+            await _fail(http, error)
+        except ClientGoneError:
+            pass
+        except BaseExceptionGroup as group:
+            sole = sole_error(group)
+            if not isinstance(sole, UmaError):
+                raise
+            await _fail(http, sole)
+
+
+async def _fail(http: Exchange, error: UmaError) -> None:
+    problem = Problem.of(error)
+    log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
+    if not http.is_started:
+        await http.fail(dialect_of(http.path), problem)
+
+
+async def _no_route(request: Any, error: Exception) -> Any:
+    """Starlette's 404 and 405 in the dialect's form."""
+    http: Exchange = request.scope[EXCHANGE]
+    status = getattr(error, "status_code", 404)
+    if status == 405:
+        allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
+        http.extra_headers.append((b"allow", allowed.encode()))
+        failure: UmaError = WrongMethod(f"{http.path[:200]} takes {allowed}, not {http.scope['method']}")
+    else:
+        failure = NotFound(f"no such path: {http.path[:200]}")
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await _fail(http, failure)
+
+    return answer
+
+
+@attrs.frozen
+class _Door:
+    """The outermost layer: gives each request its id, lets it in or not, and logs how it ended."""
+
+    gateway: Gateway
+    inner: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _refuse_other(scope, receive, send)
+            return
+        http = self._exchange(scope, receive, send)
+        began = trio.current_time()
+        try:
+            await self.inner(scope, receive, send)
+        except Exception:
+            logger.exception("event=http.crashed request=%s", http.id)
+            if not http.is_started:
+                await http.fail(
+                    dialect_of(http.path), Problem(500, "fault", "a fault in the server itself; its log says more")
+                )
+        finally:
+            self.gateway.count(http)
+            log(
+                logger,
+                logging.INFO,
+                "http.request",
+                request=http.id,
+                method=scope["method"],
+                path=http.path,
+                status=http.status or None,
+                ms=1000 * (trio.current_time() - began),
+            )
+
+    def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        config = self.gateway.config
+        id = secrets.token_hex(12)
+        http = Exchange(scope, receive, send, id, config.max_http_body_bytes, config.http_timeout_sec)
+        http.extra_headers += [(b"x-request-id", id.encode()), (b"request-id", id.encode())]
+        scope[EXCHANGE] = http
+        return http
+
+
+async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
+    """WebSockets have no endpoint here; a lifespan has nothing to do."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})

@@ -1,0 +1,93 @@
+"""A TCP connection under Hypercorn's HTTP: writes gather in a bounded `Link`, and a peer that does not read is let go.
+
+Hypercorn's own stream writes once for each piece and waits each time; through a link the pieces of one turn (status,
+headers, several events) go out in one system call, and a reader that stalls ends its own connection alone.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import trio
+from hypercorn.events import Event, RawData
+from hypercorn.trio.tcp_server import TCPServer
+
+from uma.net.link import Link
+
+LINGER_SEC = 1.0
+"""After the answer the peer may still be sending its body. Reading on for a moment spares it a broken pipe before it
+has read why."""
+
+
+class LinkStream(trio.abc.Stream):
+    """A socket as Trio's streams are, over a `Link`. Sending waits only where the link is full."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._is_ending = False
+        self._written = trio.Event()
+
+    @property
+    def socket(self) -> socket.socket:
+        """For Hypercorn, which asks it for addresses."""
+        return self.link.sock
+
+    async def write(self) -> None:
+        """The link's writing task. Raises `OSError` or `ReaderStalledError` where the peer takes no more."""
+        try:
+            await self.link.write(lambda: self._is_ending)
+        finally:
+            self._written.set()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Post `data`; wait while the link is full."""
+        if self._is_ending:
+            raise trio.ClosedResourceError
+        self.link.post(bytes(data))
+        await self.link.room()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait while the link is full."""
+        await self.link.room()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """What has come; `b""` where the peer has closed its sending half or is gone."""
+        return await self.link.receive()
+
+    async def aclose(self) -> None:
+        """Send what is posted, say that there is no more, and close."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self.link.post(b"")
+        try:
+            await self._written.wait()
+            await self._linger()
+        finally:
+            self.link.close()
+
+    async def _linger(self) -> None:
+        try:
+            self.link.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+        with trio.move_on_after(LINGER_SEC):
+            while await self.link.receive():
+                pass
+
+
+class HttpConnection(TCPServer):
+    """Hypercorn's connection, whose pieces need no lock: posting to a link does not wait."""
+
+    async def protocol_send(self, event: Event) -> None:
+        """As Hypercorn's. TLS keeps its way, since encrypting is a step of its own."""
+        if isinstance(event, RawData) and isinstance(stream := self._plain_stream(), LinkStream):
+            stream.link.post(event.data)
+            if stream.link.is_full:
+                await stream.link.room()
+            return
+        await super().protocol_send(event)
+
+    def _plain_stream(self) -> Any:
+        return self.stream

@@ -1,0 +1,103 @@
+"""What a dialect is to the rest: the form of its errors, and of one generation's stream and whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import orjson
+
+from uma.http.problem import Problem
+from uma.types import Finished, Request, Token
+
+Body = Mapping[str, Any]
+
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+NDJSON = b"application/x-ndjson"
+JSON = b"application/json"
+
+
+class Job(Protocol):
+    """One HTTP request that generates: its `Request`s, and how their events are told.
+
+    The methods return bytes for the stream, empty where there is nothing to say. `index` is that of the request in
+    `requests`. They neither wait nor raise, and are called in the order of events.
+    """
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """What the engine is asked; one for each prompt and choice."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is a stream."""
+
+    @property
+    def media_type(self) -> bytes:
+        """The stream's content type."""
+
+    def begin(self) -> bytes:
+        """What a stream opens with."""
+
+    def token(self, index: int, token: Token) -> bytes:
+        """A token."""
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """The end of one request."""
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """The end of the stream, after all requests have ended."""
+
+    def failed(self, problem: Problem) -> bytes:
+        """An error after the stream has begun. Nothing follows it."""
+
+    def heartbeat(self, progress: str) -> bytes:
+        """A sign of life that clients skip."""
+
+    def whole(self, results: Sequence[Finished]) -> Body:
+        """The answer of a request without a stream."""
+
+
+class Dialect(Protocol):
+    """The form of a dialect's errors."""
+
+    def error(self, problem: Problem, request_id: str) -> Body:
+        """The body of an error."""
+
+
+def dumps(body: Any) -> bytes:
+    """JSON as every answer has it."""
+    return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+def sse(body: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + dumps(body) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A server-sent comment, which clients skip."""
+    return b": " + text.encode() + b"\n\n"
+
+
+@attrs.define
+class SseJob:
+    """What jobs with server-sent events have in common."""
+
+    requests: Sequence[Request]
+    stream: bool
+
+    @property
+    def media_type(self) -> bytes:
+        """See `Job`."""
+        return EVENT_STREAM
+
+    def begin(self) -> bytes:
+        """See `Job`."""
+        return b""
+
+    def heartbeat(self, progress: str) -> bytes:
+        """See `Job`."""
+        return comment(progress)

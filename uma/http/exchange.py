@@ -1,0 +1,121 @@
+"""One HTTP request and its answer: the body read within its bounds, the answer written, a vanished client noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import orjson
+import trio
+from starlette.types import Receive, Scope, Send
+
+from uma.constraints import show
+from uma.errors import BadRequest, InvalidJson
+from uma.http.dialect import JSON, Dialect, dumps
+from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
+
+Header = tuple[bytes, bytes]
+
+
+class ClientGoneError(Exception):
+    """The client hung up before its request was complete: there is nothing to answer."""
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """One request on its way through the app. Belongs to the task that Hypercorn runs it in."""
+
+    scope: Scope
+    receive: Receive
+    _send: Send
+    id: str
+    """Of this server's making: in the answer's header, in the log and in the engine's `Request`."""
+    max_body_bytes: int
+    timeout_sec: float
+    extra_headers: list[Header] = attrs.field(factory=list)
+    """Headers that the answer has, whatever it is."""
+    status: int = attrs.field(default=0, init=False)
+    """Of the answer; 0 while it has not begun."""
+    _has_body: bool = attrs.field(default=False, init=False)
+
+    def header(self, name: bytes) -> str | None:
+        """The request's header; the first of several."""
+        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), None)
+
+    @property
+    def path(self) -> str:
+        """The path asked for."""
+        return str(self.scope["path"])
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the answer's status has gone out."""
+        return self.status != 0
+
+    async def body(self) -> bytes:
+        """The whole body. Raises `BodyTooLarge` before reading it where its length says so, `BodyTimeout` where it does
+        not come, and `ClientGoneError` where the client hangs up."""
+        length = self.header(b"content-length")
+        if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        with trio.move_on_after(self.timeout_sec) as patience:
+            while not self._has_body:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                body += message.get("body", b"")
+                if len(body) > self.max_body_bytes:
+                    raise self._too_large()
+                self._has_body = not message.get("more_body", False)
+        if patience.cancelled_caught:
+            raise BodyTimeout(f"the body did not come within {self.timeout_sec:g} s (http_timeout_sec)")
+        return bytes(body)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_http_body_bytes)")
+
+    async def fields(self) -> dict[str, Any]:
+        """The body as a JSON object. Raises `InvalidJson` or `BadRequest` where it is none."""
+        data = await self.body()
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise InvalidJson(f"the body is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise BadRequest(f"the body must be a JSON object, not {show(value)}")
+        return value
+
+    async def wait_for_disconnect(self) -> None:
+        """Return once the client is gone, or has closed its sending half."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, media_type: bytes, headers: Iterable[Header] = ()) -> None:
+        """Send the status and the headers."""
+        self.status = status
+        every = [(b"content-type", media_type), *headers, *self.extra_headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": every})
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send a part of the body. Waits while the client is behind in reading."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def answer(
+        self, data: bytes, *, status: int = 200, media_type: bytes = JSON, headers: Iterable[Header] = ()
+    ) -> None:
+        """Send a whole answer."""
+        await self.start(status, media_type, [(b"content-length", str(len(data)).encode()), *headers])
+        await self.write(data, is_last=True)
+
+    async def answer_json(self, body: Any, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
+        """Send a whole answer as JSON."""
+        await self.answer(dumps(body), status=status, headers=headers)
+
+    async def fail(self, dialect: Dialect, problem: Problem) -> None:
+        """Send an error in the dialect's form. The connection stays usable unless a body is left unread."""
+        headers = problem.headers
+        if problem.kind in ("too_large", "timeout"):
+            headers.append((b"connection", b"close"))
+        await self.answer_json(dialect.error(problem, self.id), status=problem.status, headers=headers)

@@ -1,0 +1,66 @@
+"""What every endpoint has at hand: the source, the settings, the model's names."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import trio
+
+from uma.config import RuntimeConfig
+from uma.errors import ShuttingDown
+from uma.http.dialect import Job
+from uma.http.exchange import Exchange
+from uma.http.generation import run
+from uma.http.models import ModelNames
+from uma.http.problem import Problem
+from uma.types import Source
+
+
+@attrs.define(eq=False)
+class Gateway:
+    """One source behind HTTP. Belongs to the source's Trio thread."""
+
+    source: Source
+    config: RuntimeConfig
+    names: ModelNames
+    connections_total: int = 0
+    """Connections accepted since the start, refused ones not included."""
+    connections_refused_total: int = 0
+    answers: Counter[int] = attrs.field(factory=Counter)
+    """Requests by the status of their answer; 0: the client went away before there was one."""
+    _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
+
+    @classmethod
+    def of(cls, source: Source, config: RuntimeConfig) -> Gateway:
+        """A gateway to `source`."""
+        return cls(source, config, ModelNames.of(source, config))
+
+    @property
+    def model_names(self) -> list[str]:
+        """What lists of models show: the name, and the configured aliases."""
+        aliases = [each.strip() for each in self.config.alias.split(",") if each.strip()]
+        return list(dict.fromkeys([self.names.name, *aliases]))
+
+    async def generate(self, http: Exchange, job: Job) -> None:
+        """Answer with what `job` generates; see `generation.run`. Raises `ShuttingDown` where `abort` ended it."""
+        with trio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                await run(self.source, http, job)
+            finally:
+                self._running.discard(scope)
+        if scope.cancelled_caught:
+            error = ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")
+            if not http.is_started:
+                raise error
+            await http.write(job.failed(Problem.of(error)), is_last=True)
+
+    def abort(self) -> None:
+        """End everything that generates, and tell its clients that the server stops."""
+        for scope in self._running:
+            scope.cancel()
+
+    def count(self, http: Exchange) -> None:
+        """Count a request that was answered, or whose client went away."""
+        self.answers[http.status] += 1

@@ -1,0 +1,192 @@
+"""A job's way through the engine: its requests run side by side, its answer is streamed or gathered, and a client that
+goes away ends all of it.
+
+A stream's status goes out with its first bytes, so a request that fails before that still has a status of its own.
+Tokens reach the answer in the turn that brings them (the stream's tap); one task writes all that has gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import attrs
+import trio
+
+from uma.errors import UmaError
+from uma.http.dialect import Job
+from uma.http.exchange import Exchange
+from uma.http.problem import Problem
+from uma.net.wakeup import Wakeup
+from uma.types import EventStream, Finished, Source, Token
+
+HEARTBEAT_SEC = 2.0
+"""A stream that has said nothing for this long says that it is alive: proxies give up after 15 s and more."""
+MAX_UNSENT_BYTES = 65_536
+"""Bytes of one answer that may wait for the writing task; beyond it the request is paused."""
+NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+"""So that a proxy passes each event on at once."""
+
+
+async def run(source: Source, http: Exchange, job: Job) -> Sequence[Finished]:
+    """Answer `http` with what `job` generates. Returns how its requests ended; none where the client went away.
+
+    Raises the `UmaError` of a request that fails before the answer has begun; later ones are told in the stream.
+    """
+    failure: UmaError | None = None
+    results: Sequence[Finished] = ()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_on_disconnect, http, nursery.cancel_scope)
+        try:
+            if job.stream:
+                results = await _Streamed(http, job).run(source)
+            else:
+                results = await _gather(source, job)
+                await http.answer_json(job.whole(results))
+        except UmaError as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return results
+
+
+async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None:
+    await http.wait_for_disconnect()
+    scope.cancel()
+
+
+async def _gather(source: Source, job: Job) -> list[Finished]:
+    results: list[Finished | None] = [None] * len(job.requests)
+    failures: list[UmaError] = []
+
+    async def one(index: int, scope: trio.CancelScope | None) -> None:
+        try:
+            async with source.generate(job.requests[index]) as stream:
+                async for event in stream:
+                    if isinstance(event, Finished):
+                        results[index] = event
+        except UmaError as error:
+            failures.append(error)
+            if scope is not None:
+                scope.cancel()
+
+    if len(job.requests) == 1:
+        await one(0, None)
+    else:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(job.requests)):
+                nursery.start_soon(one, index, nursery.cancel_scope)
+    if failures:
+        raise failures[0]
+    return [each for each in results if each is not None]
+
+
+@attrs.define(eq=False)
+class _Streamed:
+    """One streamed answer: each request's task pushes, the task that called `run` writes."""
+
+    http: Exchange
+    job: Job
+    _unsent: list[bytes] = attrs.field(factory=list, init=False)
+    _unsent_bytes: int = attrs.field(default=0, init=False)
+    _work: Wakeup = attrs.field(factory=Wakeup, init=False)
+    _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _streams: list[EventStream] = attrs.field(factory=list, init=False)
+    _results: dict[int, Finished] = attrs.field(factory=dict, init=False)
+    _failure: UmaError | None = attrs.field(default=None, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+    _wrote_at: float = attrs.field(factory=trio.current_time, init=False)
+
+    async def run(self, source: Source) -> Sequence[Finished]:
+        """Stream to the end. Raises the failure of a request where nothing has gone out yet."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._beat)
+            nursery.start_soon(self._generate_all, source)
+            await self._write()
+            nursery.cancel_scope.cancel()
+        if self._failure is not None and not self.http.is_started:
+            raise self._failure
+        return [self._results[index] for index in sorted(self._results)]
+
+    async def _generate_all(self, source: Source) -> None:
+        if len(self.job.requests) == 1:
+            await self._generate(source, 0, None)
+        else:
+            async with trio.open_nursery() as nursery:
+                for index in range(len(self.job.requests)):
+                    nursery.start_soon(self._generate, source, index, nursery.cancel_scope)
+        if self._failure is None:
+            self._push(self.job.end([self._results[index] for index in sorted(self._results)]))
+        elif self.http.is_started or self._unsent:
+            self._push(self.job.failed(Problem.of(self._failure)))
+        self._is_over = True
+        self._work.ring()
+
+    async def _generate(self, source: Source, index: int, siblings: trio.CancelScope | None) -> None:
+        try:
+            async with source.generate(self.job.requests[index]) as stream:
+                self._streams.append(stream)
+                stream.tap = partial(self._take, index)
+                async for event in stream:
+                    if isinstance(event, Finished):
+                        self._results[index] = event
+                        self._push(self.job.finished(index, event))
+                    else:
+                        self._push(self.job.token(index, event))
+                        while self._unsent_bytes >= MAX_UNSENT_BYTES:
+                            await self._room.park()
+        except UmaError as error:
+            self._failure = self._failure or error
+            if siblings is not None:
+                siblings.cancel()
+
+    def _take(self, index: int, token: Token) -> bool:
+        if self._unsent_bytes >= MAX_UNSENT_BYTES:
+            return False
+        self._push(self.job.token(index, token))
+        return True
+
+    def _push(self, data: bytes) -> None:
+        if data:
+            self._unsent.append(data)
+            self._unsent_bytes += len(data)
+            self._work.ring()
+
+    async def _write(self) -> None:
+        while True:
+            if self._unsent:
+                await self._write_unsent()
+            elif self._is_over:
+                break
+            else:
+                await self._work.wait()
+        if self.http.is_started:
+            await self.http.write(b"", is_last=True)
+
+    async def _write_unsent(self) -> None:
+        if not self.http.is_started:
+            self._unsent.insert(0, self.job.begin())
+            await self.http.start(200, self.job.media_type, NO_BUFFERING)
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        await self.http.write(data)
+        self._wrote_at = trio.current_time()
+        self._room.unpark_all()
+
+    async def _beat(self) -> None:
+        while True:
+            due = self._wrote_at + HEARTBEAT_SEC
+            await trio.sleep_until(due)
+            if self._wrote_at + HEARTBEAT_SEC <= due and not self._unsent:
+                self._wrote_at = trio.current_time()
+                self._push(self.job.heartbeat(self._progress()))
+
+    def _progress(self) -> str:
+        read = [each.progress for each in self._streams]
+        known = [each for each in read if each is not None]
+        if not known:
+            return "waiting"
+        done, total = sum(each.computed_tokens for each in known), sum(each.prompt_tokens for each in known)
+        return f"prompt {done}/{total} tokens"

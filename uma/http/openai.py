@@ -1,0 +1,137 @@
+"""What OpenAI's endpoints share: the form of errors, message contents, and the list of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from uma.constraints import show
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.dialect import Body
+from uma.http.exchange import Exchange
+from uma.http.gateway import Gateway
+from uma.http.problem import ModelNotFound, Problem
+from uma.protocol.converter import structure
+
+_TYPES = {
+    "unauthorized": "authentication_error",
+    "forbidden": "permission_error",
+    "rate": "rate_limit_error",
+    "overloaded": "rate_limit_error",
+    "stopping": "server_error",
+    "fault": "server_error",
+}
+_CODES = {
+    "unsupported": "unsupported_parameter",
+    "context_length": "context_length_exceeded",
+    "unauthorized": "invalid_api_key",
+    "model_not_found": "model_not_found",
+    "rate": "rate_limit_exceeded",
+    "overloaded": "rate_limit_exceeded",
+    "stopping": "service_unavailable",
+    "too_large": "request_too_large",
+}
+
+
+class OpenAiErrors:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+
+    def error(self, problem: Problem, request_id: str) -> Body:
+        """See `Dialect`."""
+        return {
+            "error": {
+                "message": problem.message,
+                "type": _TYPES.get(problem.kind, "invalid_request_error"),
+                "param": problem.param,
+                "code": _CODES.get(problem.kind),
+            }
+        }
+
+
+ERRORS = OpenAiErrors()
+
+
+@attrs.frozen(kw_only=True)
+class StreamOptions:
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _TextPart:
+    type: str
+    text: str
+
+
+def text_of(content: Any, path: str) -> str:
+    """A message's content, a string or a list of text parts, as one string; parts are lines.
+
+    Raises `BadRequest` for another type, and `Unsupported` for images, audio and files.
+    """
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
+    return "\n".join(_texts(content, path))
+
+
+def _texts(parts: list[Any], path: str) -> Iterator[str]:
+    for index, part in enumerate(parts):
+        here = f"{path}[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "input_text", "output_text"):
+            try:
+                yield structure(part, _TextPart).text
+            except BadRequest as error:
+                raise BadRequest(f"{here}.{error.message}") from None
+        elif kind in (
+            "image_url",
+            "input_image",
+            "input_audio",
+            "file",
+            "input_file",
+            "image",
+            "document",
+            "video_url",
+        ):
+            abilities.media(str(kind), here)
+        else:
+            raise BadRequest(f"{here}: expected a part with type text, not {show(part)}")
+
+
+async def list_models(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/models`."""
+    await http.answer_json({"object": "list", "data": [_model(gateway, name) for name in gateway.model_names]})
+
+
+async def show_model(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/models/{id}`."""
+    asked = str(http.scope["path_params"]["id"])
+    if not gateway.names.knows(asked):
+        raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")
+    await http.answer_json(_model(gateway, asked))
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    info = gateway.source.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": gateway.names.loaded_at,
+        "owned_by": "uma",
+        "max_model_len": info.limits.n_ctx,
+        "meta": {
+            "n_vocab": info.model.vocab_size,
+            "n_ctx_train": info.model.context_length,
+            "n_params": info.model.parameters,
+            "size": info.model.size_bytes,
+            "architecture": info.model.architecture,
+            "quantization": info.model.quantization,
+        },
+    }

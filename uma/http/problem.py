@@ -1,0 +1,153 @@
+"""What goes wrong over HTTP: the errors that only HTTP has, and the status, kind and code of every error.
+
+A dialect turns a `Problem` into its own body; nothing else decides about statuses.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+import attrs
+
+from uma.errors import (
+    BadRequest,
+    ConnectionLost,
+    FrameTooLarge,
+    InvalidJson,
+    Overloaded,
+    PromptTooLarge,
+    ShuttingDown,
+    TemplateError,
+    TooManySessions,
+    UmaError,
+)
+
+Kind = Literal[
+    "bad_request",
+    "unsupported",
+    "context_length",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "model_not_found",
+    "method",
+    "timeout",
+    "too_large",
+    "rate",
+    "overloaded",
+    "stopping",
+    "fault",
+]
+"""What each dialect has its own words for."""
+
+
+class Unsupported(UmaError):
+    """A field asks for something that this server or model cannot do. Names the field."""
+
+    code = "E_HTTP_UNSUPPORTED"
+
+
+class NotFound(UmaError):
+    """No such path."""
+
+    code = "E_HTTP_NOT_FOUND"
+
+
+class ModelNotFound(UmaError):
+    """The request names another model than the one that is loaded."""
+
+    code = "E_HTTP_MODEL"
+
+
+class WrongMethod(UmaError):
+    """The path has other methods."""
+
+    code = "E_HTTP_METHOD"
+
+
+class BodyTooLarge(UmaError):
+    """The body is over `max_http_body_bytes`; told before it is read."""
+
+    code = "E_HTTP_BODY_TOO_LARGE"
+
+
+class BodyTimeout(UmaError):
+    """The body did not come within `http_timeout_sec`."""
+
+    code = "E_HTTP_TIMEOUT"
+
+
+class Unauthorized(UmaError):
+    """No key came, or one that is not known."""
+
+    code = "E_HTTP_KEY"
+
+
+class Forbidden(UmaError):
+    """The key, the `Host` or the `Origin` does not allow this."""
+
+    code = "E_HTTP_FORBIDDEN"
+
+
+class RateLimited(UmaError):
+    """The key's own bounds are reached. Carries `retry_after_ms`."""
+
+    code = "E_HTTP_RATE"
+
+
+_STATUS: dict[type[UmaError], tuple[int, Kind]] = {
+    BadRequest: (400, "bad_request"),
+    InvalidJson: (400, "bad_request"),
+    TemplateError: (400, "bad_request"),
+    Unsupported: (400, "unsupported"),
+    PromptTooLarge: (400, "context_length"),
+    Unauthorized: (401, "unauthorized"),
+    Forbidden: (403, "forbidden"),
+    NotFound: (404, "not_found"),
+    ModelNotFound: (404, "model_not_found"),
+    WrongMethod: (405, "method"),
+    BodyTimeout: (408, "timeout"),
+    BodyTooLarge: (413, "too_large"),
+    FrameTooLarge: (413, "too_large"),
+    RateLimited: (429, "rate"),
+    Overloaded: (429, "overloaded"),
+    TooManySessions: (429, "overloaded"),
+    ShuttingDown: (503, "stopping"),
+    ConnectionLost: (503, "stopping"),
+}
+
+_FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*): ")
+DEFAULT_RETRY_MS = 1000
+"""For refusals that time alone can mend, where the engine did not say how much."""
+
+
+@attrs.frozen
+class Problem:
+    """An error as HTTP tells it."""
+
+    status: int
+    kind: Kind
+    message: str
+    param: str | None = None
+    """The field that is wrong, where there is one."""
+    retry_after_ms: int | None = None
+
+    @classmethod
+    def of(cls, error: UmaError) -> Problem:
+        """The problem that `error` is. What is no fault of the request is 500."""
+        status, kind = _STATUS.get(type(error), (500, "fault"))
+        field = _FIELD.match(error.message) if status == 400 else None
+        retry_after_ms = error.retry_after_ms
+        if status in (429, 503) and retry_after_ms is None:
+            retry_after_ms = DEFAULT_RETRY_MS
+        return cls(status, kind, error.message, field[1] if field else None, retry_after_ms)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`Retry-After` in whole seconds, and `retry-after-ms` as OpenAI's and Anthropic's clients read it."""
+        if self.retry_after_ms is None:
+            return []
+        seconds = max(1, math.ceil(self.retry_after_ms / 1000))
+        return [(b"retry-after", str(seconds).encode()), (b"retry-after-ms", str(self.retry_after_ms).encode())]

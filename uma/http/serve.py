@@ -1,0 +1,170 @@
+"""HTTP beside the server: a listener, Hypercorn's protocols on each connection, and an orderly end.
+
+Everything runs in the nursery of the caller: a connection's tasks are children of its own nursery, so ending one
+connection, or all, ends the requests that ran there.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from typing import cast
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState
+
+from uma.config import RuntimeConfig
+from uma.errors import ConfigError
+from uma.http.address import check
+from uma.http.app import build_app
+from uma.http.connection import HttpConnection, LinkStream
+from uma.http.gateway import Gateway
+from uma.net.accept import accept_forever
+from uma.net.link import Link, ReaderStalledError
+from uma.net.logfmt import log
+from uma.types import Source
+
+logger = logging.getLogger("uma.http")
+
+MAX_HEAD_BYTES = 65_536
+"""Longest request line and headers together."""
+FAREWELL_SEC = 2.0
+"""How long the last answers of a stopping server may take to be read."""
+
+
+class HttpService:
+    """Serves one source over HTTP. All methods belong to the Trio thread that runs `serve`."""
+
+    def __init__(self, source: Source, config: RuntimeConfig) -> None:
+        self._config = config
+        self._asked = check(config)
+        self.gateway = Gateway.of(source, config)
+        self._app = ASGIWrapper(cast(ASGIFramework, build_app(self.gateway)))
+        self._http = _hypercorn(config)
+        self._tls = _tls(self._http)
+        self._context = WorkerContext(None)
+        self._accepting = trio.CancelScope()
+        self._connections = 0
+        self._gone = trio.lowlevel.ParkingLot()
+        self.url = ""
+        """Where it can be reached, once it listens."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `begin_drain`, then return when every connection has ended, or `drain_timeout_sec` is over.
+
+        `started` is called once clients can connect. Raises `ConfigError` where the address cannot be had.
+        """
+        listener = self._asked.listen()
+        try:
+            self.url = _url(listener, is_tls=self._tls is not None)
+            log(logger, logging.INFO, "http.ready", url=self.url)
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                with self._accepting:
+                    await accept_forever(listener, lambda sock: self._admit(sock, nursery), self._note_shortage)
+                listener.close()
+                await self._drain()
+                nursery.cancel_scope.cancel()
+        finally:
+            listener.close()
+
+    def begin_drain(self) -> None:
+        """Take no more connections and requests, and let `serve` come to its end."""
+        self._accepting.cancel()
+
+    async def _drain(self) -> None:
+        await self._context.terminated.set()
+        with trio.move_on_after(self._config.drain_timeout_sec):
+            await self._all_gone()
+        self.gateway.abort()
+        with trio.move_on_after(FAREWELL_SEC):
+            await self._all_gone()
+
+    async def _all_gone(self) -> None:
+        while self._connections:
+            await self._gone.park()
+
+    def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        if self._connections >= self._config.max_http_connections:
+            self.gateway.connections_refused_total += 1
+            sock.close()  # a flood: even saying no costs a file descriptor
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections += 1
+        self.gateway.connections_total += 1
+        nursery.start_soon(self._host, sock)
+
+    async def _host(self, sock: socket.socket) -> None:
+        link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec)
+        try:
+            async with trio.open_nursery() as nursery:
+                stream = LinkStream(link)
+                nursery.start_soon(_write, stream, nursery.cancel_scope)
+                await HttpConnection(
+                    self._app, self._http, self._context, ConnectionState({}), self._dressed(stream)
+                ).run()
+                nursery.cancel_scope.cancel()
+        except Exception:
+            # A bug that one connection has met ends that connection. The others know nothing of it.
+            logger.exception("event=http.connection_crashed")
+        finally:
+            link.close()
+            self._connections -= 1
+            self._gone.unpark_all()
+
+    def _dressed(self, stream: LinkStream) -> trio.SSLStream[trio.SocketStream]:
+        """The stream with TLS around it, where there is TLS. (Hypercorn's annotation knows TLS alone.)"""
+        dressed: object = stream
+        if self._tls is not None:
+            dressed = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        return cast("trio.SSLStream[trio.SocketStream]", dressed)
+
+    def _note_shortage(self, error: OSError) -> None:
+        log(logger, logging.ERROR, "http.cannot_accept", reason=error.strerror)
+
+
+def service(source: Source, config: RuntimeConfig) -> HttpService:
+    """HTTP for `source`, to be run beside it. Raises `ConfigError` where the settings do not go together."""
+    return HttpService(source, config)
+
+
+async def _write(stream: LinkStream, connection: trio.CancelScope) -> None:
+    try:
+        await stream.write()
+    except ReaderStalledError:
+        log(logger, logging.WARNING, "http.stalled", unsent_bytes=stream.link.unsent_bytes)
+        connection.cancel()
+    except OSError:
+        connection.cancel()  # hung up: what ran for it has no reader
+
+
+def _hypercorn(config: RuntimeConfig) -> Config:
+    http = Config()
+    http.errorlog = logger
+    http.include_server_header = False
+    http.h11_max_incomplete_size = MAX_HEAD_BYTES
+    http.h2_max_header_list_size = MAX_HEAD_BYTES
+    http.keep_alive_timeout = config.http_timeout_sec
+    http.ssl_handshake_timeout = config.http_timeout_sec
+    http.keep_alive_max_requests = 2**31
+    if config.http_tls_cert:
+        http.certfile, http.keyfile = config.http_tls_cert, config.http_tls_key
+    return http
+
+
+def _tls(http: Config) -> ssl.SSLContext | None:
+    try:
+        return http.create_ssl_context()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"http_tls_cert, http_tls_key: {http.certfile}, {http.keyfile}: {error}") from error
+
+
+def _url(listener: socket.socket, *, is_tls: bool) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{shown}:{port}"
