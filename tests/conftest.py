@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from http_server import HttpServer, running_http
+
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
 

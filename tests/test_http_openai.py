@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import openai
 import pytest
-
 from http_server import HttpServer
 
 STORY = [{"role": "user", "content": "Tell me a story about a fox"}]
