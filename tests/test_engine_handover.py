@@ -169,7 +169,7 @@ async def test_what_a_tap_leaves_is_read_in_order_and_all_room_is_given_back(
 ) -> None:
     account: Any = Account()
     forgotten: list[int] = []
-    stream = RequestStream(7, account, forgotten.append, account)
+    stream = RequestStream(7, account, forgotten.append)
     takes: list[bool] = []
     seen = Seen(iter(takes.pop, None))
     stream.tap = seen.tap if is_tapped else None

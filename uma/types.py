@@ -519,25 +519,12 @@ class Tokenized:
     token_ids: tuple[int, ...]
 
 
-@attrs.frozen
-class Progress:
-    """How far a prompt has been read."""
-
-    computed_tokens: int
-    """Tokens of the prompt that are in the KV cells, those that came from the cache included."""
-    prompt_tokens: int
-
-
 class EventStream(Protocol):
     """One request's events, in order: a `Prompt` where one was asked for, `Token`s, then exactly one `Finished`."""
 
     tap: Callable[[Token], bool] | None
     """Where set, it is offered each token as it comes, and says whether it took it. What it leaves, and the last event,
     are iterated as ever. It spares a task's turn for each token; it must neither wait nor raise."""
-
-    @property
-    def progress(self) -> Progress | None:
-        """How far the prompt has been read; None where that is not known. Never waits."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """The stream is its own iterator."""

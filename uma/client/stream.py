@@ -15,7 +15,7 @@ import trio
 
 from uma.errors import UmaError
 from uma.net.wakeup import Wakeup
-from uma.types import Event, Finished, Progress, Token
+from uma.types import Event, Finished, Token
 
 BUFFER_EVENTS = 8192
 """Events of one request that may wait for its caller, twice the default `max_tokens`: with the server's default
@@ -42,11 +42,6 @@ class Stream:
     _arrived: Wakeup = attrs.field(factory=Wakeup, init=False)
     _taken: Wakeup = attrs.field(factory=Wakeup, init=False)
     _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-
-    @property
-    def progress(self) -> Progress | None:
-        """See `types.EventStream.progress`: a server does not tell it yet."""
-        return None
 
     async def __aenter__(self) -> Stream:
         await self._start(self)

@@ -431,7 +431,7 @@ class Engine:
             target_ttft_ms=0.0 if is_probe else request.slo.target_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
         )
-        stream = RequestStream(key, self.worker, self._forget, row)
+        stream = RequestStream(key, self.worker, self._forget)
         most = self.config.max_tokens
         asked = sampling.max_tokens or most
         cut = (f"max_tokens: {asked:,} is over the limit of {most:,} and was cut to it",) if asked > most else ()

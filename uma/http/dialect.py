@@ -9,7 +9,7 @@ import attrs
 import orjson
 
 from uma.http.problem import Problem
-from uma.types import Finished, Request, Token
+from uma.types import Finished, Prompt, Request, Token
 
 Body = Mapping[str, Any]
 
@@ -39,6 +39,9 @@ class Job(Protocol):
 
     def begin(self) -> bytes:
         """What a stream opens with."""
+
+    def prompt(self, index: int, prompt: Prompt) -> bytes:
+        """The prompt, where it was asked for."""
 
     def token(self, index: int, token: Token) -> bytes:
         """A token."""
@@ -96,6 +99,10 @@ class SseJob:
 
     def begin(self) -> bytes:
         """See `Job`."""
+        return b""
+
+    def prompt(self, index: int, prompt: Prompt) -> bytes:
+        """See `Job`. Few dialects repeat a prompt."""
         return b""
 
     def heartbeat(self, progress: str) -> bytes:

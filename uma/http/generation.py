@@ -18,7 +18,7 @@ from uma.http.dialect import Job
 from uma.http.exchange import Exchange
 from uma.http.problem import Problem
 from uma.net.wakeup import Wakeup
-from uma.types import EventStream, Finished, Source, Token
+from uma.types import Finished, Prompt, Source, Token
 
 HEARTBEAT_SEC = 2.0
 """A stream that has said nothing for this long says that it is alive: proxies give up after 15 s and more."""
@@ -92,7 +92,6 @@ class _Streamed:
     _unsent_bytes: int = attrs.field(default=0, init=False)
     _work: Wakeup = attrs.field(factory=Wakeup, init=False)
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _streams: list[EventStream] = attrs.field(factory=list, init=False)
     _results: dict[int, Finished] = attrs.field(factory=dict, init=False)
     _failure: UmaError | None = attrs.field(default=None, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
@@ -101,7 +100,7 @@ class _Streamed:
     async def run(self, source: Source) -> Sequence[Finished]:
         """Stream to the end. Raises the failure of a request where nothing has gone out yet."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._beat)
+            nursery.start_soon(self._beat, source)
             nursery.start_soon(self._generate_all, source)
             await self._write()
             nursery.cancel_scope.cancel()
@@ -126,12 +125,13 @@ class _Streamed:
     async def _generate(self, source: Source, index: int, siblings: trio.CancelScope | None) -> None:
         try:
             async with source.generate(self.job.requests[index]) as stream:
-                self._streams.append(stream)
                 stream.tap = partial(self._take, index)
                 async for event in stream:
                     if isinstance(event, Finished):
                         self._results[index] = event
                         self._push(self.job.finished(index, event))
+                    elif isinstance(event, Prompt):
+                        self._push(self.job.prompt(index, event))
                     else:
                         self._push(self.job.token(index, event))
                         while self._unsent_bytes >= MAX_UNSENT_BYTES:
@@ -175,18 +175,20 @@ class _Streamed:
         self._wrote_at = trio.current_time()
         self._room.unpark_all()
 
-    async def _beat(self) -> None:
+    async def _beat(self, source: Source) -> None:
         while True:
             due = self._wrote_at + HEARTBEAT_SEC
             await trio.sleep_until(due)
             if self._wrote_at + HEARTBEAT_SEC <= due and not self._unsent:
+                progress = await self._progress(source)
                 self._wrote_at = trio.current_time()
-                self._push(self.job.heartbeat(self._progress()))
+                self._push(self.job.heartbeat(progress))
 
-    def _progress(self) -> str:
-        read = [each.progress for each in self._streams]
-        known = [each for each in read if each is not None]
-        if not known:
+    async def _progress(self, source: Source) -> str:
+        """How far the prompts have been read."""
+        mine = {request.id for request in self.job.requests}
+        running = [each for each in (await source.activity()).running if each.id in mine]
+        if not running:
             return "waiting"
-        done, total = sum(each.computed_tokens for each in known), sum(each.prompt_tokens for each in known)
+        done, total = sum(each.computed_tokens for each in running), sum(each.prompt_tokens for each in running)
         return f"prompt {done}/{total} tokens"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from uma.errors import UmaError
-from uma.types import Event, Finished, Progress, Token
+from uma.types import Event, Finished, Token
 
 if TYPE_CHECKING:
-    from uma.engine.policy import Row
     from uma.engine.worker.loop import DecodeWorker
 
 CREDITS = 64
@@ -26,8 +25,7 @@ class RequestStream:
     held here never exceeds `CREDITS` tokens and the last event, and a slow reader pauses its own sequence alone.
     """
 
-    def __init__(self, key: int, worker: DecodeWorker, forget: Callable[[int], None], row: Row) -> None:
-        self._row = row
+    def __init__(self, key: int, worker: DecodeWorker, forget: Callable[[int], None]) -> None:
         self._key = key
         self._worker = worker
         self._forget = forget
@@ -37,11 +35,6 @@ class RequestStream:
         self._is_over = False
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
-
-    @property
-    def progress(self) -> Progress:
-        """See `types.EventStream.progress`. A glimpse at what the decode thread works on."""
-        return Progress(self._row.position, self._row.prompt_tokens)
 
     def deliver(self, event: Event | UmaError) -> None:
         """For the engine: the next event has come."""
