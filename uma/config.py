@@ -63,6 +63,9 @@ class RuntimeConfig:
         0, "CPU threads for prefill; 0: this machine's cores", "threads"
     )
     n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(-1, "layers kept on the GPU; -1: all, 0: none", "layers")
+    extra_buffers: Toggle = setting(
+        "auto", "lay weights out for this CPU's matrix units; auto: where a test showed that the results are right"
+    )
     offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
     kv_unified: Toggle = setting(
         "auto", "one KV buffer for all sequences; off: one each; auto: off where n_ctx has a whole context for each"

@@ -111,6 +111,7 @@ def _load(config: RuntimeConfig) -> Model:
         map_above_bytes=sizing.map_above_bytes(config),
         use_mlock=config.use_mlock,
         is_builtin=found.is_builtin,
+        extra_buffers=config.extra_buffers,
     )
 
 

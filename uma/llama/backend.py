@@ -13,7 +13,7 @@ from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
 
-from uma.llama import log
+from uma.llama import library, log
 
 _lock = threading.Lock()
 _started = threading.Event()
@@ -40,7 +40,9 @@ def start() -> None:
 
 
 def has_gpu() -> bool:
-    """Whether llama.cpp has found something else than CPUs to compute with."""
+    """Whether llama.cpp has found something else than CPUs to compute with. Starts llama.cpp only where it can have."""
+    if not library.may_have_gpu():
+        return False
     start()
     return bool(lib.llama_supports_gpu_offload())
 

@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import llama_cpp.llama_cpp as lib
 
+from uma.config import Toggle
 from uma.errors import ModelError
-from uma.llama import backend, header
+from uma.llama import backend, header, trust
+from uma.llama.extra_buffers import names, only
 from uma.llama.header import Header
 from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
@@ -65,27 +67,33 @@ class Model:
         use_mlock: bool = False,
         is_builtin: bool = False,
         vocab_only: bool = False,
+        extra_buffers: Toggle = "auto",
     ) -> Model:
         """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
 
         Weights of more than `map_above_bytes` are mapped from their file, others read into memory, in huge pages where
         there are any: 0 maps all, `math.inf` none.
 
+        With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: only where
+        that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`).
+
         Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded or cannot generate text.
         """
-        backend.start()
         parts = header.read_parts(Path(path))
+        allowed = _extra_types(parts[0], extra_buffers, n_gpu_layers) if not vocab_only else ()
+        backend.start()
         mark = LOG.mark
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.use_extra_bufts = False
+        params.use_extra_bufts = bool(allowed)
         is_mapped = sum(part.size_bytes for part in parts) > map_above_bytes
         params.load_mode = _LOAD_MODES[is_mapped, use_mlock]
         if not is_mapped and not vocab_only:
             pages = HugePages()
             params.progress_callback = pages.on_progress
         params.vocab_only = vocab_only
-        handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
+        with only(allowed):
+            handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
@@ -197,6 +205,17 @@ _LOAD_MODES = {  # mapped, locked
     (True, True): lib.LLAMA_LOAD_MODE_MMAP_MLOCK,
     (False, True): lib.LLAMA_LOAD_MODE_MLOCK,
 }
+
+
+def _extra_types(first: Header, wanted: Toggle, n_gpu_layers: int) -> tuple[str, ...]:
+    """The extra buffer types that this load may use. Raises `ModelError` where the library is not for this CPU."""
+    if wanted == "off":
+        return ()
+    if wanted == "on":
+        return names()
+    layers = first.metadata.get(f"{first.architecture}.block_count")
+    is_all_on_gpu = n_gpu_layers < 0 or (isinstance(layers, int) and n_gpu_layers > layers)
+    return () if is_all_on_gpu and backend.has_gpu() else trust.verdict().usable
 
 
 def _memory_of(handle: int, architecture: str) -> Memory:

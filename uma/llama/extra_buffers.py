@@ -1,0 +1,76 @@
+"""llama.cpp's extra buffer types: layouts of weights for particular CPUs (AMX, CPU_REPACK, KLEIDIAI).
+
+ggml tells which there are in a list that it hands out and reads again at each load, and llama.cpp itself can only take
+all or none. Narrowing that list leaves out the one type that computes wrongly here and keeps the others' speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import llama_cpp.llama_cpp as lib
+
+CPU_DEVICE = 0
+"""GGML_BACKEND_DEVICE_TYPE_CPU."""
+
+_loading = threading.RLock()
+"""Held while a model is loaded: the list is the process's."""
+
+
+def names() -> tuple[str, ...]:
+    """The types this library offers on this CPU, in ggml's order of preference. Starts ggml's backends."""
+    return tuple(name for _, name in _all_types())
+
+
+@contextmanager
+def only(allowed: Collection[str]) -> Iterator[None]:
+    """Offer just these types to whatever is loaded inside the block. One block at a time; others wait."""
+    with _loading:
+        types = _all_types()
+        try:
+            _offer([address for address, name in types if name in allowed])
+            yield
+        finally:
+            _offer([address for address, _ in types])
+
+
+def _offer(addresses: list[int]) -> None:
+    array = _array()
+    if array is None:
+        return
+    for index, address in enumerate(addresses):
+        array[index] = address
+    array[len(addresses)] = None
+
+
+@cache
+def _all_types() -> list[tuple[int, str]]:
+    array = _array()
+    name_of = lib._lib.ggml_backend_buft_name
+    name_of.argtypes, name_of.restype = (ctypes.c_void_p,), ctypes.c_char_p
+    found: list[tuple[int, str]] = []
+    while array is not None and (address := array[len(found)]):
+        found.append((address, name_of(address).decode()))
+    return found
+
+
+@cache
+def _array() -> ctypes._Pointer[ctypes.c_void_p] | None:
+    """ggml's own null-terminated list; None from a library that knows no extra types."""
+    ggml = lib._lib
+    for function in (ggml.ggml_backend_dev_by_type, ggml.ggml_backend_dev_backend_reg):
+        function.restype = ctypes.c_void_p
+    ggml.ggml_backend_dev_by_type.argtypes = (ctypes.c_int,)
+    ggml.ggml_backend_dev_backend_reg.argtypes = (ctypes.c_void_p,)
+    find = ggml.ggml_backend_reg_get_proc_address
+    find.argtypes, find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+    cpu = ggml.ggml_backend_dev_by_type(CPU_DEVICE)
+    address = find(ggml.ggml_backend_dev_backend_reg(cpu), b"ggml_backend_dev_get_extra_bufts") if cpu else None
+    if not address:
+        return None
+    list_of = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
+    return list_of(cpu) or None

@@ -1,0 +1,308 @@
+"""Which of llama.cpp's extra buffer types compute correctly on this CPU: asked of a process that may die, remembered.
+
+A type's code can be at fault for one compiler and one CPU (GCC 12 leaves half of AMX's tile configuration unwritten),
+and the fault is a signal that ends the process. So before this process loads weights for such a type, a child process
+computes with it and without it, and only types with the same results are used.
+
+The answer is kept in `$XDG_CACHE_HOME/uma`, for one library file on one CPU. Two processes that ask at the same moment
+both find out, and either's file is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from uma.constraints import check
+from uma.errors import ModelError
+from uma.llama import library
+from uma.llama.backend import core_count
+from uma.llama.catalog import builtin_path
+from uma.llama.probe import LOADING, PLAIN, ROWS
+
+logger = logging.getLogger("uma.llama.trust")
+
+HANG_SEC = 20.0
+"""Maximum time for a child, which needs 0.25 s on a quiet machine: 80 times as much, for busy ones."""
+HANG_KEPT_SEC = 86_400.0
+"""How long a hang is remembered. A busy machine can look like one, and is then believed for a day only; a real one
+costs 20 s a day."""
+TOLERANCE = 0.1
+"""Maximum difference of a batch's logits, RMS over RMS. The plain way itself differs by 0.02 between sizes of batches,
+because activations are rounded to 8 bits; wrong kernels differ by 1 or more."""
+THREADS = 2
+"""A fault of worker threads needs one beside the main thread."""
+VERSION = 1
+"""Counts the changes of the probe: verdicts of another version are not used."""
+FAULTS = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"})
+"""Signals that code raises by itself, always again. Others come from outside (SIGKILL where memory ran out)."""
+CLANG = "CC=clang CXX=clang++"
+"""The compiler to advise: it builds AMX correctly where GCC 12 does not."""
+
+_lock = threading.Lock()
+
+
+@attrs.frozen
+class Verdict:
+    """What was found out about a library on a CPU."""
+
+    usable: tuple[str, ...] = ()
+    """Extra buffer types that computed as the plain way does, or that the probe's model has no tensors for."""
+    faults: tuple[tuple[str, str], ...] = ()
+    """Types left out, each with what was seen."""
+    unknown: str = ""
+    """Why the question could not be asked; then no type is used."""
+    expires: float | None = None
+    """Unix time; None: never."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+@attrs.frozen
+class Child:
+    """What came of one child process."""
+
+    logits: dict[str, bytes]
+    """By way; empty for a type that the model has no tensors for."""
+    way: str
+    """The way it was at when it ended, or `LOADING`; empty where it completed all."""
+    seen: str
+    """How it ended, for people."""
+    is_fault: bool
+    """Whether the code at that way is at fault, rather than the machine or the setup."""
+    is_hang: bool = False
+
+
+def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verdict:
+    """What is known of this library on this CPU; finds it out, in 0.2 to 0.5 s, where nothing is known yet.
+
+    Any thread. `command` is the child program instead of `uma.llama.probe`; `anew` asks again. Raises `ModelError`
+    where the library does not compute on this CPU at all.
+    """
+    with _lock:
+        path, key = cache_file(), _key()
+        found = None if anew else read(path, key)
+        if found is not None:
+            return found
+        found = ask(command or child_command())
+        _warn(found)
+        if not found.unknown:
+            _write(path, key, found)
+        return found
+
+
+def ask(command: Sequence[str]) -> Verdict:
+    """Let children compute until every way is known. Raises `ModelError` where the plain way is at fault."""
+    logits: dict[str, bytes] = {}
+    faults: dict[str, str] = {}
+    has_hung = False
+    while True:
+        child = _run(command, [*logits, *faults])
+        logits |= child.logits
+        if not child.way:
+            break
+        if child.way in (LOADING, PLAIN):
+            if child.is_fault:
+                raise ModelError(_why_not_for_this_cpu(child.seen))
+            return Verdict(unknown=child.seen)
+        if not (child.is_fault or child.is_hang) or child.way in faults:
+            return Verdict(unknown=f"{child.seen}, at {child.way}")
+        faults[child.way] = child.seen
+        has_hung |= child.is_hang
+    plain = logits.pop(PLAIN, b"")
+    if not _is_sound(plain):
+        raise ModelError(_why_not_for_this_cpu("gave logits that are no numbers"))
+    for way, values in logits.items():
+        if values and (problem := _difference(plain, values)):
+            faults[way] = problem
+    return Verdict(
+        usable=tuple(way for way in logits if way not in faults),
+        faults=tuple(faults.items()),
+        expires=time.time() + HANG_KEPT_SEC if has_hung else None,
+    )
+
+
+def child_command() -> list[str]:
+    """This interpreter running `uma.llama.probe`, whatever program it runs here: nothing of `__main__` is imported."""
+    boot = (
+        "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from uma.llama.probe import main; main(sys.argv[2:])"
+    )
+    return [sys.executable, "-I", "-c", boot, json.dumps(sys.path)]
+
+
+def _run(command: Sequence[str], known: Sequence[str]) -> Child:
+    if getattr(sys, "frozen", False) or not command[0]:
+        return Child({}, LOADING, "this program has no Python interpreter to start", is_fault=False)
+    arguments = [str(builtin_path()), str(min(THREADS, core_count())), str(int(HANG_SEC * 2)), ",".join(known)]
+    # Threads that wait passively leave the cores of a busy machine to whoever computes; GPUs are not asked for.
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+    try:
+        # Its own session: a Ctrl-C meant for this process does not look like a fault of the library.
+        child = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Child({}, LOADING, f"{command[0]} could not be started: {error.strerror}", is_fault=False)
+    with child:
+        try:
+            answer, errors = child.communicate(timeout=HANG_SEC)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            answer, errors = child.communicate()
+            logits, way = _parse(answer)
+            return Child(logits, way, f"did not end within {HANG_SEC:.0f} s", is_fault=False, is_hang=True)
+    logits, way = _parse(answer)
+    if not way:
+        return Child(logits, "", "", is_fault=False)
+    if child.returncode < 0:
+        name = _signal_name(-child.returncode)
+        return Child(logits, way, f"was ended by {name}", is_fault=name in FAULTS)
+    return Child(logits, way, _failure(child.returncode, errors), is_fault=False)
+
+
+def _parse(answer: bytes) -> tuple[dict[str, bytes], str]:
+    """The whole answers, and the way that was begun and not answered; empty where the last one, plain, was answered."""
+    logits: dict[str, bytes] = {}
+    way, rest = LOADING, answer
+    while rest:
+        head, _, rest = rest.partition(b"\n")
+        line = _json(head)
+        if isinstance(line.get("begins"), str):
+            way = line["begins"]
+            continue
+        size = line.get("bytes")
+        if not isinstance(size, int) or not 0 <= size <= len(rest):
+            break  # rubbish, or cut off
+        logits[way], rest = rest[:size], rest[size:]
+    return logits, "" if PLAIN in logits else way
+
+
+def _json(text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _failure(code: int, errors: bytes) -> str:
+    last = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
+    ended = f"ended with exit code {code}" if code else "gave no answer that makes sense"
+    return f"{ended}: {last[0]}" if last else ended
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _is_sound(logits: bytes) -> bool:
+    return bool(logits) and len(logits) % (4 * sum(ROWS)) == 0 and bool(np.isfinite(_values(logits)).all())
+
+
+def _values(logits: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.frombuffer(logits, np.float32).reshape(sum(ROWS), -1)
+
+
+def _difference(plain: bytes, logits: bytes) -> str:
+    """How these logits are not the plain way's; empty where they are."""
+    if len(logits) != len(plain) or not _is_sound(logits):
+        return "gave logits that are no numbers"
+    batches = np.cumsum(ROWS)[:-1]
+    for rows, wanted, got in zip(
+        ROWS, np.split(_values(plain), batches), np.split(_values(logits), batches), strict=True
+    ):
+        off = float(np.sqrt(np.square(got - wanted, dtype=np.float64).mean() / np.square(wanted).mean()))
+        if off > TOLERANCE:
+            return f"gave logits that differ by {off:.0%} in a batch of {rows}"
+    return ""
+
+
+def _why_not_for_this_cpu(seen: str) -> str:
+    return (
+        f"{library.library_file()}: this build of llama.cpp is not for this CPU ({library.cpu_name()}): a process that "
+        f"computed with it {seen}; build it here: {library.rebuild_command()}"
+    )
+
+
+def describe(found: Verdict) -> list[str]:
+    """What is left out and how to get it back: a line for each type, none where nothing is."""
+    if found.unknown:
+        return [
+            "llama.cpp's extra buffer types could not be checked on this CPU and are not used, which can be slower: "
+            f"the process that was to compute with them {found.unknown}; --extra-buffers on uses them without a check"
+        ]
+    return [
+        f"llama.cpp's extra buffer type {name} is not used, which can be slower: a process that computed with it "
+        f"{seen} (this build, on {library.cpu_name()}); to have it, rebuild with another compiler: "
+        f"{library.rebuild_command(CLANG)}"
+        for name, seen in found.faults
+    ]
+
+
+def _warn(found: Verdict) -> None:
+    if lines := describe(found):
+        logger.warning("%s", "\n".join(lines))
+
+
+def cache_file() -> Path:
+    """Where the verdict for this library on this CPU is, or would be."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored, says the XDG specification.
+    base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
+    digest = hashlib.sha256(json.dumps(_key()).encode()).hexdigest()
+    return base / "uma" / f"extra-buffers-{digest[:16]}.json"
+
+
+def _key() -> list[Any]:
+    return [VERSION, library.library_identity(), library.cpu_identity()]
+
+
+def read(path: Path, key: list[Any]) -> Verdict | None:
+    """The verdict in this file; None where there is none, it is broken, of another library or CPU, or too old."""
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept.pop("key") != key:
+            return None
+        found = Verdict(
+            usable=tuple(kept["usable"]),
+            faults=tuple((str(name), str(seen)) for name, seen in kept["faults"]),
+            expires=kept["expires"],
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    now = time.time()
+    return found if found.expires is None or now < found.expires <= now + HANG_KEPT_SEC else None
+
+
+def _write(path: Path, key: list[Any], found: Verdict) -> None:
+    kept = {"key": key, "usable": found.usable, "faults": found.faults, "expires": found.expires}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            json.dump(kept, file, indent=2)
+        Path(file.name).replace(path)
+    except OSError as error:
+        logger.debug("%s: the verdict cannot be kept: %s", path, error.strerror)
