@@ -91,7 +91,7 @@ class Grammar:
     The output is complete where it ends by `stop`; where `max_tokens` cuts it, the request ends by `length`.
     """
 
-    json_schema: Annotated[dict[str, Any], Json()] | None = None
+    json_schema: Annotated[dict[str, Any], Json(le=65_536)] | None = None
     """A JSON Schema; the output is JSON that validates against it, without white space between its parts."""
     json_object: Literal[True] | None = None
     """`true`: any JSON object."""

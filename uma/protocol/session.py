@@ -28,6 +28,9 @@ A server drives a `ServerSession` so::
     if session.flushed():
         close the socket and cancel what runs
 
+`next_message` is `next_payload`, `parse` and `admit` in one. A server that must not stop for the time that a large
+frame takes to read calls these three itself: `parse` may run in any thread, since it touches no state.
+
 Everything that returns bytes returns whole frames, to be written in the order in which they were asked for; once the
 session is closing it returns `b""`, so a task that comes late needs no check of its own. After a `Refused` that is
 fatal, `next_message` gives None for ever. What the clock or the operator ends is told by `session.fail(error)` without
@@ -104,6 +107,18 @@ class Refused:
 Incoming = ClientMessage | Refused
 
 
+@attrs.frozen
+class Unparsed:
+    """A payload that is no message: why, and the id and metadata that its error carries."""
+
+    error: UmaError
+    id: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+Parsed = ClientMessage | Unparsed
+
+
 class ServerSession:
     """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
 
@@ -145,24 +160,47 @@ class ServerSession:
         Never raises: a bad frame comes out as `Refused`. A cancel for what does not run, or was cancelled already, is
         swallowed here, so a `Cancel` that comes out always has a running generation.
         """
-        while not self.is_closing:
-            payload = None
-            try:
-                payload = self._frames.next_frame()
-                if payload is None:
-                    return None
-                message = parse_message(
-                    payload,
-                    strict=self._strict,
-                    n_vocab=self._n_vocab,
-                    max_tokens=self._max_tokens,
-                    version=self.version,
-                )
-                if self._admit(message):
-                    return message
-            except UmaError as error:
-                return self._refuse(error, *(whose(payload) if payload is not None else (None, None)))
+        while (payload := self.next_payload()) is not None:
+            message = payload if isinstance(payload, Refused) else self.admit(self.parse(payload))
+            if message is not None:
+                return message
         return None
+
+    def next_payload(self) -> bytes | Refused | None:
+        """The next whole frame's payload, for `parse` and then `admit`; None until more bytes are received."""
+        if self.is_closing:
+            return None
+        try:
+            return self._frames.next_frame()
+        except UmaError as error:
+            return self._refuse(error, None, None)
+
+    def parse(self, payload: bytes) -> Parsed:
+        """What a payload says. Never raises. Any thread; the payload before it must have been admitted."""
+        try:
+            return parse_message(
+                payload,
+                strict=self._strict,
+                n_vocab=self._n_vocab,
+                max_tokens=self._max_tokens,
+                version=self.version,
+            )
+        except UmaError as error:
+            return Unparsed(error, *whose(payload))
+
+    def admit(self, parsed: Parsed) -> Incoming | None:
+        """Take in what `parse` gave, in the order of the payloads. Never raises.
+
+        None where there is nothing to act on: a cancel without effect, or a session that began to close meanwhile.
+        """
+        if self.is_closing:
+            return None
+        if isinstance(parsed, Unparsed):
+            return self._refuse(parsed.error, parsed.id, parsed.metadata)
+        try:
+            return parsed if self._admit(parsed) else None
+        except UmaError as error:
+            return self._refuse(error, *_marks_of(parsed))
 
     def _admit(self, message: ClientMessage) -> bool:
         """Whether there is something to act on. Raises the error that refuses the message."""
@@ -434,6 +472,15 @@ class ClientSession:
 
 
 _STOPPING = "the server is stopping; start it again with `uma run`"
+
+
+def _marks_of(message: ClientMessage) -> tuple[str | None, dict[str, Any] | None]:
+    """The id and the metadata that an error about `message` carries."""
+    if isinstance(message, Hello):
+        return None, None
+    if isinstance(message, Generate | TokenizeQuery):
+        return message.request.id, message.request.metadata
+    return message.id, None
 
 
 def _key(message: Generate | Query) -> str | int:

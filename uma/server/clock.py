@@ -32,3 +32,7 @@ class IdleClock:
             inf if self._half_since is None else self._half_since + self.timeout_sec,
         ]
         self.scope.deadline = min(deadlines)
+
+    def stop(self) -> None:
+        """No alarm until `wind` is called again."""
+        self.scope.deadline = inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -19,6 +19,7 @@ from uma.net.link import Link, ReaderStalledError
 from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log
+from uma.server.throttle import Throttle
 from uma.types import EventStream, Finished
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ logger = logging.getLogger("uma.server")
 LINGER_SEC = 0.5
 """After the last event the peer may still be sending. Reading on for a moment spares it a broken pipe before it has
 read why."""
+FAILURE_LINES, FAILURE_LINES_PER_SEC = 20, 1.0
+"""Log lines about what this session was refused or failed at: at once, and in the long run."""
+MAX_LOGGED_CHARS = 400
+"""Of an error's message, which may quote 20 wrong fields."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
@@ -78,6 +83,7 @@ class Connection(ABC):
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
         self.work: dict[object, Work] = {}
+        self._failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
         self._saw_eof = False
         self._tasks: trio.Nursery
 
@@ -141,7 +147,8 @@ class Connection(ABC):
         self.fail(
             IdleTimeout(f"{what} for {limit:g} s (idle_timeout_sec); connect again when there is something to do")
         )
-        log(logger, logging.INFO, "session.idle", session=self.name, half_frame=self.is_mid_frame)
+        half_frame = self.is_mid_frame
+        self.server.failures.log(logger, logging.INFO, "session.idle", session=self.name, half_frame=half_frame)
         while await self.link.receive():
             pass
         self._note_eof()
@@ -162,7 +169,8 @@ class Connection(ABC):
         try:
             await self.link.write(self._is_done)
         except ReaderStalledError:
-            log(logger, logging.WARNING, "session.stalled", session=self.name, unsent_bytes=self.link.unsent_bytes)
+            unsent = self.link.unsent_bytes
+            self.server.failures.log(logger, logging.WARNING, "session.stalled", session=self.name, unsent_bytes=unsent)
         except OSError:
             pass  # hung up: the reading task sees it too
         else:
@@ -215,8 +223,15 @@ class Connection(ABC):
 
     def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
         """Note what a request, or a frame that was none, was refused or ended with."""
-        failure = {"code": error.code, "message": error.message}
-        log(logger, logging.WARNING, "request.failed", session=self.name, request=id, **failure)
+        failure = {"code": error.code, "message": error.message[:MAX_LOGGED_CHARS]}
+        self.log_often(logging.WARNING, "request.failed", request=id, **failure)
+
+    def log_often(self, level: int, event: str, **fields: Any) -> None:
+        """Log what the client can bring about as often as it likes, within this session's bound and the server's."""
+        if self._failures.lets_through():
+            self.server.failures.log(logger, level, event, session=self.name, **fields)
+        else:
+            self.server.failures.suppressed += 1
 
     def _wind(self, *, had_frame: bool) -> None:
         self.clock.wind(is_idle=self.is_idle, is_mid_frame=self.is_mid_frame, had_frame=had_frame)

@@ -24,11 +24,16 @@ from uma.server.connection import Connection
 from uma.server.json_connection import JsonConnection
 from uma.server.logs import log
 from uma.server.newline import NewlineConnection
+from uma.server.throttle import Throttle
 
 logger = logging.getLogger("uma.server")
 
 FAREWELL_SEC = 2.0
 """How long the last words of a stopping server may take to be read."""
+MAX_PARSING = 2
+"""Threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
+FAILURE_LINES, FAILURE_LINES_PER_SEC = 200, 50.0
+"""Log lines about failures, of all sessions together: at once, and in the long run."""
 
 
 class Server:
@@ -44,6 +49,10 @@ class Server:
         """Requests that never reached the engine: no message, a busy session, a running id, too many of a session."""
         self.requests_crowded_out_total = 0
         """Those of them that were refused for overload."""
+        self.parsing = trio.CapacityLimiter(MAX_PARSING)
+        """For threads that parse large frames. A session has one at a time, so sessions take turns."""
+        self.failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
+        """For log lines that clients can bring about at no cost of their own."""
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
@@ -69,7 +78,8 @@ class Server:
         finally:
             file.remove()
             file.close()
-            log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total)
+            suppressed = self.failures.suppressed or None
+            log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
 
     def begin_drain(self) -> None:
         """Take no more sessions and requests, and let `serve` come to its end."""
@@ -135,7 +145,8 @@ class Server:
             log(logger, logging.DEBUG, "session.opened", session=connection.name)
         else:
             self.sessions_refused_total += 1
-            log(logger, logging.WARNING, "session.refused", session=connection.name, code=refusal.code)
+            told = {"session": connection.name, "code": refusal.code}
+            self.failures.log(logger, logging.WARNING, "session.refused", **told)
 
     def _refuse_waiting(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
