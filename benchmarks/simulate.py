@@ -25,7 +25,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from uma.engine.policy import CostModel, Row, Scheduler, State, Targets
+from uma.engine.policy import CostModel, PlainRow, Scheduler, State, Targets
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
 
@@ -121,7 +121,7 @@ MACHINES = {
 class Session:
     """One request of the load, and what became of it."""
 
-    row: Row
+    row: PlainRow
     prompt_tokens: int
     output_tokens: int
     waited_for_ms: float
@@ -153,7 +153,7 @@ class Load10k:
         for key, (lane, prompt, output) in enumerate(drawn, 1):
             now += rng.expovariate(1 / mean_gap_ms)
             target = 2_000.0 if lane > 0 else None
-            row = Row(key, lane, now, prompt, prompt, target, 80.0)
+            row = PlainRow(key, lane, now, prompt, prompt, target, 80.0)
             sessions.append(Session(row, prompt, output, target or 10_000.0))
         return sessions
 
@@ -177,7 +177,7 @@ class Greedy:
     def __init__(self, targets: Targets) -> None:
         self.cost = CostModel()
 
-    def place(self, row: Row) -> tuple[float, int]:
+    def place(self, row: PlainRow) -> tuple[float, int]:
         """Sorts those who wait."""
         return (row.arrived_ms, row.key)
 
@@ -204,7 +204,7 @@ class Uma:
         self._scheduler = Scheduler(targets)
         self.cost = self._scheduler.cost
 
-    def place(self, row: Row) -> tuple[float, int]:
+    def place(self, row: PlainRow) -> tuple[float, int]:
         """Sorts those who wait."""
         return admission_key(row)
 
@@ -260,7 +260,7 @@ class Simulation:
         self._by_key[row.key] = session
         heapq.heappush(self._waiting, self._policy.place(row))
 
-    def _is_full(self, row: Row) -> bool:
+    def _is_full(self, row: PlainRow) -> bool:
         """Whether the queue is, by the engine's rule for it."""
         places = max(0, self._machine.places - len(self._active))
         if len(self._waiting) - places < MAX_QUEUE:
@@ -268,7 +268,7 @@ class Simulation:
         ahead = sum(self._by_key[key].row.lane >= row.lane for _, key in self._waiting) - places
         return (row.lane >= 0 and ahead >= MAX_QUEUE) or len(self._waiting) - places >= 2 * MAX_QUEUE
 
-    def _is_hopeless(self, row: Row) -> bool:
+    def _is_hopeless(self, row: PlainRow) -> bool:
         """Whether the first token it wishes for is out of reach, as the engine would see it."""
         if row.target_ttft_ms is None:
             return False

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 import attrs
 
-from uma.engine.policy import Plan, Row, Scheduler, State, Targets
+from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.order import due_ms
 
 GAP_MS = 0.2
 """Between two ticks."""
 
 
-def make_row(key: int, **fields: object) -> Row:
+def make_row(key: int, **fields: object) -> PlainRow:
     """A decoding row of the normal lane, unless `fields` say otherwise."""
     plain: dict[str, object] = {
         "key": key,
@@ -27,7 +27,7 @@ def make_row(key: int, **fields: object) -> Row:
         "target_ttft_ms": None,
         "target_tbt_ms": 80.0,
     }
-    return Row(**(plain | fields))  # type: ignore[arg-type]
+    return PlainRow(**(plain | fields))  # type: ignore[arg-type]
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class Machine:
 class Asked:
     """One simulated request, and what came of it."""
 
-    row: Row
+    row: PlainRow
     output_tokens: int
     given_ms: list[float] = attrs.field(factory=list)
 

@@ -122,7 +122,7 @@ async def test_rows_that_are_computed_one_by_one_say_the_same(
 ) -> None:
     monkeypatch.setattr("uma.engine.policy.rows.WORTH", math.inf)  # as if that were always faster
     monkeypatch.setattr("uma.engine.policy.rows.BATCH_MS", 0.0)
-    monkeypatch.setattr("uma.engine.worker.loop.SAMPLED_BATCHES", 1)
+    monkeypatch.setattr("uma.engine.worker.loop.REPLAN_BATCHES", 1)
     requests = [ask(tokens_for(seed, 40), 60, id=str(seed)) for seed in range(3)]
     expected = await plain(model, requests)
     async with open_engine(config_for(model, **COLD, n_ctx=n_ctx, max_sequences=4)) as engine:

@@ -41,7 +41,7 @@ class FaultyContext(Context):
 
 @pytest.fixture(autouse=True)
 def _faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uma.engine.engine.Context", FaultyContext)
+    monkeypatch.setattr("uma.engine.open.Context", FaultyContext)
 
 
 @pytest.fixture(scope="module", params=get_args(Kind))

@@ -11,8 +11,9 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, tokens
 
 from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS, write_model
 from uma import Message, Request, SamplingParams, open_engine
+from uma.engine.delivery.pacing import STRIDE_STEPS
 from uma.engine.policy import Plan, Scheduler, State
-from uma.engine.worker.loop import SAMPLED_BATCHES, STRIDE_STEPS
+from uma.engine.worker.loop import REPLAN_BATCHES
 from uma.errors import BadRequest, ModelError, PromptTooLarge, TemplateError
 from uma.types import Finished, Token
 
@@ -259,7 +260,7 @@ async def test_while_nobody_comes_or_goes_few_ticks_are_planned(tiny: Path, monk
     async with open_engine(config_for(tiny)) as engine:
         got = await answer(engine, ask(max_tokens=160))
     assert len(got.tokens) == 160
-    assert 160 // (SAMPLED_BATCHES + STRIDE_STEPS) <= len(planned) <= 160 // 4
+    assert 160 // (REPLAN_BATCHES + STRIDE_STEPS) <= len(planned) <= 160 // 4
 
 
 async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path) -> None:

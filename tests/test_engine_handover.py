@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
+from uma.engine.delivery.flow import CREDITS, LOW_CREDITS
 from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
-from uma.engine.delivery.output import LOW_CREDITS
-from uma.engine.delivery.stream import CREDITS, RequestStream
+from uma.engine.delivery.stream import RequestStream
 from uma.errors import UmaError
 from uma.types import Event, Finished, RequestMetrics, Slo, Token, Usage
 
@@ -139,7 +139,7 @@ class Account:
     def __init__(self) -> None:
         self.credits = CREDITS
 
-    def credit(self, _: int, events: int) -> None:
+    def credit(self, events: int) -> None:
         self.credits += events
 
 
@@ -169,7 +169,7 @@ async def test_what_a_tap_leaves_is_read_in_order_and_all_room_is_given_back(
 ) -> None:
     account: Any = Account()
     forgotten: list[int] = []
-    stream = RequestStream(7, account, forgotten.append)
+    stream = RequestStream(account, lambda: forgotten.append(7))
     takes: list[bool] = []
     seen = Seen(iter(takes.pop, None))
     stream.tap = seen.tap if is_tapped else None

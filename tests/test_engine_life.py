@@ -12,7 +12,7 @@ from engine_world import Answer, answer, answers, ask, config_for, settled, toke
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
-from uma.engine.delivery.stream import CREDITS
+from uma.engine.delivery.flow import CREDITS
 from uma.errors import Overloaded, ShuttingDown
 from uma.types import Finished, Slo, Token
 

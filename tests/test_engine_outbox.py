@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from uma.engine.delivery.outbox import AT_ONCE, Delivery, Outbox
+from uma.engine.delivery.outbox import Delivery, Outbox
+from uma.engine.delivery.pacing import AT_ONCE
 from uma.types import Token
 
 

@@ -15,9 +15,10 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, settle
 
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
-from uma.engine.delivery.outbox import HOLD_SHARE, Deliver, Delivery, Outbox
-from uma.engine.worker.loop import STRIDE_STEPS, DecodeWorker
-from uma.engine.worker.runner import ModelRunner, Step, Stride
+from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
+from uma.engine.delivery.pacing import HOLD_SHARE, STRIDE_STEPS, Stride
+from uma.engine.worker.commands import Commands
+from uma.engine.worker.runner import ModelRunner, Step
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Slo, Token
@@ -82,7 +83,7 @@ async def test_who_is_given_several_tokens_at_a_stretch_is_given_the_same(
     assert "stop" in reasons and "length" in reasons
 
     strides.clear()
-    monkeypatch.setattr("uma.engine.worker.loop.STRIDE_STEPS", 1)
+    monkeypatch.setattr("uma.engine.delivery.pacing.STRIDE_STEPS", 1)
     expected, plain_counters = await one_after_the_other()
     assert max(map(len, strides)) == 1
 
@@ -106,8 +107,8 @@ async def test_several_at_a_stretch_are_given_the_same_together(
             return await answers(engine, requests)
 
     got = await together()
-    assert any(len(steps) > 4 and len(steps[0].tokens) > 1 for steps in strides)
-    monkeypatch.setattr("uma.engine.worker.loop.STRIDE_STEPS", 1)
+    assert any(len(steps) > 4 and len(steps[0].given) > 1 for steps in strides)
+    monkeypatch.setattr("uma.engine.delivery.pacing.STRIDE_STEPS", 1)
     for mine, theirs in zip(got, await together(), strict=True):
         assert say_the_same(mine, theirs)
 
@@ -153,7 +154,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StoppableContext]
         found.append(StoppableContext(*args))
         return found[-1]
 
-    monkeypatch.setattr("uma.engine.engine.Context", make)
+    monkeypatch.setattr("uma.engine.open.Context", make)
     yield found
     for context in found:
         context.may_go_on.set()
@@ -192,14 +193,14 @@ async def test_who_comes_in_the_middle_of_a_stride_is_read_with_the_next_batch(
     contexts: list[StoppableContext], strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken = threading.Event()
-    wake = DecodeWorker.wake
+    wake = Commands.wake
 
-    def watched(worker: DecodeWorker) -> None:
-        wake(worker)
+    def watched(commands: Commands) -> None:
+        wake(commands)
         if contexts[0].is_there.is_set():
             woken.set()
 
-    monkeypatch.setattr(DecodeWorker, "wake", watched)
+    monkeypatch.setattr(Commands, "wake", watched)
     async with open_engine(BUILT_IN) as engine:
         await answer(engine, ask(max_tokens=8))
         (context,) = contexts
@@ -241,7 +242,7 @@ async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
 
         return Outbox(record)
 
-    monkeypatch.setattr("uma.engine.engine.Context", UnsteadyContext)
+    monkeypatch.setattr("uma.engine.open.Context", UnsteadyContext)
     monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
     monkeypatch.setattr("uma.engine.worker.runner.now_ms", lambda: now_ms)
     target_ms = 80.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import make_row
 
-from uma.engine.policy import Plan, Row, Scheduler, State, Targets
+from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.order import gives_way
 
 NOW = 10_000.0
@@ -15,7 +15,7 @@ DUE_MS = st.integers(0, 40_000).map(lambda halves: halves / 2)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[Row]:
+def rows(draw: st.DrawFn) -> list[PlainRow]:
     """Some rows of all lanes, prefilling and decoding, a few of them paused, each with cells of its own."""
     found = []
     for key in range(1, draw(st.integers(1, 8)) + 1):
@@ -53,18 +53,18 @@ def schedulers(draw: st.DrawFn, mixes_prompts: bool | None = None) -> Scheduler:
     return scheduler
 
 
-def state_of(every: list[Row], free_cells: int) -> State:
+def state_of(every: list[PlainRow], free_cells: int) -> State:
     decoding = [row for row in every if not row.remaining]
     return State(decoding, [row for row in every if row.remaining], free_cells, 1_000)
 
 
-def by_key(every: list[Row]) -> dict[int, Row]:
+def by_key(every: list[PlainRow]) -> dict[int, PlainRow]:
     return {row.key: row for row in every}
 
 
 @given(schedulers(), rows(), st.integers(12, 5_000))
 def test_every_interactive_and_normal_stream_decodes_in_every_tick(
-    scheduler: Scheduler, every: list[Row], free: int
+    scheduler: Scheduler, every: list[PlainRow], free: int
 ) -> None:
     plan = scheduler.plan(state_of(every, free), NOW)
     must = {row.key for row in every if row.lane >= 0 and not row.remaining and not row.is_paused}
@@ -73,7 +73,7 @@ def test_every_interactive_and_normal_stream_decodes_in_every_tick(
 
 @given(schedulers(), rows(), st.integers(0, 5_000))
 def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
-    scheduler: Scheduler, every: list[Row], free: int
+    scheduler: Scheduler, every: list[PlainRow], free: int
 ) -> None:
     plan = scheduler.plan(state_of(every, free), NOW)
     known = by_key(every)
@@ -88,7 +88,7 @@ def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
 
 
 @given(schedulers(), rows(), st.one_of(st.just(0), st.integers(0, 600)))
-def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: list[Row], free: int) -> None:
+def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
     # Nothing suspends prefill for longer than a few ticks, and memory that someone holds can always be taken back.
     can_run = [row for row in every if not row.is_paused]
     can_get_room = free > 0 or sum(row.cells for row in every) > max(row.cells for row in every)
@@ -98,7 +98,7 @@ def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: l
 
 
 @given(schedulers(mixes_prompts=True), rows(), st.integers(0, 5_000))
-def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list[Row], free: int) -> None:
+def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
     known = by_key(every)
     plan = scheduler.plan(state_of(every, free), NOW)
     order = [(-known[key].lane, known[key].due_ms) for key, _ in plan.prefill]
@@ -116,7 +116,7 @@ def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list
 
 @given(schedulers(mixes_prompts=False), rows(), st.integers(0, 5_000))
 def test_where_prompts_do_not_mix_a_piece_of_one_goes_alone_and_whole_ones_only_go_with_their_like(
-    scheduler: Scheduler, every: list[Row], free: int
+    scheduler: Scheduler, every: list[PlainRow], free: int
 ) -> None:
     known = by_key(every)
     plan = scheduler.plan(state_of(every, free), NOW)
@@ -145,12 +145,12 @@ def test_where_prompts_do_not_mix_a_second_one_waits_for_the_next_tick_instead_o
 
 @given(schedulers(), rows())
 def test_without_room_the_youngest_of_the_lowest_lane_give_way_and_never_the_oldest_of_the_highest(
-    scheduler: Scheduler, every: list[Row]
+    scheduler: Scheduler, every: list[PlainRow]
 ) -> None:
     plan = scheduler.plan(state_of(every, 0), NOW)
     known = by_key(every)
 
-    def place(row: Row) -> tuple[bool, int, int]:
+    def place(row: PlainRow) -> tuple[bool, int, int]:
         return (not row.is_paused, row.lane, -row.key)
 
     victims = [place(known[key]) for key in plan.preempt]
@@ -170,7 +170,7 @@ def test_streams_that_wait_for_their_readers_give_way_before_a_prompt_that_is_be
 
 
 @given(schedulers(), rows(), st.integers(12, 5_000))
-def test_nobody_gives_way_while_there_is_room(scheduler: Scheduler, every: list[Row], free: int) -> None:
+def test_nobody_gives_way_while_there_is_room(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
     assert scheduler.plan(state_of(every, free), NOW).preempt == ()
 
 

@@ -108,6 +108,12 @@ class DecodeFailed(UmaError):
     code = "E_RUNTIME_DECODE"
 
 
+class InternalError(UmaError):
+    """A fault in UMA itself ended this request. The server's log has the traceback; other requests go on."""
+
+    code = "E_RUNTIME_INTERNAL"
+
+
 class ShuttingDown(UmaError):
     """The server or engine is stopping."""
 
@@ -127,6 +133,7 @@ WIRE_ERRORS: dict[str, type[UmaError]] = {
         Overloaded,
         IdleTimeout,
         DecodeFailed,
+        InternalError,
         ShuttingDown,
     )
 }

@@ -21,7 +21,7 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float) -> Activity:
         if sequence.is_probe:
             continue
         if sequence.started_ms == 0:
-            waiting[sequence.row.lane] += 1
+            waiting[sequence.lane] += 1
         else:
             running.append(_running(sequence, now_ms))
     return Activity(tuple(running), waiting[1], waiting[0], waiting[-1])
@@ -30,11 +30,11 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float) -> Activity:
 def _running(sequence: Sequence, now_ms: float) -> RunningRequest:
     return RunningRequest(
         id=sequence.request.id,
-        priority=sequence.row.lane,
+        priority=sequence.lane,
         prompt_tokens=sequence.prompt_tokens,
         cached_tokens=sequence.cached_tokens,
         computed_tokens=min(sequence.computed, sequence.prompt_tokens),
         generated_tokens=sequence.generated,
-        age_ms=round(now_ms - sequence.row.arrived_ms, 1),
+        age_ms=round(now_ms - sequence.arrived_ms, 1),
         is_preempted=sequence.holding is None,
     )

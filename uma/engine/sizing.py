@@ -152,14 +152,3 @@ def shares_prefixes(context: Context) -> bool:
     whoever needs one, and says so to nobody. What is inside the window stays, so whole states are exact.
     """
     return context.model.memory == "attention"
-
-
-def prefix_sharing(context: Context, config: RuntimeConfig) -> str:
-    """For `capabilities`: how a common prefix is shared, and why not better."""
-    if shares_prefixes(context):
-        return "cells" if context.params.kv_unified else "copies: each sequence has KV of its own (--kv-unified off)"
-    if context.model.memory == "sliding-window":
-        reason = "a sliding window does not keep a prefix's cells"
-    else:
-        reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
-    return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"

@@ -55,8 +55,6 @@ class EngineMetrics:
     decode_ms_ewma: float = 0.0
     outside_decode_ms_total: float = 0.0
     """Time the decode thread spent on everything but `llama_decode` while it had work, waiting for a core included."""
-    outside_decode_cpu_ms_total: float = 0.0
-    """The same without the waiting: CPU time of the thread, estimated from a sample of its ticks."""
     service_ms_ewma: float = 0.0
     """Usual time from a request's begin to its end."""
     preemptions_total: int = 0

@@ -43,6 +43,7 @@ from uma.errors import (
     DecodeFailed,
     FrameTooLarge,
     IdleTimeout,
+    InternalError,
     InvalidJson,
     Overloaded,
     PromptTooLarge,
@@ -130,6 +131,7 @@ AFTER_ERROR: Mapping[str, After] = MappingProxyType(
         Overloaded.code: After.OPEN,
         IdleTimeout.code: After.CLOSED,
         DecodeFailed.code: After.CLOSED_IF_PLAIN,
+        InternalError.code: After.CLOSED_IF_PLAIN,
         ShuttingDown.code: After.CLOSED,
     }
 )

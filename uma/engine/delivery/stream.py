@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
+from uma.engine.delivery.flow import RETURNED_EVENTS
 from uma.errors import UmaError
 from uma.types import Event, Finished, Token
 
-if TYPE_CHECKING:
-    from uma.engine.worker.loop import DecodeWorker
 
-CREDITS = 64
-"""Events a reader may be behind before its sequence pauses."""
+class Control(Protocol):
+    """The stream's way back to its sequence. Callable from the Trio thread at any time, also after the end."""
+
+    def cancel(self) -> None:
+        """End the sequence at the next tick boundary."""
+
+    def credit(self, events: int) -> None:
+        """The reader has space for so many more events."""
 
 
 class RequestStream:
     """`types.EventStream` of an engine. One task reads it; the Trio thread alone touches it.
 
-    The decode thread spends a credit for each event and stops at none; they come back as the reader reads. So what is
-    held here never exceeds `CREDITS` tokens and the last event, and a slow reader pauses its own sequence alone.
+    What is buffered here never exceeds the credit window (`flow`) and the last event. `on_end` is called once or twice
+    when the request is over for the engine: its last event came, or its reader left.
     """
 
-    def __init__(self, key: int, worker: DecodeWorker, forget: Callable[[int], None]) -> None:
-        self._key = key
-        self._worker = worker
-        self._forget = forget
+    def __init__(self, control: Control, on_end: Callable[[], None]) -> None:
+        self._control = control
+        self._on_end = on_end
         self._events: deque[Event | UmaError] = deque()
         self._reader: trio.lowlevel.Task | None = None
         self._read = 0
@@ -44,7 +48,7 @@ class RequestStream:
         self._events.append(event)
         if isinstance(event, Finished | UmaError):
             self._is_over = True
-            self._forget(self._key)
+            self._on_end()
         if self._reader is not None:
             reader, self._reader = self._reader, None
             trio.lowlevel.reschedule(reader)
@@ -52,14 +56,14 @@ class RequestStream:
     def cancel(self) -> None:
         """See `types.EventStream.cancel`."""
         if not self._is_over:
-            self._worker.cancel(self._key)
+            self._control.cancel()
 
     def abandon(self) -> None:
-        """For the engine: nobody reads any more."""
+        """For the engine: the reader has left."""
         self.tap = None
         self.cancel()
         self._events.clear()
-        self._forget(self._key)
+        self._on_end()
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -67,7 +71,7 @@ class RequestStream:
     async def __anext__(self) -> Event:
         """See `types.EventStream.__anext__`."""
         if self._events:
-            # What came together is read together: whoever reads without end waits after `CREDITS` events at the latest.
+            # What came together is read together: a busy reader waits after a credit window at the latest.
             await trio.lowlevel.checkpoint_if_cancelled()
         while not self._events:
             if self._is_over:
@@ -81,8 +85,8 @@ class RequestStream:
 
     def _count_read(self) -> None:
         self._read += 1
-        if self._read == CREDITS // 2 and not self._is_over:
-            self._worker.credit(self._key, self._read)
+        if self._read == RETURNED_EVENTS and not self._is_over:
+            self._control.credit(self._read)
             self._read = 0
 
     async def _wait(self) -> None:

@@ -14,6 +14,6 @@ code. `plan` is the whole of it; the parts it is made of stand in files of their
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.plan import Plan, Scheduler
-from uma.engine.policy.state import Row, State, Targets
+from uma.engine.policy.state import PlainRow, Row, State, Targets
 
-__all__ = ["CostModel", "LatencyGuard", "Plan", "Row", "Scheduler", "State", "Targets"]
+__all__ = ["CostModel", "LatencyGuard", "PlainRow", "Plan", "Row", "Scheduler", "State", "Targets"]

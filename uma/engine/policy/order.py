@@ -1,11 +1,14 @@
-"""Who comes first, and who goes first: prefill order, and the order of preemption."""
+"""Scheduling order: admission and prefill priority, and preemption order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.state import Row
+
+R = TypeVar("R", bound=Row)
 
 STRETCH = 4.0
 """A prompt without a wish of its own is due when it has waited this many times as long as reading it takes.
@@ -44,7 +47,7 @@ def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: i
     return running == 0 or cells_needed <= free_cells - unread_tokens - RESERVE_PER_ROW * running
 
 
-def gives_way(head: Row, active: Iterable[Row], now_ms: float) -> list[Row]:
+def gives_way(head: Row, active: Iterable[R], now_ms: float) -> list[R]:
     """Background rows that may lose their place or cells to a waiting `head` of a higher lane, in that order.
 
     One that has been due for as long as its lane may be starved keeps what it has, or it would never end.
@@ -56,11 +59,11 @@ def gives_way(head: Row, active: Iterable[Row], now_ms: float) -> list[Row]:
     return [row for row in preemption_order(active) if row.lane < 0 and max((now_ms, 0), first) < admission_key(row)]
 
 
-def first_token_first(rows: Iterable[Row]) -> list[Row]:
+def first_token_first(rows: Iterable[R]) -> list[R]:
     """Prefill order: deadline first, each lane behind the higher ones by a stated time, then by arrival."""
     return sorted(rows, key=admission_key)
 
 
-def preemption_order(rows: Iterable[Row]) -> list[Row]:
+def preemption_order(rows: Iterable[R]) -> list[R]:
     """Who gives back its KV cells first: whoever waits for its reader anyway, then the youngest of the lowest lane."""
     return sorted(rows, key=lambda row: (not row.is_paused, row.lane, -row.key))

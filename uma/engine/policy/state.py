@@ -2,43 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import attrs
 
 
-@attrs.define(slots=True)
-class Row:
-    """One sequence as the policy sees it. Its owner keeps it current; the policy only reads."""
+class Row(Protocol):
+    """One sequence as the policy sees it: it only reads. The engine's `Sequence` is one, and so is `PlainRow`."""
 
-    key: int
-    """Rises with arrival, so it also says who is younger."""
-    lane: int
-    """-1 background, 0 normal, 1 interactive."""
-    arrived_ms: float
-    prompt_tokens: int
-    """Tokens to be read before it decodes: its prompt; after a preemption what it had generated, too."""
-    remaining: int
-    """Those of them still to be computed; 0: the sequence decodes."""
-    target_ttft_ms: float | None
-    """What the asker asked for; None: no wish of its own."""
-    target_tbt_ms: float
-    due_ms: float = 0.0
-    """When its first token is due (`order.due_ms`), fixed on arrival."""
-    last_token_ms: float = 0.0
-    """When its last token was handed over, or when it began to decode."""
-    last_gap_ms: float = 0.0
-    """Time between its last two tokens."""
-    cells: int = 0
-    """KV cells that preempting it would give back."""
-    is_paused: bool = False
-    """Its reader is behind; it takes no part until the reader has caught up."""
+    @property
+    def key(self) -> int:
+        """Rises with arrival, so it also says which of two rows is younger."""
+
+    @property
+    def lane(self) -> int:
+        """-1 background, 0 normal, 1 interactive."""
+
+    @property
+    def arrived_ms(self) -> float:
+        """When it was submitted."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of its prompt."""
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed before it decodes; 0: it decodes."""
 
     @property
     def position(self) -> int:
-        """How many of `prompt_tokens` are computed."""
+        """Tokens computed."""
+
+    @property
+    def target_ttft_ms(self) -> float | None:
+        """The request's own target for its first token; None: it has none."""
+
+    @property
+    def target_tbt_ms(self) -> float:
+        """The target between two tokens."""
+
+    @property
+    def due_ms(self) -> float:
+        """When its first token is due (`order.due_ms`), fixed on arrival."""
+
+    @property
+    def last_token_ms(self) -> float:
+        """When its last token was sampled; 0 before the first."""
+
+    @property
+    def last_gap_ms(self) -> float:
+        """Time between its last two tokens."""
+
+    @property
+    def cells(self) -> int:
+        """KV cells that preempting it would free; current where `State.free_cells` does not suffice for all rows."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Its reader is behind; it takes no part until the reader has caught up."""
+
+
+@attrs.define(slots=True)
+class PlainRow:
+    """A `Row` that is numbers and nothing else: what simulations and tests plan with."""
+
+    key: int
+    lane: int
+    arrived_ms: float
+    prompt_tokens: int
+    remaining: int
+    target_ttft_ms: float | None
+    target_tbt_ms: float
+    due_ms: float = 0.0
+    last_token_ms: float = 0.0
+    last_gap_ms: float = 0.0
+    cells: int = 0
+    is_paused: bool = False
+
+    @property
+    def position(self) -> int:
+        """See `Row.position`."""
         return self.prompt_tokens - self.remaining
 
     def had_token(self, now_ms: float) -> None:
-        """Its next token was just handed over."""
+        """Note that its next token was sampled."""
         self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
         self.last_token_ms = now_ms
 
@@ -53,10 +102,10 @@ class Targets:
     start_chunk_tokens: int
     """Prefill chunk while nothing is known of this machine."""
     slo_ttft_ms: float = 2_000.0
-    """Time to first token to aim for where the asker has named none."""
+    """Time to first token to aim for where the request names none."""
     solo_tokens: int = 512
-    """Prefill tokens of one batch while nobody decodes: as many as are computed at once. More would be no faster, and
-    whoever comes next would wait for all of it."""
+    """Prefill tokens of one batch while nothing decodes: as many as are computed at once. More would be no faster, and
+    the next request would wait for all of it."""
     mixes_prompts: bool = True
     """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
 
@@ -65,9 +114,9 @@ class Targets:
 class State:
     """All a plan depends on, besides the time."""
 
-    decoding: list[Row]
-    prefilling: list[Row]
+    decoding: Sequence[Row]
+    prefilling: Sequence[Row]
     free_cells: int
-    """KV cells unused, or in use only by cache that may be dropped at once."""
+    """KV cells unused, or in use only by cache that can be dropped at once."""
     used_cells: int
     """Cells a batch has to attend over, for the cost of a tick."""

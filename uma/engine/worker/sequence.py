@@ -1,52 +1,152 @@
-"""One request on the decode thread: its tokens, how far they are computed, and what its reader has been given."""
+"""One request on the decode thread: its status, its tokens, how far they are computed, what its reader was given.
+
+The states and the events that lead from one to another are one table, `TRANSITIONS`. An event that the table does not
+name for a state raises `IllegalTransitionError`: no sequence can hold a slot twice, or be given tokens after its end.
+"""
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from enum import Enum, auto
+from typing import Any
 
 import attrs
 
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
-from uma.engine.policy.state import Row
-from uma.types import FinishReason, Request, RequestMetrics, Usage
+from uma.llama.sampler import Sampler
+from uma.types import Request, RequestMetrics, Usage
 
-if TYPE_CHECKING:
-    from uma.llama.sampler import Sampler
 
-PENALTY_WINDOW = 64
-"""Prompt tokens the penalties look back over: llama.cpp's default `penalty_last_n`."""
+class Status(Enum):
+    """Where a sequence is in its life. It holds a slot (a sequence id, KV cells) in the three middle states only."""
+
+    WAITING = auto()
+    """Queued for a slot."""
+    FOLLOWING = auto()
+    """Queued; another sequence is computing a prefix that it will share."""
+    PREFILLING = auto()
+    """Has a slot; tokens are computed whose successor is known."""
+    DECODING = auto()
+    """Has a slot; each step computes what it sampled last and samples the next."""
+    PAUSED = auto()
+    """Has a slot; its reader has used up the credit window (backpressure), so it takes no part in batches."""
+    PARKED = auto()
+    """Preempted while paused; it is queued again once its reader has caught up."""
+    ENDED = auto()
+    """Its last event is out."""
+
+
+class Change(Enum):
+    """What happens to a sequence."""
+
+    FOLLOW = auto()
+    """Another sequence turned out to be computing its prefix."""
+    UNFOLLOW = auto()
+    """That prefix is there, or will never be."""
+    START = auto()
+    """It got a slot; some of its tokens are still to be computed."""
+    RESTORE = auto()
+    """It got a slot in which all but its last sampled token are computed already."""
+    PREFILLED = auto()
+    """The last of its known tokens was computed, so the next can be sampled."""
+    FALL_BEHIND = auto()
+    """Its reader has no credit left."""
+    CATCH_UP = auto()
+    """Its reader has credit again."""
+    PREEMPT = auto()
+    """It lost its slot to another sequence, or to a failed batch that could not be undone."""
+    END = auto()
+    """Finished, cancelled or failed."""
+
+
+TRANSITIONS: dict[Status, dict[Change, Status]] = {
+    Status.WAITING: {
+        Change.FOLLOW: Status.FOLLOWING,
+        Change.START: Status.PREFILLING,
+        Change.RESTORE: Status.DECODING,
+        Change.END: Status.ENDED,
+    },
+    Status.FOLLOWING: {
+        Change.UNFOLLOW: Status.WAITING,
+        Change.END: Status.ENDED,
+    },
+    Status.PREFILLING: {
+        Change.PREFILLED: Status.DECODING,
+        Change.PREEMPT: Status.WAITING,
+        Change.END: Status.ENDED,
+    },
+    Status.DECODING: {
+        Change.FALL_BEHIND: Status.PAUSED,
+        Change.PREEMPT: Status.WAITING,
+        Change.END: Status.ENDED,
+    },
+    Status.PAUSED: {
+        Change.CATCH_UP: Status.DECODING,
+        Change.PREEMPT: Status.PARKED,
+        Change.END: Status.ENDED,
+    },
+    Status.PARKED: {
+        Change.CATCH_UP: Status.WAITING,
+        Change.END: Status.ENDED,
+    },
+    Status.ENDED: {},
+}
+"""The whole life of a sequence. It begins in `WAITING`."""
+
+HAS_SLOT = frozenset({Status.PREFILLING, Status.DECODING, Status.PAUSED})
+
+
+class IllegalTransitionError(RuntimeError):
+    """A sequence met an event that its state does not know: a fault of the engine."""
 
 
 @attrs.define(slots=True, eq=False)
 class Sequence:
-    """A request from submission to its last event. Made on the Trio thread, then the decode thread's alone."""
+    """A request from submission to its last event. Made on the Trio thread, then the decode thread's alone.
 
+    It is a `policy.Row`: the scheduler plans with the sequence itself.
+    """
+
+    key: int
+    """Rises with arrival."""
     request: Request
-    stream: Any
-    """Where events go: opaque here, the Trio side's."""
     tokens: array[int]
     """Prompt, then what was generated."""
     prompt_tokens: int
     max_tokens: int
     seed: int
-    row: Row
+    lane: int
+    arrived_ms: float
+    target_ttft_ms: float | None
+    target_tbt_ms: float
     credits: int
-    """Events the reader still has room for; at 0 the sequence pauses."""
+    """Events for which the reader has space; at 0 the sequence pauses."""
     is_probe: bool = False
     warnings: tuple[str, ...] = ()
 
+    stream: Any = None
+    """Where events go: opaque here, the Trio side's."""
+    status: Status = Status.WAITING
     text: TextStream = attrs.field(init=False)
     holding: Holding | None = None
+    """Its slot; None while it has none."""
     sampler: Sampler | None = None
+    """None: greedy."""
     kept: Snapshot | None = None
     """While it is preempted: what it had computed, pinned in the store."""
+    due_ms: float = 0.0
+    """When its first token is due (`policy.order.due_ms`), fixed on arrival."""
+    last_token_ms: float = 0.0
+    last_gap_ms: float = 0.0
+    """Time between its last two tokens."""
+    cells: int = 0
+    """KV cells that preempting it would free; current only where the scheduler has to know."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
-    """Tokens whose KV is held."""
+    """Tokens whose KV it holds."""
     cached_tokens: int = 0
     generated: int = 0
     """Tokens the reader was or will be given."""
@@ -60,10 +160,32 @@ class Sequence:
     def __attrs_post_init__(self) -> None:
         self.text = TextStream(self.request.sampling.stop)
 
+    def change(self, change: Change) -> None:
+        """Move to the state that the table names. Raises `IllegalTransitionError`, and changes nothing, without one."""
+        status = TRANSITIONS[self.status].get(change)
+        if status is None:
+            raise IllegalTransitionError(f"sequence {self.key}: {change.name} while {self.status.name}")
+        self.status = status
+
     @property
     def missing(self) -> int:
-        """Tokens known but not yet computed. A decoding sequence has exactly one: the last it sampled."""
+        """Tokens known but not yet computed. A decoding sequence usually has one: the last it sampled."""
         return len(self.tokens) - self.computed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to prefill; 0 once it decodes."""
+        return 0 if self.status is Status.DECODING or self.status is Status.PAUSED else self.missing
+
+    @property
+    def position(self) -> int:
+        """How many of its tokens are computed."""
+        return self.computed
+
+    @property
+    def is_paused(self) -> bool:
+        """Its reader is behind; it takes no part until the reader has caught up."""
+        return self.status is Status.PAUSED
 
     @property
     def suppresses_end(self) -> bool:
@@ -71,13 +193,16 @@ class Sequence:
         sampling = self.request.sampling
         return sampling.ignore_eos or self.generated < sampling.min_tokens
 
-    def update_row(self) -> None:
-        """Bring what the policy sees up to date after the counts changed."""
-        self.row.remaining = 0 if self.generated and self.missing == 1 else self.missing
-        self.row.prompt_tokens = len(self.tokens)
+    def had_token(self, now_ms: float) -> None:
+        """Count a token that the reader is given."""
+        self.generated += 1
+        self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
+        self.last_token_ms = now_ms
+        if self.generated == 1:
+            self.first_token_ms = now_ms
 
     def was_in_batch(self, sequences: int) -> None:
-        """Count a batch of so many sequences that it was in."""
+        """Count a batch that it shared with so many sequences, itself included."""
         self.iterations += 1
         self.largest_batch = max(self.largest_batch, sequences)
 
@@ -85,15 +210,15 @@ class Sequence:
         """Token counts so far."""
         return Usage(self.prompt_tokens, self.cached_tokens, self.generated)
 
-    def metrics(self, reason: FinishReason, now_ms: float) -> RequestMetrics:
+    def metrics(self, now_ms: float) -> RequestMetrics:
         """How it was served, at its end."""
-        arrived, started, first = self.row.arrived_ms, self.started_ms or now_ms, self.first_token_ms
-        decode_ms = self.row.last_token_ms - first if first else 0.0
+        started, first = self.started_ms or now_ms, self.first_token_ms
+        decode_ms = self.last_token_ms - first if first else 0.0
         return RequestMetrics(
-            queue_ms=round(started - arrived, 3),
+            queue_ms=round(started - self.arrived_ms, 3),
             prefill_ms=round((first or now_ms) - started, 3),
             decode_ms=round(decode_ms, 3),
-            ttft_ms=round(first - arrived, 3) if first else 0.0,
+            ttft_ms=round(first - self.arrived_ms, 3) if first else 0.0,
             batch_size=self.largest_batch,
             tokens_per_second=round((self.generated - 1) * 1000 / decode_ms, 2) if decode_ms > 0 else 0.0,
             decode_iterations=self.iterations,

@@ -1,7 +1,7 @@
-"""Requests that wait for a sequence id and KV cells, and when each of them may begin.
+"""The queue for slots: which sequence starts next, and which follow one that is computing their prefix.
 
-A request begins when its prompt fits beside what is already promised to others. One whose prompt begins like a prompt
-that is being read right now waits until that much is computed, and then shares it instead of computing it too.
+A sequence starts when its prompt fits beside what is already promised to others. One whose prompt begins like a prompt
+that is being prefilled follows it: it waits until that much is computed, then shares it instead of computing it too.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import RESERVE_PER_ROW, admission_key, due_ms, may_begin
-from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.sequence import Change, Sequence, Status
 
 MOST_EXAMINED = 32
-"""Waiting sequences looked at in one go."""
+"""Maximum waiting sequences examined in one tick."""
 WORTH_WAITING_TOKENS = 32
-"""A prefix that someone else is computing is waited for from this length on."""
+"""Minimum length of a prefix worth waiting for while another sequence computes it."""
 
 
 class WaitingRoom:
@@ -31,44 +31,41 @@ class WaitingRoom:
         self._members: dict[int, Sequence] = {}
         self._heap: list[tuple[float, int]] = []
         self._followers: dict[int, list[tuple[int, int]]] = {}
-        """By the key of whoever computes what they share: the length they wait for, and their own key."""
-        self._following: set[int] = set()
+        """By the key of the leader, which computes what they share: the length they wait for, and their own key."""
 
     def __len__(self) -> int:
-        """How many could begin if there were room."""
-        return len(self._members) - len(self._following)
+        """How many wait for a slot and for nothing else."""
+        return sum(each.status is Status.WAITING for each in self._members.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits at all."""
+        """Whether no sequence is queued, followers included."""
         return not self._members
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait."""
-        row = sequence.row
-        if not row.due_ms:
-            row.due_ms = due_ms(row, self._cost)
-        self._members[row.key] = sequence
-        heapq.heappush(self._heap, admission_key(row))
+        """Queue a sequence, whose status is `WAITING`."""
+        if not sequence.due_ms:
+            sequence.due_ms = due_ms(sequence, self._cost)
+        self._members[sequence.key] = sequence
+        heapq.heappush(self._heap, admission_key(sequence))
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget a sequence, if it waits here."""
-        self._members.pop(sequence.row.key, None)
-        self._following.discard(sequence.row.key)
+        """Forget a sequence, if it is queued here."""
+        self._members.pop(sequence.key, None)
 
     def head(self) -> Sequence | None:
-        """Who begins next, as soon as there is room."""
+        """The sequence that starts next, as soon as there is a slot for it."""
         while self._heap:
-            key = self._heap[0][-1]
-            if key in self._members and key not in self._following:
-                return self._members[key]
+            sequence = self._members.get(self._heap[0][-1])
+            if sequence is not None and sequence.status is Status.WAITING:
+                return sequence
             heapq.heappop(self._heap)
         return None
 
     def next(self, active: Mapping[int, Sequence]) -> Sequence | None:
-        """The sequence that begins now, no longer waiting; None if none may. Ask again after starting it."""
+        """Take the sequence that starts now out of the queue; None if none can. Ask again after starting it."""
         self._release_followers(active)
-        # A crowd with one prefix is sorted out over several ticks: nobody's stream waits for that.
+        # A crowd with one prefix is sorted out over several ticks, so that no stream waits for that.
         for _ in range(MOST_EXAMINED):
             sequence = self.head()
             if sequence is None or not self._may_begin(sequence, active):
@@ -76,13 +73,13 @@ class WaitingRoom:
             heapq.heappop(self._heap)
             ahead = self._find_leader(sequence, active)
             if ahead is None:
-                del self._members[sequence.row.key]
+                del self._members[sequence.key]
                 return sequence
             self._follow(sequence, *ahead)
         return None
 
     def lacks(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[int, int]:
-        """The places and the cells that have to be given up before `sequence` may begin."""
+        """The slots and the cells that others have to give up before `sequence` can start."""
         places = len(active) + 1 - self._places_for(sequence)
         unread = sum(each.missing for each in active.values())
         reserve = RESERVE_PER_ROW * len(active)
@@ -90,7 +87,7 @@ class WaitingRoom:
         return max(0, places), max(0, cells)
 
     def _places_for(self, sequence: Sequence) -> int:
-        # A probe asks whether generation works, not whether there is a place: it takes one beyond the limit.
+        # A probe asks whether generation works, not whether there is a slot: it takes one beyond the limit.
         return self._max_active + sequence.is_probe
 
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
@@ -102,14 +99,14 @@ class WaitingRoom:
         return may_begin(needed, free, sum(each.missing for each in active.values()), len(active))
 
     def _find_leader(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[Sequence, int] | None:
-        """Who is computing more of this prompt than is there yet. Nobody waits for someone of a lower lane."""
+        """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
         if not self._pool.shares:
             return None
         have = self._pool.match(sequence.tokens)[1]
         best: tuple[Sequence, int] | None = None
         most = have + WORTH_WAITING_TOKENS - 1
         for other in active.values():
-            if not other.row.remaining or other.row.lane < sequence.row.lane or other.row.is_paused:
+            if not other.remaining or other.lane < sequence.lane or other.is_paused:
                 continue
             common = min(common_length(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
             if common > most and other.computed < common:
@@ -117,22 +114,22 @@ class WaitingRoom:
         return best
 
     def _follow(self, sequence: Sequence, leader: Sequence, length: int) -> None:
-        self._followers.setdefault(leader.row.key, []).append((length, sequence.row.key))
-        self._following.add(sequence.row.key)
-        # Whoever hurries makes the one it waits for hurry.
-        leader.row.due_ms = min(leader.row.due_ms, sequence.row.due_ms)
+        self._followers.setdefault(leader.key, []).append((length, sequence.key))
+        sequence.change(Change.FOLLOW)
+        # The leader inherits an earlier deadline from its follower.
+        leader.due_ms = min(leader.due_ms, sequence.due_ms)
 
     def _release_followers(self, active: Mapping[int, Sequence]) -> None:
         for leader_key, followers in list(self._followers.items()):
             leader = active.get(leader_key)
-            gone = leader is None or leader.row.is_paused
+            gone = leader is None or leader.is_paused
             if not gone and leader is not None and leader.computed < min(followers)[0]:
                 continue
             waiting = [] if gone or leader is None else [each for each in followers if each[0] > leader.computed]
             for each in followers:
                 if each not in waiting and (sequence := self._members.get(each[1])) is not None:
-                    self._following.discard(each[1])
-                    heapq.heappush(self._heap, admission_key(sequence.row))
+                    sequence.change(Change.UNFOLLOW)
+                    heapq.heappush(self._heap, admission_key(sequence))
             if waiting:
                 self._followers[leader_key] = waiting
             else:

@@ -1,0 +1,75 @@
+"""When output is sent: how far to decode ahead of delivery, and when each token is due. Pure: no clock, no threads.
+
+Handing tokens over costs a wakeup of the Trio thread and of each reader, on cores that compute. So a token waits in the
+outbox for those of the next steps, for as long as its stream's target between tokens allows; and while nothing changes,
+decode rows run several steps without re-planning (a stride). The rules, all in this file:
+
+- A stream's first token, its last event, and any event for a reader that is nearly out of credit are due at once.
+- Every other token is due `hold_ms` after it was sampled.
+- A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from uma.engine.delivery.flow import LOW_CREDITS
+
+HOLD_SHARE = 0.4
+"""Maximum buffering delay of a token, as a share of its stream's `target_tbt_ms`. More would be felt as a gap."""
+AT_ONCE = -math.inf
+"""A due time: before anything else is computed."""
+STRIDE_STEPS = 16
+"""Maximum decode steps that run without re-planning (multi-step decoding): a bound on how stale a plan can be."""
+
+
+def hold_ms(target_tbt_ms: float, *, is_streamed: bool) -> float:
+    """Maximum buffering delay (ms) that still meets the reader's inter-token target."""
+    return HOLD_SHARE * target_tbt_ms if is_streamed else math.inf
+
+
+def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, credits: int) -> float:
+    """When a token that was sampled at `sampled_ms` must be handed over. `credits` are the reader's before it."""
+    return AT_ONCE if is_first or credits <= LOW_CREDITS else sampled_ms + hold_ms
+
+
+def uniform_steps(
+    *, generated: int, max_tokens: int, min_tokens: int, credits: float, is_checked_each_token: bool
+) -> float:
+    """How many tokens can be sampled before one of them must be looked at, because the next depends on what it means.
+
+    `is_checked_each_token` is true with stop strings, which are found in the text. `credits` is infinite where the
+    request is not streamed. The end of text needs no look: the runner sees its token.
+    """
+    if is_checked_each_token:
+        return 1
+    steps = max_tokens - generated
+    if min_tokens > generated:
+        steps = min(steps, min_tokens - generated)
+    return min(steps, credits - LOW_CREDITS)
+
+
+class Stride(NamedTuple):
+    """How far decode rows run before anything else is looked at."""
+
+    steps: int
+    """Maximum tokens for each row."""
+    within_ms: float
+    """Maximum time between the first token and the last."""
+
+    def latest_end_ms(self, began_ms: float, step_ms: float) -> float:
+        """When a stride is over at the latest, where a step takes `step_ms`: output due until then is sent before."""
+        return began_ms + min(self.steps * step_ms, self.within_ms + step_ms)
+
+
+ONE_STEP = Stride(1, 0.0)
+
+
+def plan_stride(uniform_steps: Iterable[float], hold_ms: float, step_ms: float, free_cells_per_row: int) -> Stride:
+    """The stride for rows of which each allows so many `uniform_steps`; `hold_ms` is that of the least patient."""
+    if hold_ms < step_ms:
+        return ONE_STEP
+    steps = min(STRIDE_STEPS, free_cells_per_row, *uniform_steps)
+    return Stride(int(steps), hold_ms) if steps > 1 else ONE_STEP

@@ -1,0 +1,51 @@
+"""What a client is told of this server: derived from the model, the running context and the configuration."""
+
+from __future__ import annotations
+
+import uma
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.engine.intake import features
+from uma.llama.context import Context
+from uma.types import Capabilities, Limits, ServerInfo
+
+MAX_STOP_STRINGS = 16
+
+
+def server_info(context: Context, config: RuntimeConfig) -> ServerInfo:
+    """The answer to `info` and `hello`."""
+    model = context.model
+    return ServerInfo(
+        server=f"uma/{uma.__version__}",
+        model=model.info,
+        capabilities=Capabilities(
+            streaming=True,
+            chat=model.info.has_chat_template,
+            cancel=True,
+            tokenize=True,
+            token_ids_input=True,
+            prefix_sharing=_prefix_sharing(context, config),
+            kv_unified=context.params.kv_unified,
+            max_stop_sequences=MAX_STOP_STRINGS,
+            sampling_params=features.sampling_params(),
+        ),
+        limits=Limits(
+            n_ctx=sizing.max_request_tokens(context),
+            max_tokens=config.max_tokens,
+            max_prompt_bytes=config.max_prompt_bytes,
+            max_frame_bytes=config.max_frame_bytes,
+            max_sessions=config.max_sessions,
+            max_queue=config.max_queue,
+        ),
+    )
+
+
+def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
+    """How a common prefix is shared, and why not better."""
+    if sizing.shares_prefixes(context):
+        return "cells" if context.params.kv_unified else "copies: each sequence has KV of its own (--kv-unified off)"
+    if context.model.memory == "sliding-window":
+        reason = "a sliding window does not keep a prefix's cells"
+    else:
+        reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
+    return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"

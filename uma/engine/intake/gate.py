@@ -1,0 +1,92 @@
+"""Admission control before the queue: whether a request is taken, and when a refused one should try again.
+
+A request is refused where the queue is full, or where its first token would come far later than it asks for: while its
+client can still go elsewhere. Belongs to the Trio thread; what it reads of running sequences is the decode thread's,
+and can be a tick old.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from uma.config import RuntimeConfig
+from uma.engine.clock import now_ms
+from uma.engine.kv.pool import KvPool
+from uma.engine.policy import CostModel
+from uma.engine.policy.order import LANE_DELAY_MS, admission_key
+from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
+from uma.engine.worker.sequence import Sequence
+from uma.errors import Overloaded
+from uma.metrics import EngineMetrics
+from uma.types import Request
+
+
+class Gate:
+    """Refuses requests with `Overloaded`. `sequences` are all that were submitted and have not ended."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        sequences: Collection[Sequence],
+        active_count: Callable[[], int],
+        max_active: int,
+        pool: KvPool,
+        cost: CostModel,
+        metrics: EngineMetrics,
+    ) -> None:
+        self._config = config
+        self._sequences = sequences
+        self._active_count = active_count
+        self._max_active = max_active
+        self._pool = pool
+        self._cost = cost
+        self._metrics = metrics
+
+    def check_queue(self, lane: int) -> None:
+        """Refuse a request that finds the queue full. For a background request the queue is twice as long."""
+        active, limit = self._active_count(), self._config.max_queue
+        # Requests that came a moment ago and start with the next tick are not waiting.
+        slots = max(0, self._max_active - active)
+        waiting = len(self._sequences) - active - slots
+        if waiting < limit:
+            return
+        # Requests of lower lanes are not ahead of it.
+        ahead = sum(each.lane >= lane and each.started_ms == 0 for each in self._sequences) - slots
+        if (lane >= 0 and ahead >= limit) or waiting >= 2 * limit:
+            raise Overloaded(
+                f"the queue is full: {waiting:,} requests wait (max_queue is {limit:,})",
+                retry_after_ms=retry_after_ms(self._metrics.service_ms_ewma / self._max_active, 0),
+            )
+
+    def check_deadline(self, request: Request, prompt_tokens: int) -> None:
+        """Refuse a request whose first token would come far too late for its own target."""
+        target = request.slo.target_ttft_ms
+        if target is None or request.priority < 0:
+            return
+        due_ms = now_ms() + target + LANE_DELAY_MS[request.priority]
+        wait = wait_ms(self._load_before(request.priority, due_ms), prompt_tokens, self._cost)
+        if wait > BEYOND_REPAIR * target:
+            raise Overloaded(
+                f"the first token would take about {math.ceil(wait):,} ms; target_ttft_ms asks for {target:g}",
+                retry_after_ms=retry_after_ms(wait, target),
+            )
+
+    def _load_before(self, lane: int, due_ms: float) -> Load:
+        # (The decode thread has not yet fixed the deadlines of sequences that came just now.)
+        ahead = [
+            each for each in self._sequences if (admission_key(each)[0] <= due_ms if each.due_ms else each.lane >= lane)
+        ]
+        # Background gives its slots up; and of prompts a part will be cached, as it was for those before.
+        running = sum(each.holding is not None and each.lane >= min(lane, 0) for each in self._sequences)
+        uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)
+        return Load(
+            ahead_tokens=round(uncached * sum(each.remaining for each in ahead)),
+            ahead_waiting=sum(each.started_ms == 0 for each in ahead),
+            running=running,
+            decoding=sum(each.generated > 0 for each in self._sequences),
+            max_running=self._max_active,
+            service_ms=self._metrics.service_ms_ewma,
+            used_cells=self._pool.used_cells,
+            tick_budget_ms=self._config.tick_budget_ms,
+        )

@@ -1,0 +1,110 @@
+"""Opening an engine, and all the ways in which one ends: load, context, disk tier, tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import outcome
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.engine.engine import Engine
+from uma.engine.kv.archive import Archive
+from uma.engine.kv.disk import DiskTier
+from uma.llama.catalog import resolve
+from uma.llama.context import Context
+from uma.llama.model import Model
+
+LAST_WRITES_SEC = 10.0
+"""Maximum time, at the end, for snapshots that are still being written to disk."""
+
+
+@asynccontextmanager
+async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engine]:
+    """Load the model and serve requests until the block is left, which cancels whatever still runs.
+
+    Raises `ModelError` or `ConfigError` where that cannot be. Loading happens in a thread; it cannot be interrupted.
+    Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault of the decode thread
+    cancels the block and is raised from it.
+    """
+    config = config or RuntimeConfig()
+    async with AsyncExitStack() as stack:
+        model = await trio.to_thread.run_sync(_load, config)
+        stack.callback(model.close)
+        context = await trio.to_thread.run_sync(_make_context, model, config)
+        stack.callback(context.close)
+        engine = Engine(config, context, await _open_archive(config, context))
+        # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
+        ended: outcome.Outcome[None] = outcome.Value(None)
+        thread: list[outcome.Outcome[None]] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_serve, engine, nursery.cancel_scope, thread)
+            try:
+                yield engine
+            except trio.Cancelled:
+                raise
+            except BaseException as error:  # noqa: BLE001  (raised again below)
+                ended = outcome.Error(error)
+            finally:
+                engine.begin_drain()
+                engine.worker.stop()
+        thread[0].unwrap()
+        ended.unwrap()
+
+
+async def _serve(engine: Engine, scope: trio.CancelScope, ended: list[outcome.Outcome[None]]) -> None:
+    """The decode thread, the mailbox that its events come through, and the archive. Ends after `worker.stop`."""
+    with trio.CancelScope(shield=True) as shield:
+        async with trio.open_nursery() as nursery:
+            if engine.archive is not None:
+                nursery.start_soon(engine.archive.run)
+            # A limiter of its own: this thread lives as long as the engine and must take no slot from others.
+            run = partial(trio.to_thread.run_sync, engine.worker.run, limiter=trio.CapacityLimiter(1))
+            async with trio.open_nursery() as while_it_runs:
+                while_it_runs.start_soon(engine.mailbox.run)
+                ended.append(await outcome.acapture(run))
+                while_it_runs.cancel_scope.cancel()
+            engine.mailbox.empty()
+            engine.mailbox.close()
+            if engine.archive is not None:
+                engine.archive.close()
+            shield.deadline = trio.current_time() + LAST_WRITES_SEC
+    # Without its thread an engine can do nothing: a fault there ends the block, and is raised from it.
+    if isinstance(ended[0], outcome.Error):
+        scope.cancel()
+
+
+def _load(config: RuntimeConfig) -> Model:
+    found = resolve(config.model, os.environ)
+    return Model.load(
+        Path(found.path),
+        n_gpu_layers=config.n_gpu_layers,
+        map_above_bytes=sizing.map_above_bytes(config),
+        use_mlock=config.use_mlock,
+        is_builtin=found.is_builtin,
+        extra_buffers=config.extra_buffers,
+    )
+
+
+def _make_context(model: Model, config: RuntimeConfig) -> Context:
+    return Context(model, sizing.context_params(model, config))
+
+
+async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | None:
+    if not config.cache_dir:
+        return None
+    identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
+    disk = DiskTier(
+        Path(config.cache_dir),
+        identity,
+        config.cache_disk_mb * 2**20,
+        sizing.cache_ram_bytes(config),
+        exact_ends=not sizing.shares_prefixes(context),
+    )
+    await disk.open()
+    return Archive(disk)

@@ -1,0 +1,128 @@
+"""The decode thread's inbox: what other threads ask of it, taken up between two batches.
+
+A command waits for the end of the batch that runs. Those that cannot wait for the end of a stride (several decode
+steps without re-planning) set `is_called`, which ends the stride after its current step.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from uma.engine.kv.snapshots import Snapshot
+from uma.engine.worker.sequence import Sequence, Status
+
+
+@attrs.frozen
+class Submit:
+    """Queue a sequence."""
+
+    sequence: Sequence
+
+
+@attrs.frozen
+class Cancel:
+    """End a sequence at this tick boundary, with a `Finished` of reason `cancelled`. One that has ended is ignored."""
+
+    sequence: Sequence
+
+
+@attrs.frozen
+class Credit:
+    """The sequence's reader has space for so many more events."""
+
+    sequence: Sequence
+    events: int
+
+
+@attrs.frozen
+class Preload:
+    """Take in a snapshot that was read from disk."""
+
+    snapshot: Snapshot
+
+
+@attrs.frozen
+class CountKnown:
+    """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
+
+    tokens: array[int]
+    answer: Callable[[int], None]
+
+
+@attrs.frozen
+class Stop:
+    """End everything, then the thread."""
+
+
+Command = Submit | Cancel | Credit | Preload | CountKnown | Stop
+
+
+class Commands:
+    """An inbox with many writers and one reader. `post`, `submit`, `credit` and `wake` can be called from any thread;
+    the other methods belong to the decode thread.
+    """
+
+    __slots__ = ("_commands", "_wakeup", "is_called")
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._wakeup = threading.Event()
+        self.is_called = False
+        """A command has come for which no stride goes on."""
+
+    def post(self, command: Command) -> None:
+        """Have a command taken up after the batch that runs, or at once by a thread that rests."""
+        self._commands.append(command)
+        self.wake()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
+        self._commands.append(Submit(sequence))
+
+    def credit(self, sequence: Sequence, events: int) -> None:
+        """Hand over credit. It ends a stride only where it brings a parked sequence back: a running one has as much
+        credit as its stride has steps.
+        """
+        self._commands.append(Credit(sequence, events))
+        if sequence.status is Status.PARKED:
+            self.is_called = True
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Have all that was handed over taken up soon."""
+        self.is_called = True
+        self._wakeup.set()
+
+    def take(self) -> Iterator[Command]:
+        """Commands in the order in which they came, also those that come meanwhile, until none is left."""
+        if self._wakeup.is_set():
+            # Clear before draining: a racing `wake` then causes a spurious wakeup, never a lost one.
+            self._wakeup.clear()
+            self.is_called = False
+        while self._commands:
+            yield self._commands.popleft()
+
+    def wait(self, timeout_sec: float | None = None) -> bool:
+        """Rest until a command comes; False where none does within the time."""
+        return self._wakeup.wait(timeout_sec)
+
+
+@attrs.frozen
+class SequenceControl:
+    """One sequence's end of the inbox: `delivery.stream.Control`."""
+
+    commands: Commands
+    sequence: Sequence
+
+    def cancel(self) -> None:
+        """End the sequence at the next tick boundary."""
+        self.commands.post(Cancel(self.sequence))
+
+    def credit(self, events: int) -> None:
+        """The reader has space for so many more events."""
+        self.commands.credit(self.sequence, events)

@@ -1,0 +1,205 @@
+"""One tick's batches, with the retry ladder of those that fail.
+
+Decode rows come before prefill, so that their tokens do not wait for it. A batch for which llama.cpp finds no KV cells
+is tried again with less: evict cache, halve the prefill, preempt a sequence. A batch that fails for any other reason is
+taken apart, and a row that fails alone ends alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import attrs
+
+from uma.engine.clock import now_ms
+from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
+from uma.engine.kv.pool import KvPool
+from uma.engine.policy.order import preemption_order
+from uma.engine.worker.output import steps_ahead
+from uma.engine.worker.residency import Residency
+from uma.engine.worker.runner import ModelRunner, Step, Work
+from uma.engine.worker.sampling import Given, sample
+from uma.engine.worker.sequence import Sequence, Status
+from uma.errors import DecodeFailed
+from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
+from uma.metrics import EngineMetrics
+
+
+@attrs.define(slots=True)
+class Tick:
+    """What to compute between two looks at the inbox."""
+
+    decode: list[Sequence]
+    prefill: Work
+    is_steady: bool = False
+    """Every sequence with a slot decodes and none waits, so the same rows can go on for several steps."""
+    is_one_by_one: bool = False
+    """Each decode row is a batch of its own, because here that is faster."""
+    hold_ms: float = 0.0
+    """Maximum time between the first and the last token of a stride."""
+    learns: bool = True
+    """Whether the cost model observes the decode rows."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.decode and not self.prefill
+
+
+class Result(NamedTuple):
+    """What one step gave its rows, in order."""
+
+    sequences: list[Sequence]
+    given: list[Given]
+    at_ms: float
+
+
+Results = Iterable[Result]
+"""The steps of one batch or stride. Each must be given to its readers before the next is taken."""
+
+
+class Executor:
+    """Computes ticks. Belongs to the decode thread."""
+
+    def __init__(
+        self, context: Context, pool: KvPool, runner: ModelRunner, residency: Residency, metrics: EngineMetrics
+    ) -> None:
+        self._context = context
+        self._pool = pool
+        self._runner = runner
+        self._residency = residency
+        self._metrics = metrics
+
+    def run(self, tick: Tick) -> Iterator[Results]:
+        """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
+        if tick.decode:
+            yield from self._decode(tick)
+        # Those that the decode rows needed the cells of have lost their slots.
+        prefill = [each for each in tick.prefill if each[0].holding is not None]
+        if prefill:
+            yield from self._prefill(prefill)
+
+    def _decode(self, tick: Tick) -> Iterator[Results]:
+        if any(sequence.missing != 1 for sequence in tick.decode):
+            yield from self._decode_several(tick.decode)
+        elif tick.is_one_by_one:
+            for sequence in tick.decode:
+                if sequence.holding is not None:  # those before it may have preempted it
+                    yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
+        else:
+            yield from self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
+
+    def _stride(self, tick: Tick) -> Stride:
+        """How far the rows can go on: until one of them can change, or a reader's token is due."""
+        if not tick.is_steady:
+            return ONE_STEP
+        steps = map(steps_ahead, tick.decode)
+        return plan_stride(steps, tick.hold_ms, self._runner.decode_ms, self._pool.free_cells // len(tick.decode))
+
+    def _decode_at_once(self, sequences: list[Sequence], stride: Stride, *, learns: bool) -> Iterator[Results]:
+        while sequences:
+            code, steps = self._runner.decode(sequences, stride)
+            yield self._booked(sequences, steps, learns=learns)
+            if code == DONE:
+                return
+            retry: Work = []
+            yield from self._failed(code, [(sequence, 1) for sequence in sequences], retry)
+            sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
+
+    def _booked(self, sequences: list[Sequence], steps: list[Step], *, learns: bool) -> Results:
+        """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
+        for step in steps:
+            self._runner.book(sequences, step, learns=learns and step is steps[-1])
+            yield Result(sequences, step.given, step.at_ms)
+
+    def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
+        """Decode rows of which some were given several tokens at once."""
+        left, work = self._context.n_batch, []
+        for index, sequence in enumerate(sequences):
+            count = min(sequence.missing, left - (len(sequences) - index - 1))
+            work.append((sequence, count))
+            left -= count
+        while work:
+            code, ends = self._runner.decode_several(work)
+            if code == DONE:
+                yield self._sampled(ends)
+                return
+            retry: Work = []
+            yield from self._failed(code, work, retry)
+            work = retry
+
+    def _prefill(self, work: Work) -> Iterator[Results]:
+        while work:
+            code, ends = self._runner.prefill(work)
+            if code == DONE:
+                yield self._sampled(ends)
+                return
+            retry: Work = []
+            yield from self._failed(code, work, retry)
+            work = retry
+
+    def _sampled(self, ends: dict[Sequence, int]) -> Results:
+        """The next tokens of the rows that have logits, at these indices of the batch just computed."""
+        sequences = list(ends)
+        if sequences:
+            yield Result(sequences, sample(self._context, sequences, list(ends.values())), now_ms())
+
+    # The retry ladder
+
+    def _failed(self, code: int, work: Work, retry: Work) -> Iterator[Results]:
+        """Deal with a batch that could not be computed; what to try instead is appended to `retry`."""
+        if code == NO_ROOM:
+            retry += self._with_less(work)
+        elif code != ABORTED:
+            yield from self._run_alone(work)
+
+    def _with_less(self, work: Work) -> Work:
+        """What to try after `llama_decode` found no cells: evict cache, prefill less, then preempt the youngest."""
+        self._metrics.kv_retries_total += 1
+        if self._pool.drop_cache():
+            return work
+        if work[0][0].status is Status.PREFILLING and (half := sum(count for _, count in work) // 2):
+            less: Work = []
+            for sequence, count in work:
+                if half > 0:
+                    less.append((sequence, min(count, half)))
+                    half -= count
+            return less
+        candidates = preemption_order(self._residency.active.values())
+        if len(candidates) > 1:
+            victim = candidates[0]
+            self._residency.preempt(victim, now_ms())
+            return [each for each in work if each[0] is not victim]
+        # Alone, with no cache left, and still no cells: the context is full.
+        for sequence, _ in work:
+            self._residency.finish(sequence, "length")
+        return []
+
+    def _run_alone(self, work: Work) -> Iterator[Results]:
+        """After a failed batch: put memory back as it was, and run each row alone. One that fails again ends."""
+        for sequence, count in work:
+            if not self._cut_back(sequence):
+                continue
+            if sequence.status is Status.PREFILLING:
+                code, ends = self._runner.prefill([(sequence, count)])
+                yield self._sampled(ends)
+            elif count > 1:
+                code, ends = self._runner.decode_several([(sequence, count)])
+                yield self._sampled(ends)
+            else:
+                code, steps = self._runner.decode([sequence], ONE_STEP)
+                yield self._booked([sequence], steps, learns=False)
+            if code == NO_ROOM:
+                self._residency.preempt(sequence, now_ms())
+            elif code not in (DONE, ABORTED):
+                self._cut_back(sequence)
+                self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+
+    def _cut_back(self, sequence: Sequence) -> bool:
+        """Remove what a failed batch may have left in memory. False where memory cannot be cut: then it is queued."""
+        assert sequence.holding is not None
+        if self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1):
+            return True
+        self._residency.restart(sequence)
+        return False

@@ -1,0 +1,111 @@
+"""What sampled tokens mean: text for the reader, and where a request ends by itself."""
+
+from __future__ import annotations
+
+import math
+
+from uma.engine.delivery.outbox import Outbox
+from uma.engine.delivery.pacing import due_ms, hold_ms, uniform_steps
+from uma.engine.worker.sampling import Sampled
+from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.llama.vocab import Vocab
+from uma.metrics import EngineMetrics
+from uma.types import Finished, FinishReason, Token
+
+
+def patience_ms(sequence: Sequence) -> float:
+    """Maximum buffering delay (ms) of its tokens."""
+    return hold_ms(sequence.target_tbt_ms, is_streamed=sequence.request.stream)
+
+
+def steps_ahead(sequence: Sequence) -> float:
+    """Decode steps it can run before one of its tokens must be looked at."""
+    sampling = sequence.request.sampling
+    return uniform_steps(
+        generated=sequence.generated,
+        max_tokens=sequence.max_tokens,
+        min_tokens=sampling.min_tokens,
+        credits=sequence.credits if sequence.request.stream else math.inf,
+        is_checked_each_token=bool(sampling.stop),
+    )
+
+
+class Output:
+    """Turns tokens into events, and buffers these in the outbox. Belongs to the decode thread."""
+
+    def __init__(self, vocab: Vocab, metrics: EngineMetrics, outbox: Outbox) -> None:
+        self._vocab = vocab
+        self._metrics = metrics
+        self._outbox = outbox
+
+    def accept(self, sequence: Sequence, given: tuple[Sampled, ...], now_ms: float) -> FinishReason | None:
+        """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;
+        those after it are dropped.
+        """
+        for sampled in given:
+            reason = self._accept(sequence, sampled, now_ms)
+            if reason is not None:
+                return reason
+        if sequence.credits <= 0 and sequence.status is Status.DECODING:
+            sequence.change(Change.FALL_BEHIND)
+            sequence.paused_ms = now_ms
+        return None
+
+    def _accept(self, sequence: Sequence, sampled: Sampled, now_ms: float) -> FinishReason | None:
+        token = sampled.token
+        if token in self._vocab.eog:
+            return "stop"
+        sequence.tokens.append(token)
+        text = sequence.text.push(self._vocab.piece(token))
+        is_last = sequence.generated + 1 >= sequence.max_tokens
+        if is_last and not sequence.text.stopped:
+            text += sequence.text.finish()
+        self._count(sequence, now_ms)
+        self._give(sequence, token, text, now_ms)
+        if sequence.text.stopped:
+            return "stop"
+        return "length" if is_last else None
+
+    def _count(self, sequence: Sequence, now_ms: float) -> None:
+        sequence.had_token(now_ms)
+        if sequence.is_probe:
+            return
+        metrics = self._metrics
+        metrics.tokens_generated_total += 1
+        if sequence.generated == 1:
+            metrics.ttft_ms.observe(now_ms - sequence.arrived_ms)
+        else:
+            metrics.inter_token_ms.observe(sequence.last_gap_ms)
+
+    def _give(self, sequence: Sequence, token: int, text: str, now_ms: float) -> None:
+        if not sequence.request.stream:
+            sequence.pieces.append(text)
+            return
+        due = due_ms(now_ms, patience_ms(sequence), is_first=sequence.generated == 1, credits=sequence.credits)
+        self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due)
+        sequence.credits -= 1
+
+    def last_event(self, sequence: Sequence, reason: FinishReason, now_ms: float) -> Finished:
+        """The event that ends a request, after the text that was still held for it was given out."""
+        self._release_held(sequence)
+        is_streamed = sequence.request.stream
+        return Finished(
+            id=sequence.request.id,
+            reason=reason,
+            usage=sequence.usage(),
+            metrics=sequence.metrics(now_ms),
+            seed=sequence.seed,
+            text=None if is_streamed else "".join(sequence.pieces),
+            token_ids=None if is_streamed else tuple(sequence.tokens[sequence.prompt_tokens :]),
+            warnings=sequence.warnings,
+        )
+
+    def _release_held(self, sequence: Sequence) -> None:
+        """Give out what was held for a character or stop string that never came. It is no token, and not counted."""
+        held = sequence.text.finish()
+        if not held:
+            return
+        if sequence.request.stream:
+            self._outbox.add(sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1]))
+        else:
+            sequence.pieces.append(held)

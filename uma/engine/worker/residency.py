@@ -1,0 +1,223 @@
+"""Which sequences have a slot: admission, preemption, parking, and the end of each.
+
+A slot is a sequence id and KV cells. Every change of a sequence's status except those inside a batch happens here, so
+this file and the table in `sequence.py` are the life of a request. Belongs to the decode thread.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from uma.engine.clock import now_ms
+from uma.engine.delivery.outbox import Outbox
+from uma.engine.kv.pool import KvPool
+from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
+from uma.engine.policy.state import Row, State
+from uma.engine.worker.output import Output
+from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.trace import Trace
+from uma.engine.worker.waiting import WaitingRoom
+from uma.errors import InternalError, UmaError
+from uma.llama.sampler import Sampler
+from uma.llama.vocab import Vocab
+from uma.metrics import EngineMetrics
+from uma.types import Finished, FinishReason
+
+PATIENCE_MS = 250.0
+"""Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
+
+_log = logging.getLogger("uma.engine")
+
+
+class Residency:
+    """All sequences between submission and their end, and the slots that some of them have."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        pool: KvPool,
+        waiting: WaitingRoom,
+        output: Output,
+        outbox: Outbox,
+        metrics: EngineMetrics,
+        trace: Trace,
+    ) -> None:
+        self._vocab = vocab
+        self._pool = pool
+        self.waiting = waiting
+        self._output = output
+        self._outbox = outbox
+        self._metrics = metrics
+        self._trace = trace
+        self.active: dict[int, Sequence] = {}
+        """Sequences with a slot, by key."""
+        self.all: dict[Sequence, None] = {}
+        """Every sequence that has not ended, oldest first."""
+
+    # In
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.all[sequence] = None
+        self.waiting.add(sequence)
+        self._trace.queued(sequence)
+
+    def credit(self, sequence: Sequence, events: int) -> None:
+        """Its reader has space for so many more events. One that has ended needs none."""
+        sequence.credits += events
+        is_parked = sequence.status is Status.PARKED
+        if sequence.credits > 0 and (sequence.is_paused or is_parked):
+            sequence.change(Change.CATCH_UP)
+            if is_parked:
+                self.waiting.add(sequence)
+
+    # Slots
+
+    def admit(self, now: float) -> None:
+        """Start every sequence that can start. For one that cannot, others are preempted: paused ones first, then
+        background.
+        """
+        while not self.waiting.is_empty:
+            sequence = self.waiting.next(self.active)
+            if sequence is not None:
+                self._start(sequence, now)
+                continue
+            head = self.waiting.head()
+            if head is None or not (victims := self._find_victims(head, now)):
+                return
+            for victim in victims:
+                self.preempt(victim, now)
+
+    def state(self) -> State:
+        """What the policy plans with."""
+        decoding: list[Row] = []
+        prefilling: list[Row] = []
+        for sequence in self.active.values():
+            (prefilling if sequence.status is Status.PREFILLING else decoding).append(sequence)
+        self._pool.someone_decodes = bool(decoding)
+        free = self._pool.free_cells
+        if free < len(decoding) + len(prefilling):
+            # Only now can a preemption be needed, and only then does it matter how many cells each would free.
+            for sequence in self.active.values():
+                sequence.cells = self._pool.own_cells(sequence.holding) if sequence.holding else 0
+        return State(decoding, prefilling, free, self._pool.used_cells)
+
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Take a sequence's slot. It is queued, and continues from a snapshot, or computes its tokens again.
+
+        Its reader sees a pause, and then exactly the tokens it would have seen.
+        """
+        assert sequence.holding is not None
+        self._metrics.preemptions_total += 1
+        sequence.kept = self._pool.save(sequence.holding, now)
+        if sequence.kept is not None:
+            sequence.kept.is_pinned = True
+        self._vacate(sequence, now)
+        self._trace.preempted(sequence)
+
+    def restart(self, sequence: Sequence) -> None:
+        """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
+        self._vacate(sequence, now_ms())
+
+    def _vacate(self, sequence: Sequence, now: float) -> None:
+        assert sequence.holding is not None
+        self._pool.release(sequence.holding, now, keep=False)
+        sequence.holding, sequence.computed = None, 0
+        del self.active[sequence.key]
+        sequence.change(Change.PREEMPT)
+        # A parked one is queued only when its reader has caught up.
+        if sequence.status is Status.WAITING:
+            self.waiting.add(sequence)
+
+    def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
+        """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
+        slots, cells = self.waiting.lacks(head, self.active)
+        paused = [each for each in self.active.values() if each.is_paused and now - each.paused_ms >= PATIENCE_MS]
+        lower = gives_way(head, self.active.values(), now)
+        victims: list[Sequence] = []
+        for each in dict.fromkeys([*paused, *lower]):
+            if slots <= 0 and cells <= 0:
+                break
+            assert each.holding is not None
+            victims.append(each)
+            slots -= 1
+            cells -= self._pool.own_cells(each.holding) + each.missing + RESERVE_PER_ROW
+        return victims if slots <= 0 and cells <= 0 else []
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        is_first = sequence.started_ms == 0.0
+        sequence.holding, sequence.computed = self._pool.acquire(sequence.tokens, now)
+        self._unpin(sequence)
+        sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
+        self.active[sequence.key] = sequence
+        if is_first:
+            self._note_started(sequence, now)
+        self._trace.started(sequence)
+
+    def _note_started(self, sequence: Sequence, now: float) -> None:
+        sequence.started_ms = now
+        sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
+        if not sequence.is_probe:
+            self._pool.count_use(sequence.computed)
+            self._metrics.prompt_tokens_total += sequence.prompt_tokens
+            self._metrics.cached_tokens_total += sequence.cached_tokens
+        sampling = sequence.request.sampling
+        if not sampling.is_greedy:
+            sequence.sampler = Sampler(self._vocab, sampling, sequence.seed, sequence.tokens)
+
+    # Out
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence with `Finished`; one that has ended already stays as it is."""
+        if sequence.status is not Status.ENDED:
+            self.end(sequence, self._output.last_event(sequence, reason, now_ms()))
+
+    def fail(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence in whose sampling or text the engine has a fault. What it computed is not kept."""
+        _log.error("request %r failed: a fault in the engine", sequence.request.id, exc_info=error)
+        if sequence.status is not Status.ENDED:
+            self.end(
+                sequence,
+                InternalError(
+                    f"a fault in the engine ended this request ({type(error).__name__}: {error}); "
+                    "its log has the traceback, please report it"
+                ),
+            )
+
+    def end(self, sequence: Sequence, event: Finished | UmaError) -> None:
+        """Give the last event, and take back all that the sequence held."""
+        sequence.change(Change.END)
+        self.active.pop(sequence.key, None)
+        self.waiting.discard(sequence)
+        self._unpin(sequence)
+        self._give_back(sequence, event)
+        self._count_end(sequence, event)
+        self._outbox.add(sequence.stream, event)
+        # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
+        del self.all[sequence]
+        self._trace.ended(sequence, event.reason if isinstance(event, Finished) else event.code)
+
+    def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
+        if sequence.holding is not None:
+            self._pool.someone_decodes = any(each.status is Status.DECODING for each in self.active.values())
+            if isinstance(event, Finished) and not self._pool.shares:
+                self._pool.save(sequence.holding, now_ms())
+            self._pool.release(sequence.holding, now_ms(), keep=isinstance(event, Finished))
+            sequence.holding = None
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+            sequence.sampler = None
+
+    def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
+        if sequence.is_probe:
+            self._metrics.health_probes_total += 1
+            return
+        reason = event.reason if isinstance(event, Finished) else "error"
+        if sequence.started_ms and reason in ("stop", "length"):
+            self._metrics.served(now_ms() - sequence.started_ms)
+        self._metrics.finished(reason)
+
+    def _unpin(self, sequence: Sequence) -> None:
+        if sequence.kept is not None:
+            sequence.kept.is_pinned = False
+            sequence.kept = None
