@@ -114,6 +114,12 @@ class InternalError(UmaError):
     code = "E_RUNTIME_INTERNAL"
 
 
+class ContractViolation(UmaError):
+    """What this side was about to answer, or what it was told, breaks a contract. Names each broken rule."""
+
+    code = "E_RUNTIME_CONTRACT"
+
+
 class ShuttingDown(UmaError):
     """The server or engine is stopping."""
 

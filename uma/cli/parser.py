@@ -162,6 +162,11 @@ def _describe_config(parser: argparse.ArgumentParser) -> None:
 
 def _describe_schema(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="one message, such as generate (default: all)")
+    parser.add_argument(
+        "--contracts",
+        action="store_true",
+        help="the contracts between engines and frontends instead of the protocol's messages (default: off)",
+    )
 
 
 PLACE = """\

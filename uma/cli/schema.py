@@ -1,4 +1,4 @@
-"""`uma schema`: the JSON Schemas of the protocol's messages, from the classes that check them."""
+"""`uma schema`: the JSON Schemas of the protocol's messages and of the contracts, from the classes that check them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import argparse
 import json
 
 from uma.config import nearest
+from uma.contracts.schema import contract_schemas
 from uma.errors import ConfigError
 from uma.protocol.schema import schemas
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    known = schemas()
+    known = contract_schemas() if options.contracts else schemas()
     if options.name is not None and options.name not in known:
         near = nearest(options.name, known) or f"; there are {', '.join(known)}"
-        raise ConfigError(f"no such message: {options.name}{near}")
+        what = "contract" if options.contracts else "message"
+        raise ConfigError(f"no such {what}: {options.name}{near}")
     print(json.dumps(known if options.name is None else known[options.name], indent=2))
     return 0

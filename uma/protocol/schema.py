@@ -55,7 +55,7 @@ def _exactly_one(names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _message(name: str, cls: type, tag: dict[str, Any], required: list[str]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    schema = _object(cls, nested)
+    schema = object_schema(cls, nested)
     schema["properties"] = tag | schema["properties"]
     schema["required"] = required + schema["required"]
     return {"$schema": DIALECT, "$id": _id(name), "title": name} | schema | ({"$defs": nested} if nested else {})
@@ -65,7 +65,7 @@ def _id(name: str) -> str:
     return f"urn:uma:protocol:{SUPPORTED[-1]}:{name}"
 
 
-def _object(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
+def object_schema(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
     """An object with the fields of `cls`; `nested` gathers the `$defs`. Unknown fields are ignored, so allowed."""
     owners = OWNERS.get(cls, (cls,))
     docs = {field: text for owner in owners for field, text in _docs_of(owner).items()}
@@ -101,7 +101,7 @@ def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": _schema_of(args[0], nested)}
     if attrs.has(hint):
         if hint.__name__ not in nested:
-            nested[hint.__name__] = _object(hint, nested)
+            nested[hint.__name__] = object_schema(hint, nested)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     return {"type": _TYPES[origin or hint]}
 

@@ -17,6 +17,12 @@ SUPPORTED = ("1.0", "1.1")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
 
 
+def parse_version(word: str) -> tuple[int, int] | None:
+    """Major and minor of `major.minor`; None for a word that is no version."""
+    match = _VERSION.fullmatch(word)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def negotiate(client: Sequence[str]) -> str:
     """The highest of `SUPPORTED` that is at most the client's highest minor of that major.
 

@@ -1,0 +1,63 @@
+"""The health check: one payload for every engine, and what counts as healthy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+from engine_world import answer, config_for
+
+from uma.contracts.health import (
+    HealthCheckPayload,
+    HealthCheckResult,
+    is_healthy,
+    parse_health_check,
+    request_of,
+    result_of,
+)
+from uma.contracts.schema import contract_schemas
+from uma.engine import open_engine
+from uma.errors import BadRequest
+from uma.types import Health
+
+SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["HealthCheckPayload"])
+
+
+def test_the_least_payload_has_the_text_s_defaults() -> None:
+    assert SCHEMA.is_valid({"type": "generation"})
+    assert parse_health_check({"type": "generation"}) == HealthCheckPayload("generation", 5000, None, 1, 0.0)
+
+
+def test_every_wrong_field_is_named() -> None:
+    wrong = {"type": "prayer", "timeout_ms": 99, "token_ids": [], "max_tokens": 0, "temperature": 3, "hurry": True}
+    with pytest.raises(BadRequest) as refused:
+        parse_health_check(wrong)
+    assert {line.partition(":")[0] for line in refused.value.message.splitlines()} == wrong.keys()
+    assert not SCHEMA.is_valid(wrong)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (HealthCheckResult(True, 10, 1), True),
+        (HealthCheckResult(True, 5000, 1), False),
+        (HealthCheckResult(True, 10, 0), False),
+        (HealthCheckResult(False, 10, 1, "no"), False),
+    ],
+)
+def test_healthy_is_success_with_a_token_within_the_time(result: HealthCheckResult, expected: bool) -> None:
+    assert is_healthy(result) is expected
+
+
+def test_an_engine_that_is_stalled_or_draining_is_not_healthy() -> None:
+    assert is_healthy(result_of(Health("ok", 3.0, 1)))
+    assert not is_healthy(result_of(Health("stalled", 3.0, 0)))
+    assert result_of(Health("draining", 0.0, 0)).error == "the engine is draining"
+
+
+async def test_the_built_in_engine_passes_both_forms_of_the_check() -> None:
+    async with open_engine(config_for(Path("builtin"))) as engine:
+        assert is_healthy(result_of(await engine.health()))
+        done = await answer(engine, request_of(HealthCheckPayload("generation", max_tokens=2), "h", bos=1))
+    assert done.finished.usage.completion_tokens == 2

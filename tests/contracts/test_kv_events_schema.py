@@ -1,0 +1,191 @@
+"""KV events: well-formed, named by documented hashes, and enough to know exactly what a worker holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma.contracts.blocks import chain, content_hash, fnv1a_block_hash
+from uma.contracts.event_log import BlockIndex, EventLog, Subscription, merged
+from uma.contracts.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    SequencedEvent,
+    event_to_json,
+    parse_event,
+)
+from uma.contracts.schema import contract_schemas
+from uma.errors import BadRequest, ContractViolation
+
+PAGE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
+SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["KVCacheEvent"])
+STORED: dict[str, Any] = {"type": "BlockStored", "block_hashes": [-5, 7], "token_ids": [1, 2, 3, 4], "block_size": 2}
+
+
+# Schemas
+
+
+@pytest.mark.parametrize(
+    "value", [STORED, {"type": "BlockRemoved", "block_hashes": [-5]}, {"type": "AllBlocksCleared"}]
+)
+def test_each_event_of_the_text_is_taken_and_comes_back(value: dict[str, Any]) -> None:
+    assert SCHEMA.is_valid(value)
+    event = parse_event(value)
+    assert json.loads(json.dumps(event_to_json(event))) == value
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (STORED | {"type": "BlockEaten"}, "type: expected one of BlockStored, BlockRemoved, AllBlocksCleared, not"),
+        (STORED | {"block_hashes": []}, "block_hashes: [] must have 1 or more hashes, not 0"),
+        (STORED | {"block_hashes": [2**63, 1]}, "block_hashes[0]: "),
+        (STORED | {"block_size": 0}, "block_size: 0 must be 1 or more"),
+        (STORED | {"token_ids": [1, 2, 3, -4]}, "token_ids[3]: -4 must be 0 or more"),
+        (STORED | {"colour": 1}, "colour: is not a field of BlockStored"),
+        ({"type": "BlockRemoved"}, "block_hashes: is required"),
+    ],
+)
+def test_a_wrong_event_is_refused_by_parser_and_schema(wrong: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_event(wrong)
+    assert refused.value.message.startswith(line)
+    assert not SCHEMA.is_valid(wrong)
+
+
+def test_blocks_that_are_not_whole_or_named_twice_are_refused() -> None:
+    with pytest.raises(BadRequest, match="3 tokens for 2 blocks of 2, which take 4"):
+        parse_event(STORED | {"token_ids": [1, 2, 3]})
+    with pytest.raises(BadRequest, match="names a block twice"):
+        parse_event(STORED | {"block_hashes": [7, 7]})
+
+
+# Hashes
+
+
+def test_the_router_s_hash_has_the_values_that_dynamo_1_6_1_computes() -> None:
+    # dynamo.llm.compute_block_hash_for_seq(list(range(1, 33)), 16)
+    assert [content_hash(range(1, 17)), content_hash(range(17, 33))] == [16863443419780771464, 2287610619914608821]
+
+
+def test_fnv1a_has_the_value_that_its_authors_publish() -> None:
+    token = int.from_bytes(b"foob", "little")
+    assert fnv1a_block_hash([token], None) & (2**64 - 1) == 0xDD120E790C2512AF
+
+
+def test_the_page_s_test_vectors_are_so() -> None:
+    rows = re.findall(r"^\| `(\[.*?\])` \| `(\d+)` \| `(\w+)` \| `(.*?)` \|$", PAGE, re.MULTILINE)
+    assert {algorithm for _, _, algorithm, _ in rows} == {"xxh3", "fnv1a"}
+    for tokens, size, algorithm, names in rows:
+        assert chain(json.loads(tokens), int(size), algorithm) == json.loads(names)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(1, 8), st.sampled_from(["xxh3", "fnv1a"]))
+def test_names_are_signed_chained_and_of_whole_blocks_only(tokens: list[int], size: int, algorithm: Any) -> None:
+    names = chain(tokens, size, algorithm)
+    assert len(names) == len(tokens) // size
+    assert all(-(2**63) <= name < 2**63 for name in names)
+    for count in range(len(tokens) + 1):
+        assert chain(tokens[:count], size, algorithm) == names[: count // size]
+    if tokens:
+        other = [tokens[0] + 1, *tokens[1:]]
+        assert not set(chain(other, size, algorithm)) & set(names)
+
+
+# The log
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[KvEvent]:
+    """Events as a worker could send them: parents are stored first, and only blocks without children are removed."""
+    parents: dict[int, int | None] = {}
+    events: list[KvEvent] = []
+    for name in range(draw(st.integers(0, 30))):
+        leaves = sorted(parents.keys() - set(parents.values()))
+        match draw(st.sampled_from("sssrc")):
+            case "s":
+                parent = draw(st.sampled_from([None, *parents]))
+                parents[name] = parent
+                events.append(
+                    BlockStored(block_hashes=(name,), token_ids=(name, 0), block_size=2, parent_block_hash=parent)
+                )
+            case "r" if leaves:
+                gone = draw(st.sampled_from(leaves))
+                del parents[gone]
+                events.append(BlockRemoved(block_hashes=(gone,)))
+            case "c":
+                parents.clear()
+                events.append(AllBlocksCleared())
+    return events
+
+
+@given(histories(), st.integers(1, 8), st.data())
+def test_a_subscriber_that_loses_events_or_joins_late_ends_with_what_the_worker_holds(
+    history: list[KvEvent], capacity: int, data: st.DataObject
+) -> None:
+    log, subscriber = EventLog(capacity), Subscription()
+    for event in history:
+        numbered = log.append(event)
+        if data.draw(st.booleans()) and not subscriber.take(numbered):
+            subscriber.catch_up(log.catch_up(subscriber.sequence))
+            assert subscriber.index.blocks == log.index.blocks
+    subscriber.catch_up(log.catch_up(subscriber.sequence))
+    assert subscriber.index.blocks == log.index.blocks
+    assert subscriber.sequence == log.sequence == len(history)
+
+
+@given(histories())
+def test_a_snapshot_is_taken_by_a_subscriber_that_knows_nothing(history: list[KvEvent]) -> None:
+    log = EventLog(capacity=1)
+    for event in history:
+        log.append(event)
+    missed = log.catch_up(-1)
+    assert missed.is_snapshot
+    subscriber = Subscription()
+    subscriber.catch_up(missed)
+    assert subscriber.index.blocks == log.index.blocks
+
+
+@given(histories())
+def test_merged_events_are_the_same_changes(history: list[KvEvent]) -> None:
+    whole, short = BlockIndex(), BlockIndex()
+    fewer = merged(history)
+    for event in history:
+        whole.apply(event)
+    for event in fewer:
+        short.apply(event)
+    assert whole.blocks == short.blocks
+    assert len(fewer) <= len(history)
+    for event in fewer:
+        assert parse_event(event_to_json(event)) == event
+
+
+def test_an_event_that_came_already_changes_nothing() -> None:
+    subscriber = Subscription()
+    stored = SequencedEvent(1, BlockStored(block_hashes=(1,), token_ids=(1,), block_size=1))
+    assert subscriber.take(stored)
+    assert subscriber.take(SequencedEvent(2, BlockRemoved(block_hashes=(1,))))
+    assert subscriber.take(stored)
+    assert subscriber.index.blocks == {}
+
+
+def test_what_cannot_be_is_not_applied() -> None:
+    with pytest.raises(ContractViolation, match="parent 9 was not stored"):
+        BlockIndex().apply(BlockStored(block_hashes=(1,), token_ids=(1,), block_size=1, parent_block_hash=9))
+    with pytest.raises(ContractViolation, match="block 9 was not stored"):
+        BlockIndex().apply(BlockRemoved(block_hashes=(9,)))
+
+
+def test_all_tokens_to_a_block_are_told() -> None:
+    index = BlockIndex()
+    index.apply(BlockStored(block_hashes=(1, 2), token_ids=(1, 2, 3, 4), block_size=2))
+    assert index.tokens_to(2) == (1, 2, 3, 4)

@@ -1,0 +1,67 @@
+"""What a backend says it can do, in the contract's words, derived from what the server itself declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from uma.constraints import Length, Range
+from uma.types import Capabilities
+
+ModelType = Literal["chat", "completions", "embedding", "tensor"]
+
+
+@attrs.frozen
+class BackendCapabilities:
+    """What a frontend may ask of a backend. Each claim can be proven by `uma contract check`."""
+
+    supports_streaming: bool = False
+    supports_logprobs: bool = False
+    supports_guided_decoding: bool = False
+    supports_tool_calls: bool = False
+    supports_vision: bool = False
+    supports_embeddings: bool = False
+    supports_cancel: bool = False
+    max_stop_sequences: Annotated[int, Range(0)] = 0
+    supported_sampling_params: Annotated[tuple[Annotated[str, Length(1)], ...], Length(0, 256, "names")] = ()
+
+
+def declared(capabilities: Capabilities, name: str, absent: Any) -> Any:
+    """What a server declares under `name`; `absent` where its version has no such capability yet."""
+    return getattr(capabilities, name, absent)
+
+
+def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
+    """The contract's form of what a server declared in its `hello`."""
+    return BackendCapabilities(
+        supports_streaming=capabilities.streaming,
+        supports_logprobs=declared(capabilities, "max_logprobs", -1) >= 0,
+        supports_guided_decoding=bool(declared(capabilities, "grammars", ())),
+        supports_tool_calls=bool(declared(capabilities, "tools", False)),
+        supports_vision=bool(declared(capabilities, "vision", False)),
+        supports_embeddings=bool(declared(capabilities, "embeddings", False)),
+        supports_cancel=capabilities.cancel,
+        max_stop_sequences=capabilities.max_stop_sequences,
+        supported_sampling_params=tuple(sorted(capabilities.sampling_params)),
+    )
+
+
+def model_types_of(capabilities: Capabilities) -> tuple[ModelType, ...]:
+    """What a frontend may offer with such a backend. A chat needs a template of the model's own."""
+    kinds: list[ModelType] = ["chat"] if capabilities.chat else []
+    kinds.append("completions")
+    if declared(capabilities, "embeddings", False):
+        kinds.append("embedding")
+    return tuple(kinds)
+
+
+def disagreements(model_types: tuple[ModelType, ...], capabilities: BackendCapabilities) -> Iterator[str]:
+    """Where a backend's model types ask for what its capabilities deny, as lines."""
+    if "chat" in model_types and not capabilities.supports_streaming:
+        yield "capabilities.supports_streaming: false, but model_type has chat, which must support streaming"
+    if "embedding" in model_types and not capabilities.supports_embeddings:
+        yield "capabilities.supports_embeddings: false, but model_type has embedding"
+    if capabilities.supports_tool_calls and "chat" not in model_types:
+        yield "capabilities.supports_tool_calls: true, but model_type has no chat to call tools in"

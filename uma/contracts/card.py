@@ -1,0 +1,117 @@
+"""The model deployment card: which model a worker serves, how, and with which capabilities.
+
+Two workers whose cards have the same checksum can take each other's requests. The checksum covers the canonical JSON of
+everything but `runtime_config`, which says how much this one machine has room for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from uma.constraints import Length, Range
+from uma.contracts.capabilities import (
+    BackendCapabilities,
+    ModelType,
+    capabilities_of,
+    disagreements,
+    model_types_of,
+)
+from uma.contracts.parse import parse, to_json
+from uma.types import ServerInfo
+
+CARD_VERSION: Literal["1.0"] = "1.0"
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens of a KV block in events and cards."""
+
+
+@attrs.frozen
+class CardRuntime:
+    """How much one worker has room for."""
+
+    total_kv_blocks: Annotated[int, Range(0)] | None = None
+    max_num_seqs: Annotated[int, Range(1)] | None = None
+    max_num_batched_tokens: Annotated[int, Range(1)] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ModelDeploymentCard:
+    """A model as a frontend lists and routes it."""
+
+    version: Literal["1.0"] = CARD_VERSION
+    display_name: Annotated[str, Length(1)]
+    slug: Annotated[str, Length(1)]
+    """`display_name` as a key: lower-case letters, digits and hyphens."""
+    model_input: Literal["tokens", "text"]
+    model_type: Annotated[tuple[ModelType, ...], Length(1, 4, "types")]
+    context_length: Annotated[int, Range(1)] | None = None
+    """Most tokens, prompt and output together, of one request."""
+    kv_cache_block_size: Annotated[int, Range(1)] | None = None
+    """Tokens of a block in KV events."""
+    runtime_config: CardRuntime | None = None
+    capabilities: BackendCapabilities | None = None
+
+
+_SLUG = re.compile(r"[a-z0-9-]+")
+
+
+def slug_of(name: str) -> str:
+    """A model's name as a key: `Qwen 2.5 (Q4_K)` gives `qwen-2-5-q4-k`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model"
+
+
+def card_of(
+    info: ServerInfo,
+    *,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    context_length: int | None = None,
+    runtime: CardRuntime | None = None,
+) -> ModelDeploymentCard:
+    """The card of a running server, all of it from the file and the running context.
+
+    `context_length` takes the place of the running context's where every worker of a model must say the same, however
+    much memory it has.
+    """
+    return ModelDeploymentCard(
+        display_name=info.model.name,
+        slug=slug_of(info.model.name),
+        model_input="tokens" if info.capabilities.token_ids_input else "text",
+        model_type=model_types_of(info.capabilities),
+        context_length=context_length or info.limits.n_ctx,
+        kv_cache_block_size=block_size,
+        runtime_config=runtime,
+        capabilities=capabilities_of(info.capabilities),
+    )
+
+
+def parse_card(value: Any) -> ModelDeploymentCard:
+    """A peer's card. Raises `BadRequest` with a line, and a path, for each violation."""
+    return parse(value, ModelDeploymentCard, _problems)
+
+
+def _problems(card: ModelDeploymentCard) -> Iterator[str]:
+    if not _SLUG.fullmatch(card.slug):
+        yield f"slug: {card.slug!r} must be lower-case letters, digits and hyphens"
+    if len(set(card.model_type)) < len(card.model_type):
+        yield "model_type: names a type twice"
+    if card.capabilities is not None:
+        yield from disagreements(card.model_type, card.capabilities)
+
+
+def canonical_json(card: ModelDeploymentCard) -> bytes:
+    """The card by RFC 8785 (JSON Canonicalization Scheme): UTF-8, keys sorted, no white space, defaults left out.
+
+    A card holds strings, whole numbers and booleans only, so no two machines write it differently.
+    """
+    fields = {"version": card.version, **to_json(card)}
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def checksum(card: ModelDeploymentCard) -> str:
+    """`sha256:` and the hex digest of the canonical JSON without `runtime_config`."""
+    return "sha256:" + hashlib.sha256(canonical_json(attrs.evolve(card, runtime_config=None))).hexdigest()

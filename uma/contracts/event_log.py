@@ -1,0 +1,168 @@
+"""Both ends of a stream of KV events: the worker's bounded log, and what a subscriber makes of it.
+
+The log keeps the last events and what they add up to. A subscriber that was away for a short time gets what it missed;
+one that joins late, or missed more than the log keeps, gets a snapshot: everything cleared, then all that is held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, SequencedEvent
+from uma.errors import ContractViolation
+
+CAPACITY_EVENTS = 4096
+"""Events kept for replay by default: at 32 streams and blocks of 16 tokens, some minutes."""
+
+
+@attrs.frozen
+class HeldBlock:
+    """A block that is held: its parent's name, and its own tokens."""
+
+    parent: int | None
+    token_ids: tuple[int, ...]
+
+
+@attrs.define
+class BlockIndex:
+    """What a sequence of events adds up to: the blocks that are held, by name."""
+
+    blocks: dict[int, HeldBlock] = attrs.field(factory=dict)
+
+    def apply(self, event: KvEvent) -> None:
+        """Take one event. Storing twice is harmless. Raises `ContractViolation` for an unknown parent or block."""
+        match event:
+            case BlockStored():
+                self._store(event)
+            case BlockRemoved():
+                for name in event.block_hashes:
+                    if self.blocks.pop(name, None) is None:
+                        raise ContractViolation(f"BlockRemoved: block {name} was not stored")
+            case AllBlocksCleared():
+                self.blocks.clear()
+
+    def _store(self, event: BlockStored) -> None:
+        parent = event.parent_block_hash
+        if parent is not None and parent not in self.blocks:
+            raise ContractViolation(f"BlockStored: parent {parent} was not stored")
+        for index, name in enumerate(event.block_hashes):
+            start = index * event.block_size
+            self.blocks[name] = HeldBlock(parent, event.token_ids[start : start + event.block_size])
+            parent = name
+
+    def tokens_to(self, name: int) -> tuple[int, ...]:
+        """All tokens from a sequence's beginning to the end of a block. Raises `KeyError` for a gap."""
+        parts: list[tuple[int, ...]] = []
+        at: int | None = name
+        while at is not None:
+            block = self.blocks[at]
+            parts.append(block.token_ids)
+            at = block.parent
+        return tuple(token for part in reversed(parts) for token in part)
+
+    def as_events(self) -> Iterator[KvEvent]:
+        """Events that build this index from nothing: everything cleared, then each block after its parent."""
+        yield AllBlocksCleared()
+        # A parent is stored before its children, and a block that is stored again keeps its place: insertion order.
+        for name, block in self.blocks.items():
+            yield BlockStored(
+                block_hashes=(name,),
+                token_ids=block.token_ids,
+                block_size=len(block.token_ids),
+                parent_block_hash=block.parent,
+            )
+
+
+@attrs.frozen
+class CatchUp:
+    """What brings a subscriber up to date, and the sequence number it has reached then."""
+
+    events: tuple[KvEvent, ...]
+    sequence: int
+    is_snapshot: bool
+
+
+@attrs.define
+class EventLog:
+    """The events of one worker. Belongs to one thread."""
+
+    capacity: int = CAPACITY_EVENTS
+    sequence: int = attrs.field(default=0, init=False)
+    """Of the last event; 0: none yet."""
+    index: BlockIndex = attrs.field(factory=BlockIndex, init=False)
+    _recent: deque[SequencedEvent] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._recent = deque(maxlen=self.capacity)
+
+    def append(self, event: KvEvent) -> SequencedEvent:
+        """Number an event and keep it."""
+        self.index.apply(event)
+        self.sequence += 1
+        numbered = SequencedEvent(self.sequence, event)
+        self._recent.append(numbered)
+        return numbered
+
+    def catch_up(self, after: int = 0) -> CatchUp:
+        """All that follows event number `after`; a snapshot where that is no longer kept, or was never sent here."""
+        oldest = self._recent[0].sequence if self._recent else self.sequence + 1
+        if oldest - 1 <= after <= self.sequence:
+            return CatchUp(
+                tuple(each.event for each in self._recent if each.sequence > after), self.sequence, is_snapshot=False
+            )
+        return CatchUp(tuple(self.index.as_events()), self.sequence, is_snapshot=True)
+
+
+@attrs.define
+class Subscription:
+    """A subscriber's end: applies events in order, and notices where some are missing."""
+
+    index: BlockIndex = attrs.field(factory=BlockIndex)
+    sequence: int = 0
+
+    def take(self, numbered: SequencedEvent) -> bool:
+        """Apply an event. False: some before it are missing, so nothing was applied; ask for `catch_up(sequence)`.
+
+        An event that was seen already is skipped.
+        """
+        if numbered.sequence > self.sequence + 1:
+            return False
+        if numbered.sequence == self.sequence + 1:
+            self.index.apply(numbered.event)
+            self.sequence = numbered.sequence
+        return True
+
+    def catch_up(self, missed: CatchUp) -> None:
+        """Apply what a log's `catch_up` gave."""
+        for event in missed.events:
+            self.index.apply(event)
+        self.sequence = missed.sequence
+
+
+def merged(events: Sequence[KvEvent]) -> list[KvEvent]:
+    """The same changes in fewer events: a chain of blocks that are stored one after the other becomes one event, and so
+    do removals in a row.
+    """
+    out: list[KvEvent] = []
+    for event in events:
+        last = out[-1] if out else None
+        if (
+            isinstance(event, BlockStored)
+            and isinstance(last, BlockStored)
+            and event.parent_block_hash == last.block_hashes[-1]
+            and event.block_size == last.block_size
+            and not set(event.block_hashes) & set(last.block_hashes)
+        ):
+            out[-1] = attrs.evolve(
+                last,
+                block_hashes=(*last.block_hashes, *event.block_hashes),
+                token_ids=(*last.token_ids, *event.token_ids),
+            )
+        elif isinstance(event, BlockRemoved) and isinstance(last, BlockRemoved):
+            out[-1] = attrs.evolve(last, block_hashes=(*last.block_hashes, *event.block_hashes))
+        else:
+            out.append(event)
+    return out

@@ -1,0 +1,174 @@
+"""What a worker tells of its load: slots and KV blocks for a router, engine and cache figures for people.
+
+Published every 100 to 1,000 ms with a timestamp; a report older than 5 s is stale and says nothing about its worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Range
+
+MIN_UPDATE_INTERVAL_MS = 100
+MAX_UPDATE_INTERVAL_MS = 1000
+STALE_THRESHOLD_MS = 5000
+
+Count = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Milliseconds = Annotated[float, Range(0)]
+
+
+@attrs.frozen
+class WorkerStats:
+    """Requests of one worker."""
+
+    request_active_slots: Count
+    request_total_slots: Count
+    num_requests_waiting: Count = 0
+    data_parallel_rank: Count | None = None
+
+
+@attrs.frozen
+class KvStats:
+    """KV blocks of one worker; a block counts as soon as one of its cells is in use."""
+
+    kv_active_blocks: Count
+    kv_total_blocks: Count
+    gpu_cache_usage_perc: Share = 0.0
+    """From 0 to 1, whatever its name says: the name is Dynamo's."""
+    gpu_prefix_cache_hit_rate: Share = 0.0
+
+
+@attrs.frozen
+class EngineStats:
+    """Counters since start, and averages over finished requests."""
+
+    total_requests: Count
+    completed_requests: Count
+    failed_requests: Count
+    total_tokens_generated: Count
+    avg_queue_time_ms: Milliseconds
+    avg_prefill_time_ms: Milliseconds
+    avg_decode_time_ms: Milliseconds
+    queue_size: Count
+    queue_capacity: Count
+    concurrent_requests: Count
+
+
+@attrs.frozen
+class CacheStats:
+    """The prefix cache. Sizes are tokens."""
+
+    hit_rate: Share
+    hits: Count
+    misses: Count
+    evictable_size: Count
+    protected_size: Count
+    total_cached: Count
+    total_capacity: Count
+    evictions: Count
+    node_count: Count
+
+
+@attrs.frozen
+class LoadReport:
+    """One worker at one moment."""
+
+    worker_id: int
+    timestamp_ms: Count
+    """Unix time."""
+    worker_stats: WorkerStats
+    kv_stats: KvStats
+
+
+def report_of(
+    snapshot: Mapping[str, Any], *, worker_id: int, timestamp_ms: int, total_slots: int, block_size: int
+) -> LoadReport:
+    """A report from an engine's metrics; `total_slots` is how many requests are computed at once."""
+    used, total = snapshot["kv_cells_used"], snapshot["kv_cells_total"]
+    return LoadReport(
+        worker_id,
+        timestamp_ms,
+        WorkerStats(snapshot["active_sequences"], total_slots, snapshot["queued_requests"]),
+        KvStats(
+            kv_active_blocks=-(-used // block_size),
+            kv_total_blocks=total // block_size,
+            gpu_cache_usage_perc=min(1.0, used / total) if total else 0.0,
+            gpu_prefix_cache_hit_rate=snapshot["cache_hit_rate"],
+        ),
+    )
+
+
+def cache_stats_of(snapshot: Mapping[str, Any]) -> CacheStats:
+    """The cache's part of an engine's metrics."""
+    return CacheStats(**{field.name: snapshot[f"cache_{field.name}"] for field in attrs.fields(CacheStats)})
+
+
+@attrs.define
+class RequestTimes:
+    """Sums over finished requests, for the averages of `EngineStats`."""
+
+    count: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    def add(self, queue_ms: float, prefill_ms: float, decode_ms: float) -> None:
+        """Count one finished request."""
+        self.count += 1
+        self.queue_ms += queue_ms
+        self.prefill_ms += prefill_ms
+        self.decode_ms += decode_ms
+
+
+def engine_stats_of(snapshot: Mapping[str, Any], times: RequestTimes, *, queue_capacity: int) -> EngineStats:
+    """The engine's part of its metrics, with the averages of `times`."""
+    n = max(1, times.count)
+    return EngineStats(
+        total_requests=snapshot["requests_total"],
+        completed_requests=snapshot["requests_stop"] + snapshot["requests_length"],
+        failed_requests=snapshot["requests_error"] + snapshot["requests_rejected"],
+        total_tokens_generated=snapshot["tokens_generated_total"],
+        avg_queue_time_ms=times.queue_ms / n,
+        avg_prefill_time_ms=times.prefill_ms / n,
+        avg_decode_time_ms=times.decode_ms / n,
+        queue_size=snapshot["queued_requests"],
+        queue_capacity=queue_capacity,
+        concurrent_requests=snapshot["active_sequences"],
+    )
+
+
+def is_stale(report: LoadReport, now_ms: int) -> bool:
+    """Whether a report is too old to route by."""
+    return now_ms - report.timestamp_ms > STALE_THRESHOLD_MS
+
+
+def is_due(published_ms: int | None, now_ms: int, *, has_changed: bool) -> bool:
+    """Whether a worker should publish: at first, then every 100 ms while its load changes, and else every second."""
+    if published_ms is None:
+        return True
+    return now_ms - published_ms >= (MIN_UPDATE_INTERVAL_MS if has_changed else MAX_UPDATE_INTERVAL_MS)
+
+
+def aggregate(reports: Sequence[LoadReport]) -> LoadReport:
+    """Several ranks of one worker as one: counts are sums, the usage is that of the sums, the hit rate is weighted by
+    each rank's blocks, the time is the oldest report's. Raises `ValueError` for no report or for several workers.
+    """
+    if len({report.worker_id for report in reports}) != 1:
+        raise ValueError("reports: must be of one worker, and at least one")
+    stats, kv = [each.worker_stats for each in reports], [each.kv_stats for each in reports]
+    total, active = sum(each.kv_total_blocks for each in kv), sum(each.kv_active_blocks for each in kv)
+    hits = sum(each.gpu_prefix_cache_hit_rate * each.kv_total_blocks for each in kv)
+    return LoadReport(
+        reports[0].worker_id,
+        min(each.timestamp_ms for each in reports),
+        WorkerStats(
+            sum(each.request_active_slots for each in stats),
+            sum(each.request_total_slots for each in stats),
+            sum(each.num_requests_waiting for each in stats),
+        ),
+        KvStats(active, total, min(1.0, active / total) if total else 0.0, min(1.0, hits / total) if total else 0.0),
+    )

@@ -1,0 +1,68 @@
+"""The contracts' JSON Schemas (2020-12), made from the classes that check them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma.contracts.card import ModelDeploymentCard
+from uma.contracts.events import KV_EVENTS
+from uma.contracts.health import HealthCheckPayload, HealthCheckResult
+from uma.contracts.load import CacheStats, EngineStats, KvStats, LoadReport, WorkerStats
+from uma.contracts.request import PreprocessedRequest
+from uma.contracts.response import BackendOutput
+from uma.contracts.versions import CONTRACT_VERSIONS
+from uma.protocol.schema import DIALECT, object_schema
+
+CONTRACTS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        ModelDeploymentCard,
+        PreprocessedRequest,
+        BackendOutput,
+        HealthCheckPayload,
+        HealthCheckResult,
+        WorkerStats,
+        KvStats,
+        EngineStats,
+        CacheStats,
+        LoadReport,
+    )
+}
+
+
+def contract_schemas() -> dict[str, dict[str, Any]]:
+    """A schema for each contract by name; `KVCacheEvent` is one of three."""
+    made = {name: _contract(name, cls) for name, cls in CONTRACTS.items()}
+    made["ModelDeploymentCard"]["properties"]["slug"]["pattern"] = "^[a-z0-9-]+$"
+    made["KVCacheEvent"] = _kv_event()
+    return made
+
+
+def _contract(name: str, cls: type) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    schema = _closed(object_schema(cls, nested))
+    definitions = {"$defs": {each: _closed(inner) for each, inner in nested.items()}} if nested else {}
+    return {"$schema": DIALECT, "$id": _id(name), "title": name} | schema | definitions
+
+
+def _kv_event() -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    for name, cls in KV_EVENTS.items():
+        definitions[name] = _closed(object_schema(cls, {}))
+        definitions[name]["properties"]["type"] = {"const": name}
+        definitions[name]["required"].append("type")
+    return {
+        "$schema": DIALECT,
+        "$id": _id("KVCacheEvent"),
+        "title": "KVCacheEvent",
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in definitions],
+        "$defs": definitions,
+    }
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | {"additionalProperties": False}
+
+
+def _id(name: str) -> str:
+    return f"urn:uma:contract:{CONTRACT_VERSIONS[-1]}:{name}"
