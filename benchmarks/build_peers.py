@@ -4,6 +4,9 @@
 a difference in the results is a difference in scheduling, never in kernels. `python -m llama_cpp.server` gets a virtual
 environment of its own. Everything lies in the benchmarks' cache folder and is made once.
 
+Where UMA leaves out one of llama.cpp's extra buffer types because its code is faulty here, the peers are built without
+it: they would use it and die, and the option that keeps them alive (`--no-repack`) costs the sound types' speed too.
+
 Run with `python -m benchmarks.build_peers`. Needs a C++ compiler, CMake and a Python package index; nothing else is
 fetched (the web page and TLS of llama-server are left out, both of which would look for more).
 """
@@ -15,9 +18,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.cache import LLAMA_CPP_PYTHON, cache_dir, peer_binary, peer_python
+from uma.llama import trust
 
 TARGETS = ("llama-server", "llama-batched-bench")
 
@@ -38,6 +43,22 @@ FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
 )
+
+WITHOUT = {
+    "AMX": ("-DCMAKE_C_FLAGS=-U__AMX_INT8__", "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__"),
+    "CPU_REPACK": ("-DGGML_CPU_REPACK=OFF",),
+}
+"""Flags that leave out an extra buffer type. With GGML_NATIVE the compiler's own macro decides on AMX."""
+
+
+def flags_without(faulty: Iterable[str]) -> tuple[str, ...]:
+    """Flags of a build without these extra buffer types, as far as a plain build has them."""
+    return tuple(flag for name in faulty for flag in WITHOUT.get(name, ()))
+
+
+def faulty_types() -> tuple[str, ...]:
+    """The extra buffer types that UMA leaves out on this machine because they compute wrongly."""
+    return tuple(name for name, _ in trust.verdict().faults)
 
 
 def source_package(cache: Path) -> Path:
@@ -62,7 +83,9 @@ def build_llama_cpp(cache: Path, jobs: int) -> None:
     tree = source_package(cache)
     build = cache / "build"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    subprocess.run(["cmake", *generator, "-S", str(tree), "-B", str(build), *FLAGS], check=True)
+    subprocess.run(
+        ["cmake", *generator, "-S", str(tree), "-B", str(build), *FLAGS, *flags_without(faulty_types())], check=True
+    )
     subprocess.run(["cmake", "--build", str(build), "-j", str(jobs), "--target", *TARGETS], check=True)
 
 
@@ -70,8 +93,13 @@ def make_peer_venv(cache: Path) -> None:
     """A virtual environment with `llama_cpp.server`, of the version UMA is pinned to."""
     if not peer_python().exists():
         subprocess.run([sys.executable, "-m", "venv", str(cache / "peer-venv")], check=True)
+    pip = [str(peer_python()), "-m", "pip", "install", "--quiet"]
+    flags = flags_without(faulty_types())
+    if flags:
+        # pip keeps wheels by version alone, so one that was built with other flags must not be taken from its cache.
+        pip += ["--no-cache-dir", "--no-binary", "llama-cpp-python"]
     wanted = f"llama-cpp-python[server]=={LLAMA_CPP_PYTHON}"
-    subprocess.run([str(peer_python()), "-m", "pip", "install", "--quiet", wanted], check=True)
+    subprocess.run([*pip, wanted], env={**os.environ, "CMAKE_ARGS": " ".join(flags)} if flags else None, check=True)
 
 
 def main() -> int:

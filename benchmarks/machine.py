@@ -12,6 +12,7 @@ import psutil
 
 from benchmarks.cache import peer_binary
 from benchmarks.models import BenchModel, parameters
+from uma.llama import trust
 
 
 def describe(model: BenchModel, threads: int) -> dict[str, str]:
@@ -26,9 +27,21 @@ def describe(model: BenchModel, threads: int) -> dict[str, str]:
         "uma": _uma_version(),
         "llama_cpp_python": version("llama-cpp-python"),
         "llama_server": _server_version(),
+        "extra_buffers": _extra_buffers(),
         "model": f"{model.shape.name}, {parameters(model.shape) / 1e6:.0f} M parameters, Q8_0, "
         f"{model.shape.vocab:,} tokens of vocabulary, random weights",
     }
+
+
+def _extra_buffers() -> str:
+    """llama.cpp's extra buffer types that all who are measured compute with, and those that none does."""
+    found = trust.verdict()
+    return "; ".join(
+        [
+            ", ".join(found.usable) or "none",
+            *(f"all without {name}: a process that computed with it {seen}" for name, seen in found.faults),
+        ]
+    )
 
 
 def _uma_version() -> str:

@@ -3,7 +3,7 @@
 One process, no server, no scheduler, no text: all prompts in as few batches as they fit, then one token a stream and
 call, the next token by argmax over all rows at once. Whatever serves the same streams through the same library can
 only come near this, if its weights lie where these do. It uses the binding directly, so that it stays what it is
-whatever UMA does.
+whatever UMA does; only the extra buffer types that UMA found to be faulty here are left out of it as well.
 
 As a program it answers jobs, one JSON object a line on standard input, with results on standard output; so the model
 is loaded once and rounds can alternate with other targets'. `--layout` chooses one KV buffer or one each. Weights are
@@ -24,6 +24,8 @@ from typing import Any, Self
 import attrs
 import llama_cpp
 import numpy as np
+
+from uma.llama import extra_buffers, trust
 
 
 @attrs.frozen
@@ -60,7 +62,8 @@ class RawDecoder:
         model_params = llama_cpp.llama_model_default_params()
         if is_read:
             model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-        self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), model_params)
+        with extra_buffers.only(trust.verdict().usable):
+            self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), model_params)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, streams, is_unified
         params.n_batch, params.n_ubatch = 2048, 512
