@@ -9,7 +9,7 @@ from engine_world import config_for
 
 from models import Kind, write_model
 from uma import open_engine
-from uma.engine.sizing import _free_memory_bytes
+from uma.engine.sizing import free_memory_bytes
 
 GIB = 2**30
 
@@ -30,17 +30,17 @@ def test_free_memory_is_what_the_container_s_limit_leaves(tmp_path: Path, limit:
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.current").write_text(f"{GIB * 3 // 4}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {GIB // 4}\n")
-    assert _free_memory_bytes(meminfo, tmp_path) == free
+    assert free_memory_bytes(meminfo, tmp_path) == free
 
 
 def test_without_a_container_it_is_what_the_machine_has(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemAvailable: {3 * 2**20} kB\n")
-    assert _free_memory_bytes(meminfo, tmp_path) == 3 * GIB
+    assert free_memory_bytes(meminfo, tmp_path) == 3 * GIB
 
 
 def test_where_nobody_tells_there_is_still_some(tmp_path: Path) -> None:
-    assert _free_memory_bytes(tmp_path / "none", tmp_path) > 0
+    assert free_memory_bytes(tmp_path / "none", tmp_path) > 0
 
 
 @pytest.mark.parametrize(

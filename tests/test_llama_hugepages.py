@@ -79,7 +79,7 @@ def test_they_are_there_unless_the_system_says_never(tmp_path: Path, setting: st
 def test_weights_are_read_where_they_fit_easily_and_cpus_compute(
     use_mmap: str, has_pages: bool, has_gpu: bool, n_gpu_layers: int, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing, "_free_memory_bytes", lambda: 1_000)
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 1_000)
     monkeypatch.setattr(hugepages, "available", lambda: has_pages)
     monkeypatch.setattr("uma.llama.backend.has_gpu", lambda: has_gpu)
     config = RuntimeConfig(use_mmap=use_mmap, n_gpu_layers=n_gpu_layers)  # type: ignore[arg-type]

@@ -160,6 +160,11 @@ def _describe_config(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
+def _describe_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
+    add_settings(parser)
+
+
 def _describe_schema(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="one message, such as generate (default: all)")
     parser.add_argument(
@@ -208,6 +213,13 @@ COMMANDS: tuple[Command, ...] = (
         "the settings in force, and where each came from",
         _describe_config,
         "Every setting with its value and where that came from: an option, a variable, the file, or the default.",
+    ),
+    Command(
+        "doctor",
+        "what this machine can do, and what needs doing",
+        _describe_doctor,
+        "What this machine and this build of llama.cpp can do and what is in the way: CPU, GPUs, threads, memory, "
+        "folders, models, server. Exit code 1 where something needs doing; a line for each says what.",
     ),
     Command(
         "schema",

@@ -66,7 +66,7 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:
     else:
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), MOST_POOL_TOKENS)
     cell_bytes = model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
-    affordable = _free_memory_bytes() // MEMORY_SHARE // max(cell_bytes, 1)
+    affordable = free_memory_bytes() // MEMORY_SHARE // max(cell_bytes, 1)
     if affordable < 512:
         raise ConfigError(
             f"n_ctx: there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
@@ -84,7 +84,7 @@ def map_above_bytes(config: RuntimeConfig) -> float:
     if config.use_mmap != "auto":
         return 0 if config.use_mmap == "on" else math.inf
     has_gpu = config.n_gpu_layers != 0 and backend.has_gpu()
-    return 0 if has_gpu or not hugepages.available() else _free_memory_bytes() // WEIGHTS_SHARE
+    return 0 if has_gpu or not hugepages.available() else free_memory_bytes() // WEIGHTS_SHARE
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:
@@ -98,7 +98,7 @@ def cache_ram_bytes(config: RuntimeConfig) -> int:
     """Host memory for snapshots."""
     if config.cache_ram_mb >= 0:
         return config.cache_ram_mb * 2**20
-    return min(_free_memory_bytes() // RAM_SHARE, MOST_RAM_BYTES)
+    return min(free_memory_bytes() // RAM_SHARE, MOST_RAM_BYTES)
 
 
 def snapshot_identity(context: Context) -> dict[str, str | int]:
@@ -115,7 +115,7 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
     }
 
 
-def _free_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+def free_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Memory that can be had without swapping, in this container where there is one; half of all where nobody tells."""
     return int(min(_machine_free_bytes(meminfo), _container_free_bytes(cgroup)))
 

@@ -91,7 +91,8 @@ class Child:
 def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verdict:
     """What is known of this library on this CPU; finds it out, in 0.2 to 0.5 s, where nothing is known yet.
 
-    Any thread. `command` is the child program instead of `uma.llama.probe`; `anew` asks again. Raises `ModelError`
+    Any thread. `command` is the child program instead of `uma.llama.probe`; `anew` asks again, and logs
+    nothing. Raises `ModelError`
     where the library does not compute on this CPU at all.
     """
     with _lock:
@@ -100,7 +101,8 @@ def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verd
         if found is not None:
             return found
         found = ask(command or child_command())
-        _warn(found)
+        if not anew:
+            _warn(found)
         if not found.unknown:
             _write(path, key, found)
         return found

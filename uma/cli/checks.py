@@ -1,0 +1,245 @@
+"""What `uma doctor` looks at. Each check tells what it found and, where something should be done, what.
+
+A check never raises for what it finds: the next one is wanted all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import trio
+
+from uma import __version__
+from uma.cli import words
+from uma.client import connect
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.errors import ConfigError, ConnectionLost, ModelError, UmaError
+from uma.llama import backend, catalog, devices, header, hugepages, trust
+from uma.llama import library as llama_library
+from uma.llama.model import llama_version
+from uma.net.place import objection
+from uma.server import socketfile
+
+BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
+"""Features as Linux names them that make a large difference, and the names ggml has for code that uses them."""
+GPU_TRACES = {
+    "/dev/nvidiactl": ("an NVIDIA GPU", "-DGGML_CUDA=on"),
+    "/dev/kfd": ("an AMD GPU", "-DGGML_HIP=on"),
+}
+"""Where Linux shows a GPU, and the option that builds llama.cpp for it."""
+SERVER_TIMEOUT_SEC = 15.0
+
+
+@attrs.frozen
+class Check:
+    """One thing looked at."""
+
+    name: str
+    finding: str
+    todo: str = ""
+    """What to do; empty where nothing needs doing."""
+    is_fatal: bool = False
+    """Nothing can be computed before it is done."""
+
+
+def versions() -> Iterator[Check]:
+    """What is installed."""
+    yield Check("UMA", f"{__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}")
+    yield Check("llama.cpp", f"{llama_version()}, {llama_library.library_file()}")
+
+
+def library(config: RuntimeConfig) -> Check:
+    """Whether the library computes correctly on this CPU, asked anew."""
+    try:
+        verdict = trust.verdict(anew=True)
+    except ModelError as error:
+        return Check("library", "does not compute on this CPU", error.message, is_fatal=True)
+    usable = ", ".join(verdict.usable) or "none"
+    left_out = "; ".join(f"{name} {seen}" for name, seen in verdict.faults) or verdict.unknown
+    setting = f"; the setting is {config.extra_buffers}" if config.extra_buffers != "auto" else ""
+    finding = f"{usable}{f'; left out: {left_out}' if left_out else ''}{setting}"
+    return Check("extra buffers", finding, _remedy(verdict, config))
+
+
+def _remedy(verdict: trust.Verdict, config: RuntimeConfig) -> str:
+    if config.extra_buffers == "off" or (config.n_gpu_layers < 0 and backend.has_gpu()):
+        return ""  # not used at all
+    if config.extra_buffers == "on" and verdict.faults:
+        return f"set extra_buffers to auto: {verdict.faults[0][0]} ends the process or computes wrongly"
+    return " ".join(trust.describe(verdict))
+
+
+def computing(config: RuntimeConfig) -> Iterator[Check]:
+    """What the library can compute with: CPU, GPUs, memory. Starts its backends."""
+    yield _cpu()
+    yield _gpu(config)
+    yield _memory(config)
+
+
+def _cpu() -> Check:
+    features = devices.cpu_features()
+    unused = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags() and name not in features]
+    todo = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
+    return Check("CPU", f"{llama_library.cpu_name()}; used: {', '.join(features)}", todo if unused else "")
+
+
+def _gpu(config: RuntimeConfig) -> Check:
+    gpus = devices.gpus()
+    if gpus:
+        free = [f"{gpu.description} ({words.size(gpu.free_bytes)} free)" for gpu in gpus]
+        return Check("GPU", ", ".join(free) + ("" if config.n_gpu_layers else "; not used: n_gpu_layers is 0"))
+    seen = next(((what, flag) for path, (what, flag) in GPU_TRACES.items() if Path(path).exists()), None)
+    if seen is None:
+        return Check("GPU", "none")
+    rebuild = llama_library.rebuild_command(f"CMAKE_ARGS={seen[1]}")
+    return Check("GPU", f"{seen[0]}, and this build has no code for it", f"rebuild for it: {rebuild}")
+
+
+def _cpu_flags() -> frozenset[str]:
+    return frozenset(" ".join(llama_library.cpu_identity()).split())
+
+
+def machine(config: RuntimeConfig) -> Iterator[Check]:
+    """Threads and huge pages."""
+    yield _threads(config)
+    yield _huge_pages(config)
+
+
+def _threads(config: RuntimeConfig) -> Check:
+    cpus, available = len(backend.affinity()), backend.available_cores()
+    quota = f", a quota of {available:.3g}" if available < cpus else ""
+    most = max(config.threads, config.threads_batch)
+    used = config.threads or backend.core_count()
+    todo = ""
+    if most > cpus:
+        todo = f"{most} threads compute on {cpus} CPUs and wait for each other: leave threads and threads_batch at 0"
+    return Check("threads", f"{used} for decode, on {cpus} of {os.cpu_count()} CPUs{quota}", todo)
+
+
+def _huge_pages(config: RuntimeConfig) -> Check:
+    name = "huge pages"
+    if not hugepages.SETTING.exists():
+        return Check(name, "this system has no setting for them")
+    if hugepages.available() or config.use_mmap == "on":
+        return Check(name, hugepages.SETTING.read_text(encoding="ascii").strip())
+    return Check(
+        name,
+        "never given, so decoding is several percent slower",
+        f"as root: echo madvise > {hugepages.SETTING}",
+    )
+
+
+def _memory(config: RuntimeConfig) -> Check:
+    free = sizing.free_memory_bytes()
+    try:
+        size = _model_bytes(config)
+    except ModelError:
+        return Check("memory", f"{words.size(free)} free")  # what is wrong with the model has a line of its own
+    finding = f"{words.size(free)} free, the model has {words.size(size)}"
+    if size <= free or (config.n_gpu_layers and backend.has_gpu()):
+        return Check("memory", finding)
+    return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")
+
+
+def _model_bytes(config: RuntimeConfig) -> int:
+    path = catalog.resolve(config.model, os.environ).path
+    return sum(part.size_bytes for part in header.read_parts(path))
+
+
+def folders(config: RuntimeConfig) -> Iterator[Check]:
+    """Whose the folders are that UMA writes to."""
+    socket = Path(config.socket)
+    yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket))
+    yield _writable("cache", trust.cache_file().parent)
+    if config.cache_dir:
+        yield _writable("cache_dir", Path(config.cache_dir).expanduser())
+
+
+def _socket_problem(path: Path) -> str:
+    if (problem := objection(path)) is not None:
+        return problem
+    try:
+        socketfile.check(path)
+    except ConfigError as error:
+        # A server that is alive is what the path is for.
+        return "" if "a server listens there" in error.message else error.message
+    folder = _nearest_folder(path.parent)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to: choose another --socket"
+
+
+def _writable(name: str, folder: Path) -> Check:
+    nearest = _nearest_folder(folder)
+    is_usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    where = "XDG_CACHE_HOME" if name == "cache" else "--cache-dir"
+    todo = f"{nearest} cannot be written to: mend its permissions, or name another folder with {where}"
+    return Check(name, f"{folder}, {_owner(folder)}", "" if is_usable else todo)
+
+
+def _nearest_folder(folder: Path) -> Path:
+    """The folder, or of those above it the first that exists: where it would be made."""
+    return next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
+
+
+def _owner(folder: Path) -> str:
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return "a folder that is made when it is needed"
+    except OSError as error:
+        return f"a folder that cannot be looked at: {error.strerror}"
+    owner = "this user's" if status.st_uid == os.geteuid() else f"of uid {status.st_uid}"
+    return f"a folder {owner}, mode {stat.S_IMODE(status.st_mode):03o}"
+
+
+def models(config: RuntimeConfig) -> Iterator[Check]:
+    """The model of the settings, and those of the folder."""
+    try:
+        path = catalog.resolve(config.model, os.environ).path
+        header.read_parts(path)
+        yield Check("model", f"{config.model}: {path}")
+    except ModelError as error:
+        yield Check("model", f"{config.model}: cannot be loaded", error.message)
+    found = catalog.available(os.environ)
+    broken = [each.problem for each in found if each.problem is not None]
+    folder = catalog.models_folder(os.environ)
+    where = f"in {folder}" if folder else "UMA_MODELS names no folder"
+    todo = "; ".join(broken)
+    if folder is not None and not folder.is_dir():
+        todo = f"UMA_MODELS={folder} is no folder: make it, or unset UMA_MODELS"
+    names = ", ".join(each.name for each in found if each.problem is None)
+    yield Check("models", f"{names} ({where})", todo)
+
+
+def server(config: RuntimeConfig) -> Check:
+    """Whether a server answers on the socket, with a token that really went through its engine."""
+    if not Path(config.socket).exists():
+        return Check("server", "none runs; uma run starts one")
+    if config.protocol != "json":
+        return Check("server", f"not asked: protocol {config.protocol} has no health message")
+    try:
+        return trio.run(_ask_server, config)
+    except trio.TooSlowError:
+        remedy = f"no answer within {SERVER_TIMEOUT_SEC:.0f} s: look at its log, restart it"
+        return Check("server", "does not answer", remedy)
+    except ConnectionLost as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            # In nobody's way: the next server takes its path.
+            return Check("server", "none runs; one has left its socket")
+        return Check("server", "cannot be reached", error.message)
+    except UmaError as error:
+        return Check("server", "refuses", error.message)
+
+
+async def _ask_server(config: RuntimeConfig) -> Check:
+    with trio.fail_after(SERVER_TIMEOUT_SEC):
+        async with connect(config.socket) as client:
+            health = await client.health()
+            card = words.model_line(client.info.model)
+    todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
+    return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

@@ -1,0 +1,63 @@
+"""`uma doctor`: what this machine and this build of llama.cpp can do, what is in the way, and what to do about it.
+
+It loads no model. The one thing it computes is the probe of the extra buffer types, which it asks anew, so that it also
+mends a verdict that a busy machine had spoilt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import attrs
+
+from uma.cli import checks
+from uma.cli.checks import Check
+from uma.cli.options import load_settings
+from uma.cli.table import print_table
+from uma.cli.terminal import harmless
+from uma.config import RuntimeConfig
+
+NEEDS_DOING = 1
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; exit code 1 where something needs doing."""
+    found = examine(load_settings(options).config)
+    needs_doing = any(check.todo for check in found)
+    if options.json:
+        print(json.dumps({"ok": not needs_doing, "checks": [attrs.asdict(each) for each in found]}, indent=2))
+    else:
+        _print(found)
+    return NEEDS_DOING if needs_doing else 0
+
+
+def examine(config: RuntimeConfig) -> list[Check]:
+    """Every check, in the order in which a reader wants them."""
+    library = checks.library(config)
+    # A library that cannot compute here is asked nothing more: it would end this process.
+    computes = () if library.is_fatal else checks.computing(config)
+    return [
+        *checks.versions(),
+        library,
+        *computes,
+        *checks.machine(config),
+        *checks.folders(config),
+        *checks.models(config),
+        checks.server(config),
+    ]
+
+
+def _print(found: Sequence[Check]) -> None:
+    print_table(("", "what", "finding"), [("!" if each.todo else "", each.name, _line(each.finding)) for each in found])
+    todo = [each for each in found if each.todo]
+    print()
+    for each in todo:
+        print(f"{each.name}: {_line(each.todo)}")
+    if not todo:
+        print("Nothing needs doing.")
+
+
+def _line(text: str) -> str:
+    return harmless(text).replace("\n", " ")
