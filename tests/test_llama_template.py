@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
+from harness import PATIENCE_SEC
 from models import CHATML, write_model
 from uma.errors import TemplateError
 from uma.llama.model import Model
-from uma.llama.template import ChatTemplate
+from uma.llama.template import PLAIN_TEMPLATE, ChatTemplate
 from uma.types import Message
 
 TALK = (Message("system", "Be brief."), Message("user", "Hi!"), Message("assistant", "Hello."), Message("user", "Bye"))
 
 
 def render(source: str | None, messages: tuple[Message, ...] = TALK, bos: str = "<s>", eos: str = "</s>") -> str:
-    return ChatTemplate(source, bos, eos).render(messages)
+    template = ChatTemplate(source, bos, eos)
+    try:
+        return template.render(messages)
+    finally:
+        template.close()
 
 
 def refusal(source: str, messages: tuple[Message, ...] = TALK) -> str:
@@ -136,9 +144,107 @@ def test_a_template_cannot_run_or_write_without_end(source: str) -> None:
     assert "chat template fails" in refusal(source)
 
 
+GROWS = "{% set ns = namespace(x='x') %}{% for m in messages %}LOOP{% endfor %}{{ ns.x | length }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in messages %}{% for b in messages %}{% for c in messages %}x{% endfor %}{% endfor %}{% endfor %}",
+        GROWS.replace("LOOP", "{% set ns.x = ns.x ~ ns.x %}"),
+        GROWS.replace("LOOP", "{% set ns.x = ns.x + ns.x %}"),
+        GROWS.replace("LOOP", "{% set ns.x = ns.x | replace('x', 'xxxx') %}"),
+        GROWS.replace("LOOP", "{% set ns.x = [ns.x, ns.x] | join %}"),
+        "{{ 'x' | center(10000000000) }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ '{:10000000000}'.format(1) }}",
+    ],
+)
+def test_no_template_and_no_conversation_outlasts_the_deadline_or_takes_the_memory(source: str) -> None:
+    talk = tuple(Message("user", str(number)) for number in range(3_000))
+    assert "chat template fails" in refusal(source, talk)
+
+
+def test_after_a_rendering_that_was_killed_the_next_one_is_right() -> None:
+    source = (
+        "{% if messages[0].content == 'slow' %}{% for a in messages %}{% for b in messages %}{% for c in messages %}"
+    )
+    source += "{% endfor %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
+    template = ChatTemplate(source, "", "")
+    with pytest.raises(TemplateError, match=r"takes longer than 2 s"):
+        template.render([Message("user", "slow")] * 1_000)
+    assert template.render([Message("user", "quick")] * 1_000) == "quick"
+    template.close()
+
+
+def test_a_child_process_that_was_killed_is_told_of_and_replaced() -> None:
+    with child_of(ChatTemplate("{% set x = 1 %}{{ messages[0].content }}", "", "")) as (template, child):
+        child.kill()
+        child.wait(PATIENCE_SEC)
+        with pytest.raises(TemplateError, match="its process ended"):
+            template.render(TALK)
+        assert template.render(TALK) == "Be brief."
+
+
+def test_no_child_process_is_left_behind() -> None:
+    with child_of(ChatTemplate("{% set x = 1 %}{{ messages[0].content }}", "", "")) as (template, child):
+        template.close()
+        assert not child.is_running()
+        with pytest.raises(TemplateError, match="model is closed"):
+            template.render(TALK)
+
+
+@contextmanager
+def child_of(template: ChatTemplate) -> Iterator[tuple[ChatTemplate, psutil.Process]]:
+    """A template that has rendered, and its child process."""
+    before = set(psutil.Process().children())
+    assert template.render(TALK) == "Be brief."
+    (child,) = set(psutil.Process().children()) - before
+    try:
+        yield template, child
+    finally:
+        template.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_cheap"),
+    [
+        (PLAIN_TEMPLATE, True),
+        (CHATML, True),
+        ("{{ bos_token }}{% for m in messages %}{% if loop.first %}{{ m.role | upper }}{% endif %}{% endfor %}", True),
+        ("{{ messages[0]['content'] + eos_token }}", True),
+        ("{{ messages }}", False),
+        ("{% for m in messages %}{{ messages }}{% endfor %}", False),
+        ("{% for m in messages %}{{ messages | length }}{% endfor %}", False),
+        ("{% for m in messages %}{% for c in m.content %}x{% endfor %}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content * 1000 }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content | center(100000) }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content | replace('', m.content) }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content.replace('', m.content) }}{% endfor %}", False),
+        ("{% set x = messages[0].content %}{{ x }}", False),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", False),
+        ("{% for i in range(1000000) %}x{% endfor %}", False),
+        ("{% for loop in messages %}{{ loop.content }}{% endfor %}", False),
+    ],
+)
+def test_what_is_rendered_in_this_process_takes_time_in_proportion_to_the_conversation(
+    source: str, is_cheap: bool
+) -> None:
+    template = ChatTemplate(source, "", "")
+    assert template.is_cheap == is_cheap
+    assert ChatTemplate("{% set x = 1 %}" + source, "", "").is_cheap is False
+
+
+def test_both_ways_to_render_give_the_same() -> None:
+    talk = (*TALK, Message("user", "ä\u2028 \U0001f600 {{ 1 }}\n"))
+    for source in (PLAIN_TEMPLATE, CHATML):
+        assert render(source, talk) == render("{% set x = 1 %}" + source, talk)
+
+
 def test_each_rendering_has_its_own_bound() -> None:
     template = ChatTemplate("{% for i in range(600000) %}{% endfor %}ok", "", "")
     assert [template.render(TALK), template.render(TALK)] == ["ok", "ok"]
+    template.close()
 
 
 @pytest.mark.parametrize("own_bos", [True, False])

@@ -98,10 +98,13 @@ class Model:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
             _check_generates_text(handle, parts[0])
-            return cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only)
+            model = cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only)
         except BaseException:
             lib.llama_model_free(handle)
             raise
+        if not vocab_only:
+            model.chat_template.start()
+        return model
 
     @property
     def handle(self) -> int:
@@ -189,6 +192,7 @@ class Model:
             handle, self._handle = self._handle, None
         if handle is not None:
             lib.llama_model_free(handle)
+            self.chat_template.close()
 
     def __enter__(self) -> Model:
         return self

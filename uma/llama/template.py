@@ -1,24 +1,22 @@
 """Chat templates: a conversation as the text that the model was trained on.
 
-Templates come inside model files, so they are other people's programs: they run in jinja2's sandbox, with the few
-names that Hugging Face's templates expect and nothing else, and with bounds on how much they may loop and write.
+A template is a program from a model file. One that is provably cheap, as most plain ones are, is rendered in this
+process. Any other is rendered by a child process that is killed when it takes too long, so that no template and no
+conversation can hold up more than its own request.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from datetime import datetime
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateSyntaxError, nodes
-from jinja2 import TemplateError as JinjaError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, nodes
 
 from uma.errors import TemplateError
+from uma.llama.render_process import RenderProcess
+from uma.llama.sandbox import UnusableError, compiled, environment, rendered
 from uma.types import Message
 
 PLAIN_TEMPLATE = (
@@ -29,13 +27,6 @@ PLAIN_TEMPLATE = (
 )
 """For models without a template: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
 
-MAX_STEPS = 1_000_000
-"""Most steps of all of one rendering's `range` loops together."""
-MAX_REPEATED = 1_000_000
-"""Longest string or list that `*` may make."""
-MAX_POWER_BITS = 4096
-"""Largest integer that `**` may make."""
-
 
 class ChatTemplate:
     """A model's chat template, or the plain one where `source` is None. Safe to use from several threads."""
@@ -45,129 +36,113 @@ class ChatTemplate:
         self.source = PLAIN_TEMPLATE if source is None else source
         self.bos = bos
         self.eos = eos
+        self._process = RenderProcess([self.source, bos, eos])
+        self._lock = threading.Lock()
+
+    @cached_property
+    def is_cheap(self) -> bool:
+        """Whether `render` takes time in proportion to the conversation, and may be called where nothing may wait."""
+        return is_provably_cheap(self.source)
+
+    def start(self) -> None:
+        """Start the child process, if there will be one, so that the first rendering need not wait for it."""
+        if not self.is_cheap:
+            with self._lock, suppress(UnusableError):  # `render` will say so
+                self._process.start()
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation as text, ready for the assistant's answer.
 
-        Raises `TemplateError` with the reason (and line) where the template is broken or refuses these messages.
+        Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
+        these messages. Unless `is_cheap`, it waits for other threads' renderings and for a child process, each for
+        `render_process.DEADLINE_SEC` at most.
         """
-        template = self._template
+        turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
-                add_generation_prompt=True,
-                bos_token=self.bos,
-                eos_token=self.eos,
-                tools=None,
-                documents=None,
-                range=_bounded_range(),
-            )
-        except _RefusedError as error:
-            raise TemplateError(f"messages: the model's chat template refuses them: {error}") from None
-        except _FAULTS as error:
-            raise TemplateError(
-                f"messages: the model's chat template fails{_line_of(error)}: {error or type(error).__name__}"
-            ) from error
+            if self.is_cheap:
+                return rendered(self._template, turns, self.bos, self.eos)
+            with self._lock:
+                return self._process.render(turns)
+        except UnusableError as error:
+            raise TemplateError(f"messages: the model's chat template {error}") from error.__cause__
+
+    def close(self) -> None:
+        """End the child process for good. Harmless when repeated."""
+        with self._lock:
+            self._process.close()
 
     @cached_property
     def _template(self) -> Template:
-        try:
-            return _environment().from_string(self.source)
-        except TemplateSyntaxError as error:
-            raise TemplateError(
-                f"messages: the model's chat template is broken: line {error.lineno}: {error.message}"
-            ) from error
-        except _FAULTS as error:
-            raise TemplateError(f"messages: the model's chat template is broken: {error}") from error
+        return compiled(self.source)
 
     def needs_bos(self, rendered: str) -> bool:
         """Whether the tokenizer should add the beginning of text, as the template did not write it itself."""
         return not (self.bos and rendered.startswith(self.bos))
 
 
-_FAULTS = (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""All that a program in the sandbox can raise."""
+_CHEAP_NODES = (
+    nodes.Template,
+    nodes.Output,
+    nodes.TemplateData,
+    nodes.Const,
+    nodes.If,
+    nodes.CondExpr,
+    nodes.Compare,
+    nodes.Operand,
+    nodes.And,
+    nodes.Or,
+    nodes.Not,
+    nodes.Test,
+)
+"""What takes a time of its own that does not depend on values, or is linear in the size of one message."""
+_CHEAP_FILTERS = frozenset({"trim", "capitalize", "upper", "lower"})
+_CHEAP_NAMES = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "loop", "tools"})
+_CHEAP_ATTRIBUTES = frozenset({"role", "content", "first", "last", "index", "index0", "length"})
 
 
-class _RefusedError(JinjaError):
-    """A template called `raise_exception`."""
+def is_provably_cheap(source: str) -> bool:
+    """Whether rendering takes time in proportion to the messages, whatever they hold.
+
+    So it is where a template only writes parts of messages, in one loop over them or outside of any: without inner
+    loops, calls, macros, or variables of its own, nothing in it can grow. A template that is broken is cheap as well.
+    """
+    try:
+        tree = environment().parse(source)
+    except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
+        return True
+    return all(_is_cheap(node, set(), is_in_loop=False) for node in tree.body)
 
 
-def _line_of(error: BaseException) -> str:
-    """` in line N`, the innermost line of the template that was running; empty where none was."""
-    line, frame = 0, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == "<template>":
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return f" in line {line}" if line else ""
+def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bool:
+    if isinstance(node, nodes.For):
+        target = node.target
+        is_over_messages = isinstance(node.iter, nodes.Name) and node.iter.name == "messages"
+        if not isinstance(target, nodes.Name) or target.name in _CHEAP_NAMES:
+            return False
+        if is_in_loop or not is_over_messages or node.recursive or node.test or node.else_:
+            return False
+        return all(_is_cheap(each, {target.name}, is_in_loop=True) for each in node.body)
+    if isinstance(node, nodes.Name):
+        # The messages themselves are written or compared nowhere: that would take time with all of them.
+        return node.ctx == "load" and node.name in (_CHEAP_NAMES | loop_names) - {"messages"}
+    if isinstance(node, nodes.Getattr | nodes.Getitem):
+        return _is_cheap_part(node, loop_names)
+    if isinstance(node, nodes.Filter):
+        is_bare = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+        if node.name not in _CHEAP_FILTERS or not is_bare or node.node is None:
+            return False
+    elif isinstance(node, nodes.Add | nodes.Concat):
+        pass  # of parts of one message: no variable holds the sum, so it cannot grow
+    elif not isinstance(node, _CHEAP_NODES):
+        return False
+    return all(_is_cheap(each, loop_names, is_in_loop=is_in_loop) for each in node.iter_child_nodes())
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which a short expression can also not make a giant."""
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuse what would be too large to make."""
-        if operator == "**" and isinstance(left, int) and left.bit_length() * abs(right) > MAX_POWER_BITS:
-            raise OverflowError(f"the power has more than {MAX_POWER_BITS:,} bits")
-        if operator == "*":
-            for thing, times in ((left, right), (right, left)):
-                if isinstance(thing, str | bytes | list | tuple) and len(thing) * times > MAX_REPEATED:
-                    raise OverflowError(f"repeating gives more than {MAX_REPEATED:,} items")
-        return super().call_binop(context, operator, left, right)
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is just its content."""
-
-    tags = {"generation"}  # noqa: RUF012  (as its base class has it)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the two tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    del environment.globals["lipsum"]
-    return environment
-
-
-def _bounded_range() -> Callable[..., range]:
-    """`range` for one rendering, which may make `MAX_STEPS` steps in all, so that nested loops come to an end too."""
-    left = MAX_STEPS
-
-    def bounded(*bounds: int) -> range:
-        nonlocal left
-        steps = range(*bounds)
-        left -= len(steps)
-        if left < 0:
-            raise OverflowError(f"its loops have more than {MAX_STEPS:,} steps")
-        return steps
-
-    return bounded
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _RefusedError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Not jinja2's own filter: that one escapes for HTML, which models have not seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _is_cheap_part(node: nodes.Getattr | nodes.Getitem, loop_names: set[str]) -> bool:
+    """Whether it is `message.role`, `message['content']`, `loop.first`, or `messages[0]['role']`."""
+    key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+    whole = node.node
+    if isinstance(whole, nodes.Getitem):  # messages[0]
+        is_one = isinstance(whole.node, nodes.Name) and whole.node.name == "messages"
+        return is_one and isinstance(getattr(whole.arg, "value", None), int) and key in _CHEAP_ATTRIBUTES
+    return isinstance(whole, nodes.Name) and whole.name in {*loop_names, "loop"} and key in _CHEAP_ATTRIBUTES

@@ -33,7 +33,8 @@ class PromptReader:
             return array("i", request.token_ids)
         chars = len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())
         self._check_bytes(request, chars)
-        if chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES:
+        is_short = chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES
+        if is_short and (request.messages is None or self._model.chat_template.is_cheap):
             tokens = self._tokenize(request)
         else:
             tokens = await trio.to_thread.run_sync(self._tokenize, request)

@@ -1,0 +1,196 @@
+"""The sandbox in which a model's chat template runs, and the child process that runs templates which may take long.
+
+Templates come inside model files, so they are other people's programs: they run in jinja2's sandbox, with the few
+names that Hugging Face's templates expect and nothing else. This file is also a program, `main`, and imports nothing
+but jinja2 and the standard library: the child starts in a fraction of the time that all of UMA would need.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, BinaryIO, NoReturn
+
+from jinja2 import Template, TemplateSyntaxError, nodes
+from jinja2 import TemplateError as JinjaError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_STEPS = 1_000_000
+"""Most steps of all of one rendering's `range` loops together."""
+MAX_REPEATED = 1_000_000
+"""Longest string or list that `*` may make."""
+MAX_POWER_BITS = 4096
+"""Largest integer that `**` may make."""
+MAX_TEXT_CHARS = 16_000_000
+"""Longest text that a rendering may give."""
+MAX_MEMORY_BYTES = 2**30
+"""Address space of the child process, where the system bounds that."""
+HEADER_BYTES = 4
+
+
+class UnusableError(Exception):
+    """A template is broken, fails, or refuses the messages: the reason, as the end of a sentence about it."""
+
+
+def compiled(source: str) -> Template:
+    """A template, ready to be rendered. Raises `UnusableError`."""
+    try:
+        return environment().from_string(source)
+    except TemplateSyntaxError as error:
+        raise UnusableError(f"is broken: line {error.lineno}: {error.message}") from error
+    except _FAULTS as error:
+        raise UnusableError(f"is broken: {error}") from error
+
+
+def rendered(template: Template, messages: list[dict[str, str]], bos: str, eos: str) -> str:
+    """The text of a conversation. Raises `UnusableError`."""
+    try:
+        text = template.render(
+            messages=messages,
+            add_generation_prompt=True,
+            bos_token=bos,
+            eos_token=eos,
+            tools=None,
+            documents=None,
+            range=_bounded_range(),
+        )
+    except _RefusedError as error:
+        raise UnusableError(f"refuses them: {error}") from None
+    except _FAULTS as error:
+        raise UnusableError(f"fails{_line_of(error)}: {error or type(error).__name__}") from error
+    if len(text) > MAX_TEXT_CHARS:
+        raise UnusableError(f"fails: it gives more than {MAX_TEXT_CHARS:,} characters")
+    return text
+
+
+_FAULTS = (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""All that a program in the sandbox can raise."""
+
+
+class _RefusedError(JinjaError):
+    """A template called `raise_exception`."""
+
+
+def _line_of(error: BaseException) -> str:
+    """` in line N`, the innermost line of the template that was running; empty where none was."""
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return f" in line {line}" if line else ""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, in which a short expression can also not make a giant."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuse what would be too large to make."""
+        if operator == "**" and isinstance(left, int) and left.bit_length() * abs(right) > MAX_POWER_BITS:
+            raise OverflowError(f"the power has more than {MAX_POWER_BITS:,} bits")
+        if operator == "*":
+            for thing, times in ((left, right), (right, left)):
+                if isinstance(thing, str | bytes | list | tuple) and len(thing) * times > MAX_REPEATED:
+                    raise OverflowError(f"repeating gives more than {MAX_REPEATED:,} items")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (as its base class has it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The nodes between the two tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    del environment.globals["lipsum"]
+    return environment
+
+
+def _bounded_range() -> Callable[..., range]:
+    """`range` for one rendering, which may make `MAX_STEPS` steps in all, so that nested loops come to an end too."""
+    left = MAX_STEPS
+
+    def bounded(*bounds: int) -> range:
+        nonlocal left
+        steps = range(*bounds)
+        left -= len(steps)
+        if left < 0:
+            raise OverflowError(f"its loops have more than {MAX_STEPS:,} steps")
+        return steps
+
+    return bounded
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _RefusedError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not jinja2's own filter: that one escapes for HTML, which models have not seen.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def write_message(stream: BinaryIO, message: Any) -> None:
+    """Write one message of the conversation between parent and child."""
+    payload = json.dumps(message).encode()
+    stream.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+    stream.flush()
+
+
+def main() -> None:
+    """The child: take a template, then render conversations until the parent closes its end."""
+    with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    given, answers = sys.stdin.buffer, sys.stdout.buffer
+    source, bos, eos = _read_message(given)
+    template: Template | None = None
+    write_message(answers, {})  # ready: what comes now is on the clock
+    while True:
+        try:
+            messages = _read_message(given)
+        except EOFError:
+            return
+        try:
+            template = template or compiled(source)
+            answer = {"text": rendered(template, messages, bos, eos)}
+        except UnusableError as error:
+            answer = {"problem": str(error)}
+        write_message(answers, answer)
+
+
+def _read_message(stream: BinaryIO) -> Any:
+    header = stream.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        raise EOFError
+    return json.loads(stream.read(int.from_bytes(header, "little")))
+
+
+if __name__ == "__main__":
+    main()
