@@ -112,6 +112,16 @@ class PoolLives(RuleBasedStateMachine):
         self.pool.batch_done()
         self.pool.extend(holding, tokens)
 
+    @precondition(lambda self: any(each.tip.end for each in self.running))
+    @rule(choice=st.integers(0, 9), less=st.integers(0, 30))
+    def roll_back(self, choice: int, less: int) -> None:
+        computed = [each for each in self.running if each.tip.end]
+        holding = computed[choice % len(computed)]
+        length = max(1, holding.tip.end - less)
+        before = self.context.tokens(holding.seq_id)
+        assert self.pool.truncate(holding, length)
+        assert list(holding.tip.whole()) == self.context.tokens(holding.seq_id) == before[:length]
+
     @precondition(lambda self: self.pool.has_id())
     @rule(tokens=TOKENS, computes=st.booleans())
     def admit(self, tokens: list[int], computes: bool) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from uma.engine.kv.events import KvEvents, Run, Tier
 from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
 
 N_IDS = 6
@@ -43,13 +45,38 @@ class FakeCells:
         return [token for _, token in self.held[seq_id]]
 
 
+class Counts:
+    """A listener that counts, for each beginning of a sequence, how often it is held."""
+
+    def __init__(self) -> None:
+        self.held: Counter[tuple[int, ...]] = Counter()
+
+    def stored(self, tier: Tier, run: Run) -> None:
+        self.held.update(self.beginnings(run))
+
+    def removed(self, tier: Tier, run: Run) -> None:
+        self.held.subtract(self.beginnings(run))
+
+    def cleared(self, tier: Tier) -> None:
+        self.held.clear()
+
+    @staticmethod
+    def beginnings(run: Run) -> list[tuple[int, ...]]:
+        tokens = tuple(run.tokens())
+        assert run.start < run.end <= len(tokens)
+        return [tokens[:length] for length in range(run.start + 1, run.end + 1)]
+
+
 class TreeLives(RuleBasedStateMachine):
     """Sequences begin with what is there, grow, end, and are evicted; after each step all accounts must agree."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cells = FakeCells()
-        self.tree = PrefixTree(self.cells)
+        events = KvEvents()
+        events.listeners = (told := Counts(),)
+        self.told = told
+        self.tree = PrefixTree(self.cells, events)
         self.tips: dict[int, Node] = {}
         self.now = 0.0
         self.asked_again = array("i", (0, 1, 0, 0, 1, 1))
@@ -87,6 +114,15 @@ class TreeLives(RuleBasedStateMachine):
         seq_id = self.pick_running(choice)
         self.cells.compute(seq_id, [token])
         self.tips[seq_id] = self.tree.append(self.tips[seq_id], seq_id, token)
+
+    @precondition(lambda self: any(tip.end for tip in self.tips.values()))
+    @rule(choice=st.integers(0, N_IDS), less=st.integers(0, 15))
+    def truncate(self, choice: int, less: int) -> None:
+        long = sorted(seq_id for seq_id, tip in self.tips.items() if tip.end)
+        seq_id = long[choice % len(long)]
+        length = max(1, self.tips[seq_id].end - less)
+        self.cells.held[seq_id] = self.cells.held[seq_id][:length]
+        self.tips[seq_id] = self.tree.truncate(self.tips[seq_id], seq_id, length)
 
     @precondition(lambda self: self.tips)
     @rule(choice=st.integers(0, N_IDS), keep=st.booleans())
@@ -151,6 +187,17 @@ class TreeLives(RuleBasedStateMachine):
         assert self.tree.protected_tokens == distinct(self.cells.running)
         assert self.tree.evictable_tokens == self.tree.total_tokens - self.tree.protected_tokens
         assert self.tree.node_count == len(list(self.tree.nodes()))
+
+    @invariant()
+    def listeners_know_every_prefix_and_no_other(self) -> None:
+        held = {cell for seq_id in self.cells.held for cell in self.prefixes(seq_id)}
+        expected = Counter(tokens for _, tokens in held)
+        assert +self.told.held == expected and min(self.told.held.values(), default=0) >= 0
+
+    def prefixes(self, seq_id: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Each of its cells, with the tokens up to it."""
+        cells = self.cells.held[seq_id]
+        return [(cell, tuple(self.cells.tokens(seq_id)[: at + 1])) for at, (cell, _) in enumerate(cells)]
 
     @invariant()
     def every_id_is_where_its_tokens_are(self) -> None:

@@ -30,10 +30,11 @@ from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
+from uma.engine.kv.events import KvEvents, KvListener
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
-from uma.engine.worker.commands import CountKnown, Preload, SequenceControl
+from uma.engine.worker.commands import CountKnown, Listen, Preload, SequenceControl
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.sequence import Sequence, Status
 from uma.errors import Overloaded, ShuttingDown, UmaError
@@ -161,6 +162,12 @@ class Engine:
         self.worker.read_gauges()
         return self._metrics.snapshot()
 
+    def listen_to_kv(self, listener: KvListener) -> None:
+        """Tell `listener` of every prefix that can be reused here, those of now first. See `kv.events`."""
+        self.worker.commands.post(Listen(listener))
+        if self.archive is not None:
+            self.archive.listen(listener)
+
     # Draining
 
     @property
@@ -245,13 +252,14 @@ class Engine:
 
 
 def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:
-    shares = sizing.shares_prefixes(context)
+    shares, events = sizing.shares_prefixes(context), KvEvents()
     store = SnapshotStore(
         sizing.cache_ram_bytes(config),
         exact_ends=not shares,
         on_added=None if archive is None else archive.write_soon,
+        events=events,
     )
-    return KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
+    return KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config), events=events)
 
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from uma.engine.kv.disk import DiskTier
+from uma.engine.kv.events import KvListener
 from uma.engine.kv.snapshots import Snapshot
 
 
@@ -26,6 +27,10 @@ class Archive:
     def write_soon(self, snapshot: Snapshot) -> None:
         """On the decode thread: queue a snapshot to be written."""
         self._trio_token.run_sync_soon(self._to_disk.send_nowait, snapshot)
+
+    def listen(self, listener: KvListener) -> None:
+        """See `DiskTier.listen`."""
+        self._disk.listen(listener)
 
     async def run(self) -> None:
         """Write what is queued; ends after `close`, once everything is written."""

@@ -18,6 +18,7 @@ import attrs
 import orjson
 import trio
 
+from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 from uma.engine.kv.snapshots import Snapshot
 from uma.errors import ConfigError
@@ -40,6 +41,10 @@ class _Entry:
     written_at: float = 0.0
     reading: trio.Lock = attrs.field(factory=trio.Lock)
     """Held by whoever reads the file, so that others who need it meanwhile need not."""
+
+    def whole(self) -> array[int]:
+        """Its tokens, as `kv.events.Run` tells them."""
+        return self.tokens
 
     @property
     def is_loaded(self) -> bool:
@@ -70,6 +75,7 @@ class DiskTier:
         self._exact_ends = exact_ends
         self._entries: PrefixIndex[_Entry] = PrefixIndex()
         self._size_bytes = 0
+        self._events = KvEvents()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder):
@@ -81,6 +87,12 @@ class DiskTier:
         """Read what the folder holds: the headers only."""
         for entry in await trio.to_thread.run_sync(self._scan):
             self._keep(entry)
+
+    def listen(self, listener: KvListener) -> None:
+        """Tell `listener` of all that is on disk, and from now on of every change."""
+        self._events.listeners = (*self._events.listeners, listener)
+        for entry in self._entries:
+            listener.stored(Tier.DISK, Run(0, len(entry.tokens), entry.whole))
 
     def offers(self, tokens: array[int]) -> bool:
         """Whether a file here may be worth reading for `tokens`, that is not in memory anyway."""
@@ -126,6 +138,7 @@ class DiskTier:
         """Take an entry in; the oldest go until all fit."""
         self._entries.put(entry.tokens, entry)
         self._size_bytes += entry.size_bytes
+        self._events.stored(Tier.DISK, 0, len(entry.tokens), entry.whole)
         while self._size_bytes > self._capacity_bytes and len(self._entries) > 1:
             self._remove(next(iter(self._entries)))
 
@@ -133,6 +146,7 @@ class DiskTier:
         if self._entries.has(entry.tokens):
             self._entries.discard(entry.tokens)
             self._size_bytes -= entry.size_bytes
+            self._events.removed(Tier.DISK, 0, len(entry.tokens), entry.whole)
 
     def _remove(self, entry: _Entry) -> None:
         self._forget(entry)

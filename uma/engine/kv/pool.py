@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -44,7 +45,15 @@ class KvPool:
     are masked, so cache in cells costs every decoding stream a little, and a snapshot costs nobody anything.
     """
 
-    def __init__(self, context: Context, store: SnapshotStore, *, shares: bool, cache_cells: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        store: SnapshotStore,
+        *,
+        shares: bool,
+        cache_cells: int,
+        events: KvEvents | None = None,
+    ) -> None:
         self._context = context
         self._is_unified = context.params.kv_unified
         self.in_id_order = not self._is_unified
@@ -55,7 +64,8 @@ class KvPool:
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
         self.store = store
         self.total_cells = context.n_ctx
-        self.tree = PrefixTree(self)
+        self._events = events or KvEvents()
+        self.tree = PrefixTree(self, self._events)
         self.someone_decodes = False
         """Kept by the worker: large copies wait while it is set."""
         self._uncopied: set[int] = set()
@@ -141,6 +151,29 @@ class KvPool:
     def append(self, holding: Holding, token: int) -> None:
         """Count one token that a batch has computed for the holder."""
         holding.tip = self.tree.append(holding.tip, holding.seq_id, token)
+
+    def truncate(self, holding: Holding, length: int) -> bool:
+        """Cut a running sequence to its first `length` tokens, 1 or more: to roll back what was computed in vain.
+
+        False, and nothing changed, where memory cannot be cut (a recurrent state has no parts).
+        """
+        if not self._context.seq_rm(holding.seq_id, length, -1):
+            return False
+        holding.tip = self.tree.truncate(holding.tip, holding.seq_id, length)
+        return True
+
+    def listen(self, listener: KvListener) -> None:
+        """Tell `listener` of all that cells and memory hold, and from now on of every change."""
+        self._events.listeners = (*self._events.listeners, listener)
+        for node in self.tree.nodes():
+            listener.stored(Tier.CELLS, Run(node.start, node.end, node.whole))
+        for snapshot in self.store:
+            listener.stored(Tier.MEMORY, Run(0, len(snapshot.tokens), snapshot.whole))
+
+    def tell_end(self) -> None:
+        """Tell listeners that cells and memory are gone: the engine ends."""
+        self._events.cleared(Tier.CELLS)
+        self._events.cleared(Tier.MEMORY)
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
         """The sequence ends; with `keep` what it computed stays as cache."""

@@ -17,6 +17,8 @@ from typing import Protocol
 import attrs
 import numpy as np
 
+from uma.engine.kv.events import KvEvents, Tier
+
 
 class Cells(Protocol):
     """What the tree asks of the KV cache. Positions are token counts from the beginning of the sequence."""
@@ -97,8 +99,9 @@ def common_length(left: array[int], right: array[int], at: int = 0) -> int:
 class PrefixTree:
     """All sequences that hold cells. Belongs to the thread that owns the KV cache."""
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: Cells, events: KvEvents | None = None) -> None:
         self._cells = cells
+        self._events = events or KvEvents()
         self.root = Node(None, 0, array("i"))
         self.total_tokens = 0
         """Cells in use, shared ones counted once."""
@@ -160,6 +163,8 @@ class PrefixTree:
         self.protected_tokens += len(tokens)
         if tip.parent is not None and not tip.children and len(tip.ids) == 1:
             tip.tokens.extend(tokens)
+            if self._events.listeners:
+                self._events.stored(Tier.CELLS, tip.end - len(tokens), tip.end, tip.whole)
             return tip
         child = Node(tip, tip.end, array("i", tokens))
         child.used_at, child.locks = tip.used_at, 1
@@ -167,6 +172,8 @@ class PrefixTree:
         child.ids.add(seq_id)
         tip.children.append(child)
         self.node_count += 1
+        if self._events.listeners:
+            self._events.stored(Tier.CELLS, child.start, child.end, child.whole)
         return child
 
     def append(self, tip: Node, seq_id: int, token: int) -> Node:
@@ -176,6 +183,8 @@ class PrefixTree:
             tip.tokens.append(token)
             self.total_tokens += 1
             self.protected_tokens += 1
+            if self._events.listeners:
+                self._events.stored(Tier.CELLS, tip.end - 1, tip.end, tip.whole)
             return tip
         return self.extend(tip, seq_id, (token,))
 
@@ -225,8 +234,7 @@ class PrefixTree:
         keep = len(node.tokens) - tokens
         if keep > 0:
             self._cells.trim(seq_id, node.start + keep)
-            del node.tokens[keep:]
-            self.total_tokens -= tokens
+            self._cut(node, keep)
             return True
         parent = node.parent
         assert parent is not None
@@ -240,6 +248,36 @@ class PrefixTree:
         self._prune(node)
         return True
 
+    def truncate(self, tip: Node, seq_id: int, length: int) -> Node:
+        """Cut a running sequence to its first `length` tokens; returns the node it ends in now.
+
+        The caller has removed the sequence's own hold on the cells behind them; other sequences that share these cells
+        keep them. Raises `ValueError` unless `length` is from 1 to the sequence's end: `finish` ends a sequence.
+        """
+        if not 0 < length <= tip.end:
+            raise ValueError(f"length: {length} must be from 1 to the sequence's {tip.end} tokens")
+        self._matched = None
+        keep = tip
+        while keep.start >= length:
+            assert keep.parent is not None
+            keep = keep.parent
+        if length < keep.end:
+            if keep is tip and not tip.children and tip.ids == {seq_id}:
+                cut = tip.end - length
+                self._cut(tip, length - tip.start)
+                self.protected_tokens -= cut
+                return tip
+            keep = self._split(keep, length)
+        node = tip
+        while node is not keep:
+            assert node.parent is not None
+            self._lock(node, -1)
+            node = node.parent
+        tip.ids.discard(seq_id)
+        keep.ids.add(seq_id)
+        self._prune(tip)
+        return keep
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root."""
         stack = list(self.root.children)
@@ -247,6 +285,13 @@ class PrefixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children)
+
+    def _cut(self, node: Node, keep: int) -> None:
+        """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
+        if self._events.listeners:
+            self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
+        self.total_tokens -= len(node.tokens) - keep
+        del node.tokens[keep:]
 
     def _lock(self, node: Node, change: int) -> None:
         was = node.locks > 0
@@ -306,6 +351,8 @@ class PrefixTree:
         """Remove what nobody holds any more, upwards."""
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
+            if self._events.listeners:
+                self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             parent.children.remove(node)
             self.total_tokens -= len(node.tokens)
             self.node_count -= 1

@@ -7,10 +7,11 @@ length times how often it was used again. Belongs to the decode thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 
+from uma.engine.kv.events import KvEvents, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 
 LEAST_WORTH = 128.0
@@ -31,6 +32,10 @@ class Snapshot:
     is_on_disk: bool = False
     is_pinned: bool = False
     """Its owner was preempted and waits for it."""
+
+    def whole(self) -> array[int]:
+        """Its tokens, as `kv.events.Run` tells them."""
+        return self.tokens
 
     @property
     def size_bytes(self) -> int:
@@ -58,8 +63,14 @@ class SnapshotStore:
     """
 
     def __init__(
-        self, capacity_bytes: int, *, exact_ends: bool = False, on_added: Callable[[Snapshot], None] | None = None
+        self,
+        capacity_bytes: int,
+        *,
+        exact_ends: bool = False,
+        on_added: Callable[[Snapshot], None] | None = None,
+        events: KvEvents | None = None,
     ) -> None:
+        self._events = events or KvEvents()
         self._capacity_bytes = capacity_bytes
         self._exact_ends = exact_ends
         self._on_added = on_added
@@ -70,6 +81,9 @@ class SnapshotStore:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self._index)
 
     @property
     def is_enabled(self) -> bool:
@@ -124,6 +138,8 @@ class SnapshotStore:
             self.evictions += 1
         self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
+        if self._events.listeners:
+            self._events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
         if self._on_added is not None and not snapshot.is_on_disk:
             self._on_added(snapshot)
         return True
@@ -135,5 +151,7 @@ class SnapshotStore:
         self.hits += 1
 
     def _remove(self, snapshot: Snapshot) -> None:
+        if self._events.listeners:
+            self._events.removed(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
         self._index.discard(snapshot.tokens)
         self.size_bytes -= snapshot.size_bytes

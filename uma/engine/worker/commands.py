@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
+from uma.engine.kv.events import KvListener
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.worker.sequence import Sequence, Status
 
@@ -55,11 +56,18 @@ class CountKnown:
 
 
 @attrs.frozen
+class Listen:
+    """Tell `listener` of what cells and memory hold, and of every change."""
+
+    listener: KvListener
+
+
+@attrs.frozen
 class Stop:
     """End everything, then the thread."""
 
 
-Command = Submit | Cancel | Credit | Preload | CountKnown | Stop
+Command = Submit | Cancel | Credit | Preload | CountKnown | Listen | Stop
 
 
 class Commands:

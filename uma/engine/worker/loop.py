@@ -15,7 +15,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
-from uma.engine.worker.commands import Cancel, Command, Commands, CountKnown, Credit, Preload, Stop, Submit
+from uma.engine.worker.commands import Cancel, Command, Commands, CountKnown, Credit, Listen, Preload, Stop, Submit
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output, patience_ms
 from uma.engine.worker.residency import PATIENCE_MS, Residency
@@ -113,6 +113,7 @@ class DecodeWorker:
                 self._residency.end(sequence, ShuttingDown("the engine is stopping"))
             if self._saves_at_end:
                 self._pool.save_all_cached()
+            self._pool.tell_end()
             self._outbox.flush()
 
     def _tick(self) -> bool:
@@ -210,5 +211,7 @@ class DecodeWorker:
                 self._pool.store.add(snapshot)
             case CountKnown(tokens, answer):
                 answer(self._pool.known_tokens(tokens))
+            case Listen(listener):
+                self._pool.listen(listener)
             case Stop():
                 self._is_stopping = True

@@ -1,0 +1,87 @@
+"""What the engine tells of the prefixes it could reuse, on the real engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+from engine_world import answer, answers, ask, config_for, settled, tokens_for
+
+from uma import open_engine
+from uma.engine.kv.events import Run, Tier
+
+Prefix = tuple[int, ...]
+
+
+class Book:
+    """A listener that counts for each tier how often each prefix is held, and notes the threads it was called on."""
+
+    def __init__(self) -> None:
+        self.held: dict[Tier, Counter[Prefix]] = {tier: Counter() for tier in Tier}
+        self.threads: dict[Tier, set[int]] = {tier: set() for tier in Tier}
+        self.cleared_tiers: list[Tier] = []
+
+    def stored(self, tier: Tier, run: Run) -> None:
+        self._count(tier, run, 1)
+
+    def removed(self, tier: Tier, run: Run) -> None:
+        self._count(tier, run, -1)
+
+    def cleared(self, tier: Tier) -> None:
+        self.held[tier].clear()
+        self.cleared_tiers.append(tier)
+
+    def _count(self, tier: Tier, run: Run, change: int) -> None:
+        self.threads[tier].add(threading.get_ident())
+        tokens = tuple(run.tokens())
+        for end in range(run.start + 1, run.end + 1):
+            self.held[tier][tokens[:end]] += change
+            assert self.held[tier][tokens[:end]] >= 0, "removed what was not stored"
+            assert change < 0 or end == 1 or self.held[tier][tokens[: end - 1]] > 0, "stored before its beginning"
+
+    def holds(self, tier: Tier, tokens: Prefix) -> bool:
+        """Whether the tier holds all of these tokens."""
+        return self.held[tier][tokens] > 0
+
+
+async def test_whoever_listens_knows_what_a_request_left_in_the_cells(tiny: Path) -> None:
+    book, prompt = Book(), tokens_for(1, 60)
+    async with open_engine(config_for(tiny, cache_ram_mb=0)) as engine:
+        engine.listen_to_kv(book)
+        got = await answer(engine, ask(prompt, 8))
+        metrics = await settled(engine)
+        assert book.holds(Tier.CELLS, (*prompt, *got.token_ids[:-1])), "its answer is not told of"
+        assert len(+book.held[Tier.CELLS]) == metrics["kv_cells_used"]
+    assert not +book.held[Tier.CELLS]
+    assert set(book.cleared_tiers) == {Tier.CELLS, Tier.MEMORY}
+    assert threading.get_ident() not in book.threads[Tier.CELLS]
+
+
+async def test_under_pressure_books_stay_right_and_who_comes_late_is_told_all(tiny: Path) -> None:
+    early, late = Book(), Book()
+    requests = [ask(tokens_for(n % 5, 90 + n), 60, id=str(n)) for n in range(12)]
+    async with open_engine(config_for(tiny, n_ctx=512, cache_ram_mb=1, max_sequences=4)) as engine:
+        engine.listen_to_kv(early)
+        await answers(engine, requests)
+        await settled(engine)
+        engine.listen_to_kv(late)
+        metrics = await settled(engine)
+        assert metrics["cache_evictions"] > 0, "there was no pressure"
+        assert metrics["cache_ram_snapshots"] > 0
+        for tier in (Tier.CELLS, Tier.MEMORY):
+            assert +early.held[tier] == +late.held[tier]
+        assert sum((+early.held[Tier.CELLS]).values()) == metrics["kv_cells_used"]
+
+
+async def test_files_are_told_of_when_they_are_written_and_when_they_are_found(tiny: Path, tmp_path: Path) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    known, book, again = tokens_for(1, 600), Book(), Book()
+    async with open_engine(config) as engine:
+        engine.listen_to_kv(book)
+        await answer(engine, ask(known, 2))
+    assert book.holds(Tier.DISK, known)
+    async with open_engine(config) as engine:
+        engine.listen_to_kv(again)
+        assert again.holds(Tier.DISK, known)
+    assert threading.get_ident() in book.threads[Tier.DISK]

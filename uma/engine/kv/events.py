@@ -1,0 +1,77 @@
+"""What this engine could reuse, told as it changes: for routers that send a prompt to the engine that knows its prefix.
+
+Each tier tells of runs of tokens: `tokens[start:end]` of a sequence that begins at its first token. A run is stored
+after the runs before it and removed before them, so whatever is held at a position is held at every position before it,
+within a tier. The same tokens can be stored more than once (two sequences computed them side by side, or two tiers hold
+them) and are removed as often; a listener counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+import attrs
+
+
+class Tier(Enum):
+    """Where KV is held."""
+
+    CELLS = "cells"
+    """The context's own memory, by running sequences and by cache. Told on the decode thread."""
+    MEMORY = "memory"
+    """Snapshots in host memory. Told on the decode thread."""
+    DISK = "disk"
+    """Snapshots as files. Told on the Trio thread."""
+
+
+@attrs.frozen
+class Run:
+    """Tokens at the positions from `start` to before `end`, counted from the beginning of their sequence."""
+
+    start: int
+    end: int
+    tokens: Callable[[], array[int]]
+    """All tokens of the sequence from its beginning to `end` or beyond. Only during the call: later they can differ.
+    It copies, so a listener that waits for whole blocks calls it only when one is complete."""
+
+
+class KvListener(Protocol):
+    """Told of every change, in order, on the thread that the tier names. Its methods return at once, never raise, and
+    call nothing of the engine.
+    """
+
+    def stored(self, tier: Tier, run: Run) -> None:
+        """These tokens are held now."""
+
+    def removed(self, tier: Tier, run: Run) -> None:
+        """These tokens are held once less."""
+
+    def cleared(self, tier: Tier) -> None:
+        """The tier holds nothing any more."""
+
+
+class KvEvents:
+    """Passes changes on to all listeners: one for the tiers of each thread. A tier without listeners builds nothing."""
+
+    __slots__ = ("listeners",)
+
+    def __init__(self) -> None:
+        self.listeners: tuple[KvListener, ...] = ()
+
+    def stored(self, tier: Tier, start: int, end: int, tokens: Callable[[], array[int]]) -> None:
+        """Tell of a run that is held now."""
+        for listener in self.listeners:
+            listener.stored(tier, Run(start, end, tokens))
+
+    def removed(self, tier: Tier, start: int, end: int, tokens: Callable[[], array[int]]) -> None:
+        """Tell of a run that is about to go."""
+        for listener in self.listeners:
+            listener.removed(tier, Run(start, end, tokens))
+
+    def cleared(self, tier: Tier) -> None:
+        """Tell that a tier is empty."""
+        for listener in self.listeners:
+            listener.cleared(tier)
