@@ -517,6 +517,11 @@ class Tokenized:
     """Token ids of a text or conversation, as a request with it would use them."""
 
     token_ids: tuple[int, ...]
+    text: str | None = None
+    """What they stand for: a conversation as the chat template renders it, or the text of given ids; None for a prompt,
+    which the caller has. Special tokens among given ids have no text."""
+    added_tokens: int = 0
+    """Of these ids, how many at the front come from the tokenizer and not from the prompt: the beginning of text."""
 
 
 class EventStream(Protocol):

@@ -30,7 +30,7 @@ def is_built() -> bool:
 
 @attrs.frozen
 class LlamaServer:
-    """A running llama-server."""
+    """A running llama-server, or another server that speaks its native API."""
 
     name: str
     process: Process

@@ -16,7 +16,8 @@ import trio
 
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
-from benchmarks.targets.base import Process, server_process
+from benchmarks.targets.base import Process, free_port, server_process
+from benchmarks.targets.llama_server import LlamaServer
 from uma.client import Client, connect
 from uma.errors import UmaError
 from uma.types import Finished, Request, SamplingParams, Slo, Token
@@ -86,3 +87,14 @@ async def _answers(socket: Path) -> bool:
     except (UmaError, OSError):
         return False
     return False
+
+
+@asynccontextmanager
+async def uma_http_server(
+    model: BenchModel, settings: Mapping[str, object], *, threads: int, label: str = ""
+) -> AsyncIterator[LlamaServer]:
+    """Run `uma run --http` for the block, asked in llama-server's dialect by the client that llama-server has."""
+    port = free_port()
+    wanted = {**settings, "http": f"127.0.0.1:{port}"}
+    async with uma_server(model, wanted, threads=threads, label=label) as uma:
+        yield LlamaServer(f"UMA HTTP {label}".strip(), uma.process, port)

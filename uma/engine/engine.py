@@ -128,7 +128,7 @@ class Engine:
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
-        return Tokenized(tuple(await self._prompts.read(request)))
+        return await self._prompts.explain(request)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `types.Source.health`. A probe goes before everything else; without an answer the status is `stalled`."""

@@ -1,63 +1,135 @@
-"""Abilities that the engine does not have yet: one place for each, which refuses by name what asks for it.
+"""Abilities that depend on the engine and the model: one place for each.
 
-Each function takes a field as the request has it. Once the engine has the ability, the function returns what the
-`Request` needs instead of refusing.
+Each function takes a field as the request has it and returns what `SamplingParams` need, or refuses it by name where
+the source's `Capabilities` lack it. What the fields of a dialect mean is decided here, so that no dialect ignores one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from uma.constraints import show
+from uma.errors import BadRequest
 from uma.http.problem import Unsupported
+from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 
 
-def structured_output(value: Any, field: str) -> None:
-    """`response_format`, `format`, `grammar`, `json_schema`. A plain text format asks for nothing."""
-    if value is None or value in ("", "text") or (isinstance(value, dict) and value.get("type") == "text"):
-        return
-    raise Unsupported(f"{field}: this server cannot constrain its output to a schema or grammar yet; leave it out")
+def response_format(value: Any, field: str, able: Capabilities) -> Grammar | None:
+    """OpenAI's `{"type": "text" | "json_object" | "json_schema", …}`; `schema` stands flat or in `json_schema`."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
+        raise BadRequest(f"{field}: expected an object of type text, json_object or json_schema, not {show(value)}")
+    if value["type"] == "text":
+        return None
+    inner = value.get("json_schema", value)
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if value["type"] == "json_object" and schema is None:
+        return _grammar({"json_object": True}, field, able)
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{field}.json_schema.schema: is required (an object)")
+    return _grammar({"json_schema": schema}, field, able)
+
+
+def json_format(value: Any, field: str, able: Capabilities) -> Grammar | None:
+    """Ollama's `format`: empty, `"json"`, or a JSON Schema."""
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return _grammar({"json_object": True}, field, able)
+    return json_schema(value, field, able)
+
+
+def json_schema(value: Any, field: str, able: Capabilities) -> Grammar | None:
+    """A JSON Schema by itself."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise BadRequest(f"{field}: expected a JSON Schema, not {show(value)}")
+    return _grammar({"json_schema": value}, field, able)
+
+
+def gbnf(value: Any, field: str, able: Capabilities) -> Grammar | None:
+    """A grammar in llama.cpp's notation."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise BadRequest(f"{field}: expected a grammar as a string, not {show(value)}")
+    return _grammar({"gbnf": value}, field, able)
+
+
+def _grammar(given: dict[str, Any], field: str, able: Capabilities) -> Grammar:
+    (form,) = given
+    if form not in able.grammars:
+        raise Unsupported(f"{field}: this server cannot constrain its output by {form.replace('_', ' ')}; leave it out")
+    try:
+        return Grammar(**given)
+    except ValueError as error:
+        raise BadRequest(f"{field}: {error}") from None
 
 
 def tools(value: Any, field: str = "tools") -> None:
     """`tools`, `functions`, `tool_choice`, tool calls and results among messages. An empty list asks for nothing."""
     if not value or value in ("none", "auto") or (isinstance(value, dict) and value.get("type") in ("none", "auto")):
         return
-    raise Unsupported(f"{field}: this server cannot call tools yet; leave it out")
+    raise Unsupported(f"{field}: this server cannot call tools; leave it out")
 
 
-def logprobs(value: Any, field: str = "logprobs") -> None:
-    """`logprobs`, `top_logprobs`, `n_probs`."""
-    if value is None or value is False or value == 0:
-        return
-    raise Unsupported(f"{field}: this server cannot give log probabilities yet; leave it out")
+def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:
+    """`logprobs: true` with `top_logprobs`."""
+    if not isinstance(wanted, bool | None):
+        raise BadRequest(f"logprobs: expected true or false, not {show(wanted)}")
+    if not wanted:
+        if top:
+            raise BadRequest("top_logprobs: needs logprobs to be true")
+        return None
+    return logprobs(0 if top is None else top, "top_logprobs", able)
 
 
-def logit_bias(value: Any, field: str = "logit_bias") -> None:
-    """`logit_bias`. An empty one asks for nothing."""
-    if value:
-        raise Unsupported(f"{field}: this server cannot bias tokens yet; leave it out")
+def logprobs(value: Any, field: str, able: Capabilities) -> int | None:
+    """How many likeliest tokens to tell with each; None: not even the token's own."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
+        raise BadRequest(f"{field}: expected an integer from 0 to {MAX_LOGPROBS}, not {show(value)}")
+    if able.max_logprobs < 0:
+        raise Unsupported(f"{field}: this server cannot give log probabilities; leave it out")
+    if value > able.max_logprobs:
+        raise BadRequest(f"{field}: {value} must be at most {able.max_logprobs}")
+    return value
 
 
-def echo(value: Any) -> None:
+def answers(value: int | None, field: str, able: Capabilities) -> int | None:
+    """`n`, `best_of`."""
+    if value is not None and value > able.max_answers:
+        raise Unsupported(f"{field}: this server gives at most {able.max_answers} per prompt, not {value}")
+    return value
+
+
+def logit_bias(value: Any, able: Capabilities, field: str = "logit_bias") -> dict[str, float] | None:
+    """`{"token": bias}`; llama-server's list of pairs too, where `false` bans. An empty one asks for nothing."""
+    if not value:
+        return None
+    if "logit_bias" not in able.sampling_params:
+        raise Unsupported(f"{field}: this server cannot bias tokens; leave it out")
+    pairs = value.items() if isinstance(value, dict) else value
+    try:
+        return {str(token): -100.0 if bias is False else float(bias) for token, bias in pairs}
+    except (TypeError, ValueError):
+        raise BadRequest(f"{field}: expected token ids and their biases from -100 to 100, not {show(value)}") from None
+
+
+def echo(value: bool | None, able: Capabilities) -> bool:
     """`echo`: the prompt in front of the answer."""
-    if value:
+    if value and not able.echo:
         raise Unsupported("echo: this server does not repeat the prompt; put it in front of the answer yourself")
+    return bool(value)
 
 
 def suffix(value: Any) -> None:
     """`suffix`: text to be filled in before it."""
     if value:
         raise Unsupported("suffix: this server cannot fill in text before a suffix; leave it out")
-
-
-def embeddings() -> None:
-    """`/v1/embeddings`, `/api/embed`."""
-    raise Unsupported("this server cannot make embeddings yet")
-
-
-def rerank() -> None:
-    """`/rerank`."""
-    raise Unsupported("this server cannot rerank yet")
 
 
 def media(kind: str, path: str) -> None:
@@ -69,4 +141,14 @@ def thinking(value: Any, field: str) -> None:
     """A wish for the model to think, or for how much. Asking it not to is no wish."""
     if not value or (isinstance(value, dict) and value.get("type") == "disabled"):
         return
-    raise Unsupported(f"{field}: this server cannot steer a model's thinking yet; leave it out")
+    raise Unsupported(f"{field}: this server cannot steer a model's thinking; leave it out")
+
+
+def embeddings() -> None:
+    """`/v1/embeddings`, `/api/embed`."""
+    raise Unsupported("this server cannot make embeddings")
+
+
+def rerank() -> None:
+    """`/rerank`."""
+    raise Unsupported("this server cannot rerank")

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from uma.errors import UmaError, sole_error
-from uma.http import llama_server, openai, openai_chat
+from uma.http import anthropic, llama_server, ollama, openai, openai_chat, openai_completions, openai_responses
 from uma.http.dialect import Dialect
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
@@ -43,13 +43,39 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/v1/models", openai.list_models),
     ("GET", "/v1/models/{id:path}", openai.show_model),
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
+    ("POST", "/v1/completions", openai_completions.completions),
+    ("POST", "/v1/embeddings", openai.embeddings),
+    ("POST", "/v1/responses", openai_responses.responses),
+    ("POST", "/v1/messages", anthropic.messages),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("GET", "/api/version", ollama.version),
+    ("GET", "/api/tags", ollama.tags),
+    ("GET", "/api/ps", ollama.running),
+    ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/generate", ollama.generate),
+    ("POST", "/api/embed", ollama.embed),
+    ("POST", "/api/show", ollama.show),
     ("GET", "/health", llama_server.health),
+    ("GET", "/props", llama_server.props),
+    ("GET", "/slots", llama_server.slots),
+    ("GET", "/metrics", llama_server.metrics),
+    ("POST", "/completion", llama_server.completion),
+    ("POST", "/tokenize", llama_server.tokenize),
+    ("POST", "/detokenize", llama_server.detokenize),
+    ("POST", "/apply-template", llama_server.apply_template),
+    ("POST", "/rerank", llama_server.rerank),
 )
+
+_NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ == llama_server.__name__)
 
 
 def dialect_of(path: str) -> Dialect:
     """Whose form an error on this path has."""
-    return openai.ERRORS
+    if path.startswith("/api/"):
+        return ollama.ERRORS
+    if path.startswith("/v1/messages"):
+        return anthropic.ERRORS
+    return llama_server.ERRORS if path in _NATIVE else openai.ERRORS
 
 
 def _page_routes(gateway: Gateway) -> list[BaseRoute]:

@@ -1,4 +1,4 @@
-"""Fields that all dialects share, and how a body becomes a class with a list of what it has beyond it."""
+"""Fields that all dialects share, and how a body becomes a class, its sampling parameters and its urgency."""
 
 from __future__ import annotations
 
@@ -7,26 +7,68 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
-from uma.constraints import Range
+from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http.exchange import Exchange
+from uma.http.gateway import Gateway
+from uma.http.problem import Unsupported
 from uma.protocol.converter import structure, unknown_fields
-from uma.types import SamplingParams, Slo
+from uma.types import (
+    MAX_SEED,
+    SAMPLER_FIELDS,
+    Penalty,
+    RepetitionPenalty,
+    SamplerSettings,
+    SamplingParams,
+    Share,
+    Slo,
+    TopK,
+)
 
 T = TypeVar("T")
 
 MAX_NAMED = 20
 """Most ignored fields that an answer's header names."""
 
+Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None
+
 
 @attrs.frozen(kw_only=True)
 class Common:
-    """Fields of every dialect's requests that are UMA's own; other servers ignore them."""
+    """UMA's own fields, in every dialect: scheduling, and the sampling parameters under UMA's names."""
 
     priority: Literal[-1, 0, 1] | None = None
     slo: Slo | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: Annotated[int, Range(0, MAX_SEED)] | None = None
+    stop: Stop = None
     min_tokens: Annotated[int, Range(0)] | None = None
     ignore_eos: bool | None = None
+    penalty_window: Annotated[int, Range(0, 65_536)] | None = None
+    typical_p: Annotated[float, Range(gt=0, le=1)] | None = None
+    top_n_sigma: Annotated[float, Range(gt=0)] | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Annotated[float, Range(0, 0.5)] | None = None
+    dynatemp_range: Annotated[float, Range(0, 2)] | None = None
+    dynatemp_exponent: Annotated[float, Range(gt=0, le=10)] | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: Annotated[float, Range(gt=0)] | None = None
+    mirostat_eta: Annotated[float, Range(gt=0, le=1)] | None = None
+    dry_multiplier: Annotated[float, Range(0, 100)] | None = None
+    dry_base: Annotated[float, Range(1, 10)] | None = None
+    dry_allowed_length: Annotated[int, Range(1, 65_536)] | None = None
+    dry_window: Annotated[int, Range(0, 65_536)] | None = None
+    dry_sequence_breakers: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(0, 64, "strings")] | None = (
+        None
+    )
+
+
+_SHARED = [name for name in (field.name for field in attrs.fields(Common)) if name in attrs.fields_dict(SamplingParams)]
 
 
 def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable[[], Iterator[str]] | None = None) -> T:
@@ -37,16 +79,36 @@ def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable
     body = structure(fields, cls, more)
     ignored = [name for name, _ in zip(unknown_fields(fields, cls), range(MAX_NAMED), strict=False)]
     if ignored:
-        http.extra_headers.append((b"x-uma-ignored", ", ".join(ignored).encode("ascii", "backslashreplace")))
+        shown = ", ".join(ignored).encode("ascii", "backslashreplace")
+        http.extra_headers.append((b"x-uma-ignored", shown.replace(b"\r", b"").replace(b"\n", b"")))
     return body
 
 
-def sampling(**given: Any) -> SamplingParams:
-    """The parameters that are given; None stands for the default. Raises `BadRequest` where they do not go together."""
+def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: Any) -> SamplingParams:
+    """The parameters of `body`: its own fields, and in `own` those of other names; None stands for the default.
+
+    `defaults` are the dialect's; where the operator has set a figure, that one counts. Raises `Unsupported` for
+    what the source cannot do and `BadRequest` for what does not go together.
+    """
+    given = {name: getattr(body, name) for name in _SHARED} | own
+    wanted = {name: value for name, value in given.items() if value is not None}
+    able = gateway.source.info.capabilities.sampling_params
+    for name in wanted:
+        if name not in able:
+            raise Unsupported(f"{name}: this server cannot do that; leave it out")
     try:
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        return SamplingParams(**{**_defaults(gateway, defaults), **wanted})
     except ValueError as error:
         raise BadRequest(str(error)) from None
+
+
+def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:
+    neutral, operators = SamplerSettings(), gateway.config.sampler
+    return {
+        name: getattr(dialect, name)
+        for name in SAMPLER_FIELDS
+        if getattr(operators, name) == getattr(neutral, name) != getattr(dialect, name)
+    }
 
 
 @attrs.frozen
@@ -58,7 +120,7 @@ class Urgency:
 
 
 def urgency(body: Common, http: Exchange) -> Urgency:
-    """From the body, else from the headers, else the defaults; a key's own bound comes on top.
+    """From the body, else from the headers, else the defaults.
 
     Raises `BadRequest` where a header is no number in its range.
     """

@@ -94,6 +94,7 @@ class _Streamed:
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _results: dict[int, Finished] = attrs.field(factory=dict, init=False)
     _failure: UmaError | None = attrs.field(default=None, init=False)
+    _is_open: bool = attrs.field(default=False, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
     _wrote_at: float = attrs.field(factory=trio.current_time, init=False)
 
@@ -127,6 +128,7 @@ class _Streamed:
             async with source.generate(self.job.requests[index]) as stream:
                 stream.tap = partial(self._take, index)
                 async for event in stream:
+                    self._open()
                     if isinstance(event, Finished):
                         self._results[index] = event
                         self._push(self.job.finished(index, event))
@@ -144,8 +146,15 @@ class _Streamed:
     def _take(self, index: int, token: Token) -> bool:
         if self._unsent_bytes >= MAX_UNSENT_BYTES:
             return False
+        self._open()
         self._push(self.job.token(index, token))
         return True
+
+    def _open(self) -> None:
+        """Let the job say its opening words, before any other."""
+        if not self._is_open:
+            self._is_open = True
+            self._push(self.job.begin())
 
     def _push(self, data: bytes) -> None:
         if data:
@@ -166,7 +175,6 @@ class _Streamed:
 
     async def _write_unsent(self) -> None:
         if not self.http.is_started:
-            self._unsent.insert(0, self.job.begin())
             await self.http.start(200, self.job.media_type, NO_BUFFERING)
         data = b"".join(self._unsent)
         self._unsent.clear()
@@ -182,6 +190,7 @@ class _Streamed:
             if self._wrote_at + HEARTBEAT_SEC <= due and not self._unsent:
                 progress = await self._progress(source)
                 self._wrote_at = trio.current_time()
+                self._open()
                 self._push(self.job.heartbeat(progress))
 
     async def _progress(self, source: Source) -> str:

@@ -1,12 +1,344 @@
-"""llama-server's own endpoints: health, metrics, properties, and its native completion."""
+"""llama-server's own endpoints: its native completion, tokens and templates, and what an operator looks at."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import attrs
+import orjson
+
+from uma.constraints import Length, Range, show
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
+from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
+from uma.http.openai import text_of
+from uma.http.openai_completions import prompts
+from uma.http.problem import Problem
+from uma.http.prometheus import exposition
+from uma.http.usage import timings, warnings
+from uma.types import Finished, Message, Request, SamplerSettings, Temperature, Token
+
+DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+"""llama-server's own."""
+
+_TYPES = {
+    "unauthorized": "authentication_error",
+    "forbidden": "permission_error",
+    "not_found": "not_found_error",
+    "model_not_found": "not_found_error",
+    "context_length": "exceed_context_size_error",
+    "unsupported": "not_supported_error",
+    "rate": "rate_limit_error",
+    "overloaded": "rate_limit_error",
+    "stopping": "unavailable_error",
+    "fault": "server_error",
+}
+
+
+class LlamaServerErrors:
+    """`{"error": {"code", "message", "type"}}`, `code` being the status."""
+
+    def error(self, problem: Problem, request_id: str) -> Body:
+        """See `Dialect`."""
+        kind = _TYPES.get(problem.kind, "invalid_request_error")
+        return {"error": {"code": problem.status, "message": problem.message, "type": kind}}
+
+
+ERRORS = LlamaServerErrors()
+
+_Window = Annotated[int, Range(-1, 65_536)]
+
+
+@attrs.frozen(kw_only=True)
+class CompletionBody(Common):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    prompt: Any
+    stream: bool | None = None
+    n_predict: Annotated[int, Range(-1)] | None = None
+    temperature: Temperature | None = None
+    seed: Any = None
+    repeat_penalty: Annotated[float, Range(gt=0, le=2)] | None = None
+    repeat_last_n: _Window | None = None
+    dry_penalty_last_n: _Window | None = None
+    return_tokens: bool | None = None
+    n_probs: Any = None
+    logit_bias: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    image_data: Any = None
+
+
+async def completion(gateway: Gateway, http: Exchange) -> None:
+    """`POST /completion`: one prompt, a string or a list of token ids."""
+    body = read(await http.fields(), CompletionBody, http)
+    if body.image_data:
+        abilities.media("image_data", "image_data")
+    given = prompts(body.prompt, "prompt")
+    if len(given) != 1:
+        raise BadRequest("prompt: expected one prompt; /v1/completions takes several")
+    able = gateway.source.info.capabilities
+    params = sampling(
+        gateway,
+        body,
+        DEFAULTS,
+        max_tokens=_tokens(body.n_predict),
+        temperature=body.temperature,
+        seed=_seed(body.seed),
+        repetition_penalty=body.repeat_penalty or body.repetition_penalty,
+        penalty_window=_window(gateway, body.repeat_last_n, body.penalty_window),
+        dry_window=_window(gateway, body.dry_penalty_last_n, body.dry_window),
+        logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
+        logit_bias=abilities.logit_bias(body.logit_bias, able),
+        grammar=abilities.gbnf(body.grammar, "grammar", able)
+        or abilities.json_schema(body.json_schema, "json_schema", able),
+    )
+    how = urgency(body, http)
+    request = Request(
+        http.id, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo, **given[0]
+    )
+    job = CompletionJob([request], bool(body.stream), gateway.names.name, returns_tokens=bool(body.return_tokens))
+    await gateway.generate(http, job)
+
+
+def _tokens(n_predict: int | None) -> int | None:
+    if n_predict == 0:
+        raise BadRequest("n_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own")
+    return None if n_predict == -1 else n_predict
+
+
+def _seed(seed: Any) -> int | None:
+    if seed is None or seed == -1:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BadRequest(f"seed: expected an integer, not {show(seed)}")
+    return seed
+
+
+def _window(gateway: Gateway, theirs: int | None, ours: int | None) -> int | None:
+    """-1 is the whole context."""
+    if theirs == -1:
+        return min(gateway.source.info.limits.n_ctx, 65_536)
+    return ours if theirs is None else theirs
+
+
+@attrs.define
+class CompletionJob(SseJob):
+    """A native completion: an object for each token, and one at the end with `stop: true`."""
+
+    model: str
+    returns_tokens: bool
+    _n: int = attrs.field(default=0, init=False)
+
+    def token(self, index: int, token: Token) -> bytes:
+        """See `Job`."""
+        self._n += 1
+        if token.logprobs is not None:
+            return sse({**self._piece(token), "completion_probabilities": [_probability(token.logprobs)]})
+        return (
+            b'data: {"index":0,"content":'
+            + orjson.dumps(token.text)
+            + (b',"tokens":[%d],"stop":false,"tokens_predicted":%d}\n\n' % (token.token_id, self._n))
+        )
+
+    def _piece(self, token: Token) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "content": token.text,
+            "tokens": [token.token_id],
+            "stop": False,
+            "tokens_predicted": self._n,
+        }
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`."""
+        return sse(self._last(finished, ""))
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`. The last object says `stop` itself."""
+        return b""
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Job`."""
+        return sse(ERRORS.error(problem, ""))
+
+    def whole(self, results: Sequence[Finished]) -> Body:
+        """See `Job`."""
+        result = results[0]
+        body = self._last(result, result.text or "")
+        if self.returns_tokens:
+            body["tokens"] = list(result.token_ids or ())
+        if result.logprobs is not None:
+            body["completion_probabilities"] = [_probability(each) for each in result.logprobs]
+        return body
+
+    def _last(self, result: Finished, text: str) -> dict[str, Any]:
+        has_stops = bool(self.requests[0].sampling.stop)
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": [],
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": result.usage.completion_tokens,
+            "tokens_evaluated": result.usage.prompt_tokens,
+            "tokens_cached": result.usage.cached_tokens,
+            "truncated": False,
+            # Which of the two ended it is not told where the request has stop strings.
+            "stop_type": "limit" if result.reason == "length" else None if has_stops else "eos",
+            "timings": timings(result),
+            "seed": result.seed,
+            **warnings([result]),
+        }
+
+
+def _probability(position: Any) -> dict[str, Any]:
+    def one(token: Any) -> dict[str, Any]:
+        return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
+
+    return {**one(position.chosen), "top_logprobs": [one(each) for each in position.top]}
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeBody:
+    """`POST /tokenize`. `content` for the text alone; vLLM's `prompt` is taken too."""
+
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+async def tokenize(gateway: Gateway, http: Exchange) -> None:
+    """`POST /tokenize`: the ids of a text, without the beginning of text unless `add_special` asks for it."""
+    body = read(await http.fields(), TokenizeBody, http)
+    text = body.content if body.content is not None else body.prompt
+    if text is None:
+        raise BadRequest("content: is required (a string)")
+    tokens: list[Any] = await _token_ids(gateway, http, text, add_special=bool(body.add_special))
+    count = len(tokens)
+    if body.with_pieces:
+        tokens = [{"id": token, "piece": await _piece(gateway, http, token)} for token in tokens]
+    await http.answer_json({"tokens": tokens, "count": count, "max_model_len": gateway.source.info.limits.n_ctx})
+
+
+async def _token_ids(gateway: Gateway, http: Exchange, text: str, *, add_special: bool) -> list[int]:
+    if not text and not add_special:
+        return []
+    if "\0" in text:
+        raise BadRequest("content: holds a NUL character, which no tokenizer takes")
+    found = await gateway.source.tokenize(Request(http.id, prompt=text))
+    return list(found.token_ids if add_special else found.token_ids[found.added_tokens :])
+
+
+async def _piece(gateway: Gateway, http: Exchange, token: int) -> str:
+    return (await gateway.source.tokenize(Request(http.id, token_ids=(token,)))).text or ""
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeBody:
+    """`POST /detokenize`."""
+
+    tokens: tuple[Annotated[int, Range(0)], ...]
+
+
+async def detokenize(gateway: Gateway, http: Exchange) -> None:
+    """`POST /detokenize`: the text of token ids. Special tokens have none."""
+    body = read(await http.fields(), DetokenizeBody, http)
+    text = ""
+    if body.tokens:
+        text = (await gateway.source.tokenize(Request(http.id, token_ids=body.tokens))).text or ""
+    await http.answer_json({"content": text})
+
+
+@attrs.frozen(kw_only=True)
+class TemplateMessage:
+    """A message; its content is read by `text_of`."""
+
+    role: Annotated[str, Length(1, 64)]
+    content: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class TemplateBody:
+    """`POST /apply-template`."""
+
+    messages: Annotated[tuple[TemplateMessage, ...], Length(1, None, "messages")]
+
+
+async def apply_template(gateway: Gateway, http: Exchange) -> None:
+    """`POST /apply-template`: a conversation as the model's template renders it."""
+    body = read(await http.fields(), TemplateBody, http)
+    messages = tuple(
+        Message(each.role, text_of(each.content, f"messages[{index}].content"))
+        for index, each in enumerate(body.messages)
+    )
+    found = await gateway.source.tokenize(Request(http.id, messages=messages))
+    await http.answer_json({"prompt": found.text})
 
 
 async def health(gateway: Gateway, http: Exchange) -> None:
     """`GET /health`: 200 while the source takes requests, 503 otherwise. Computes nothing."""
     found = await gateway.source.health(probe=False)
     await http.answer_json({"status": found.status}, status=200 if found.status == "ok" else 503)
+
+
+async def props(gateway: Gateway, http: Exchange) -> None:
+    """`GET /props`: the model, what can be asked of it, and the bounds."""
+    info = gateway.source.info
+    await http.answer_json(
+        {
+            "model_path": info.model.path,
+            "model_alias": gateway.names.name,
+            "build_info": info.server,
+            "total_slots": await _slots_total(gateway),
+            "default_generation_settings": {"n_ctx": info.limits.n_ctx},
+            "modalities": {"vision": False, "audio": False},
+            "model": attrs.asdict(info.model),
+            "capabilities": attrs.asdict(info.capabilities),
+            "limits": attrs.asdict(info.limits),
+        }
+    )
+
+
+async def _slots_total(gateway: Gateway) -> int:
+    return gateway.config.max_sequences
+
+
+async def slots(gateway: Gateway, http: Exchange) -> None:
+    """`GET /slots`: the requests that run, one object each, then an idle one for each that could run beside them."""
+    running = (await gateway.source.activity()).running
+    busy = [
+        {
+            "id": index,
+            "is_processing": True,
+            "n_ctx": gateway.source.info.limits.n_ctx,
+            "request": each.id,
+            "priority": each.priority,
+            "n_prompt_tokens": each.prompt_tokens,
+            "n_prompt_tokens_cache": each.cached_tokens,
+            "n_prompt_tokens_processed": each.computed_tokens,
+            "n_decoded": each.generated_tokens,
+            "is_preempted": each.is_preempted,
+        }
+        for index, each in enumerate(running)
+    ]
+    idle = range(len(busy), await _slots_total(gateway))
+    n_ctx = gateway.source.info.limits.n_ctx
+    await http.answer_json([*busy, *({"id": index, "is_processing": False, "n_ctx": n_ctx} for index in idle)])
+
+
+async def metrics(gateway: Gateway, http: Exchange) -> None:
+    """`GET /metrics`, as Prometheus reads it."""
+    text = exposition(await gateway.source.metrics(), gateway)
+    await http.answer(text.encode(), media_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+
+async def rerank(gateway: Gateway, http: Exchange) -> None:
+    """`POST /rerank`: refused, since the source cannot."""
+    await http.fields()
+    abilities.rerank()

@@ -15,6 +15,7 @@ from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import ModelNotFound, Problem
 from uma.protocol.converter import structure
+from uma.types import SamplerSettings
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -52,6 +53,9 @@ class OpenAiErrors:
 
 
 ERRORS = OpenAiErrors()
+
+DEFAULTS = SamplerSettings(temperature=1.0)
+"""As OpenAI's documents have them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,3 +139,9 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
             "quantization": info.model.quantization,
         },
     }
+
+
+async def embeddings(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/embeddings`: refused, since the source cannot."""
+    await http.fields()
+    abilities.embeddings()

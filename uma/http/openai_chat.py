@@ -15,13 +15,11 @@ from uma.http.dialect import Body, SseJob, dumps, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.openai import ERRORS, StreamOptions, text_of
+from uma.http.logprobs import chat_form
+from uma.http.openai import DEFAULTS, ERRORS, StreamOptions, text_of
 from uma.http.problem import Problem
-from uma.http.usage import Total, finish_reason, timings
-from uma.types import MAX_SEED, Finished, Message, Request, Token
-
-MAX_CHOICES = 128
-"""OpenAI's own bound of `n`."""
+from uma.http.usage import Total, answers_of, finish_reason, numbered, timings, warnings
+from uma.types import MAX_ANSWERS, Finished, Message, Request, Temperature, Token
 
 
 @attrs.frozen(kw_only=True)
@@ -45,18 +43,10 @@ class ChatBody(Common):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Range(1, MAX_CHOICES)] | None = None
+    n: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
     max_tokens: Annotated[int, Range(1)] | None = None
     max_completion_tokens: Annotated[int, Range(1)] | None = None
-    temperature: Annotated[float, Range(0, 2)] | None = None
-    top_p: Annotated[float, Range(0, 1)] | None = None
-    top_k: Annotated[int, Range(-1)] | None = None
-    min_p: Annotated[float, Range(0, 1)] | None = None
-    repetition_penalty: Annotated[float, Range(gt=0, le=2)] | None = None
-    frequency_penalty: Annotated[float, Range(-2, 2)] | None = None
-    presence_penalty: Annotated[float, Range(-2, 2)] | None = None
-    seed: Annotated[int, Range(0, MAX_SEED)] | None = None
-    stop: str | tuple[str, ...] | None = None
+    temperature: Temperature | None = None
     response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
@@ -75,54 +65,44 @@ async def chat_completions(gateway: Gateway, http: Exchange) -> None:
     body = read(await http.fields(), ChatBody, http)
     model = gateway.names.check(body.model)
     _refuse(body)
-    requests = _requests(body, http)
+    request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
     await gateway.generate(
-        http, ChatJob(requests, bool(body.stream), f"chatcmpl-{http.id}", model, include_usage=usage_wanted)
+        http, ChatJob([request], bool(body.stream), f"chatcmpl-{http.id}", model, include_usage=usage_wanted)
     )
 
 
 def _refuse(body: ChatBody) -> None:
-    abilities.structured_output(body.response_format, "response_format")
     abilities.tools(body.tools)
     abilities.tools(body.tool_choice, "tool_choice")
     abilities.tools(body.functions, "functions")
     abilities.tools(body.function_call, "function_call")
-    abilities.logprobs(body.logprobs)
-    abilities.logprobs(body.top_logprobs, "top_logprobs")
-    abilities.logit_bias(body.logit_bias)
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
         abilities.media("audio", "modalities")
 
 
-def _requests(body: ChatBody, http: Exchange) -> list[Request]:
-    messages = tuple(_message(each, f"messages[{index}]") for index, each in enumerate(body.messages))
+def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
+    able = gateway.source.info.capabilities
     params = sampling(
+        gateway,
+        body,
+        DEFAULTS,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        min_tokens=body.min_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        seed=body.seed,
-        stop=body.stop,
-        ignore_eos=body.ignore_eos,
+        temperature=body.temperature,
+        n=None if body.n == 1 else abilities.answers(body.n, "n", able),
+        grammar=abilities.response_format(body.response_format, "response_format", able),
+        logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
+        logit_bias=abilities.logit_bias(body.logit_bias, able),
     )
     how = urgency(body, http)
-    return [
-        Request(
-            http.id if index == 0 else f"{http.id}-{index}",
-            messages=messages,
-            sampling=params if body.seed is None else attrs.evolve(params, seed=(body.seed + index) % (MAX_SEED + 1)),
-            stream=bool(body.stream),
-            priority=how.priority,
-            slo=how.slo,
-        )
-        for index in range(body.n or 1)
-    ]
+    return Request(
+        http.id,
+        messages=tuple(_message(each, f"messages[{index}]") for index, each in enumerate(body.messages)),
+        sampling=params,
+        stream=bool(body.stream),
+        priority=how.priority,
+        slo=how.slo,
+    )
 
 
 def _message(message: ChatMessage, path: str) -> Message:
@@ -135,7 +115,7 @@ def _message(message: ChatMessage, path: str) -> Message:
 
 @attrs.define
 class ChatJob(SseJob):
-    """A chat completion with `len(requests)` choices."""
+    """A chat completion: one request, with as many choices as it has answers."""
 
     id: str
     model: str
@@ -143,36 +123,40 @@ class ChatJob(SseJob):
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _openings: list[bytes] = attrs.field(factory=list, init=False)
 
+    @property
+    def _n(self) -> int:
+        return self.requests[0].sampling.n
+
     def begin(self) -> bytes:
         """See `Job`. Each choice opens with its role."""
-        self._openings = [self._opening(index) for index in range(len(self.requests))]
-        return b"".join(
-            self._chunk([_choice(index, {"role": "assistant", "content": ""})]) for index in range(len(self.requests))
-        )
+        return b"".join(self._chunk([_choice(index, {"role": "assistant", "content": ""})]) for index in range(self._n))
+
+    def token(self, index: int, token: Token) -> bytes:
+        """See `Job`."""
+        if token.logprobs is not None:
+            return self._chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form([token.logprobs]))])
+        if not token.text:
+            return b""
+        if not self._openings:
+            self._openings = [self._opening(place) for place in range(self._n)]
+        return self._openings[token.index] + orjson.dumps(token.text) + _CLOSING
 
     def _opening(self, index: int) -> bytes:
         """An event up to the token's text: everything else of it stays the same."""
         before, _, _ = self._chunk([_choice(index, {"content": ""})]).partition(b'"content":')
         return before + b'"content":'
 
-    def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
-        if not token.text:
-            return b""
-        if not self._openings:
-            self._openings = [self._opening(index) for index in range(len(self.requests))]
-        return self._openings[index] + orjson.dumps(token.text) + _CLOSING
-
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
-        return self._chunk([_choice(index, {}, finish_reason(finished))], timings=timings(finished))
+        last = [_choice(answer.index, {}, finish_reason(answer)) for answer in answers_of(finished)]
+        ends = [self._chunk([each]) for each in last[:-1]]
+        return b"".join([*ends, self._chunk([last[-1]], timings=timings(finished))])
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
         usage = b""
         if self.include_usage:
-            total = Total.of(results, len(self.requests))
-            usage = self._chunk([], usage=total.openai(), **_warnings(results))
+            usage = self._chunk([], usage=Total.of(results).openai(), **warnings(results))
         return usage + b"data: [DONE]\n\n"
 
     def failed(self, problem: Problem) -> bytes:
@@ -185,16 +169,16 @@ class ChatJob(SseJob):
             **self._head("chat.completion"),
             "choices": [
                 {
-                    "index": index,
-                    "message": {"role": "assistant", "content": each.text or "", "refusal": None},
-                    "logprobs": None,
-                    "finish_reason": finish_reason(each),
+                    "index": place,
+                    "message": {"role": "assistant", "content": answer.text or "", "refusal": None},
+                    "logprobs": chat_form(answer.logprobs),
+                    "finish_reason": finish_reason(answer),
                 }
-                for index, each in enumerate(results)
+                for place, _, answer in numbered(results)
             ],
-            "usage": Total.of(results, len(self.requests)).openai(),
+            "usage": Total.of(results).openai(),
             "timings": timings(results[0]),
-            **_warnings(results),
+            **warnings(results),
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -209,10 +193,7 @@ class ChatJob(SseJob):
 _CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-def _choice(index: int, delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def _warnings(results: Sequence[Finished]) -> dict[str, Any]:
-    told = list(dict.fromkeys(line for each in results for line in each.warnings))
-    return {"warnings": told} if told else {}
+def _choice(
+    index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
-from uma.types import Finished
+from uma.types import Answer, Finished
 
 
 @attrs.frozen
 class Total:
-    """The sum over prompts and choices. A prompt with several choices counts once; its choices all count."""
+    """The sum over all prompts of one HTTP request, each with all its answers."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
 
     @classmethod
-    def of(cls, results: Sequence[Finished], choices: int = 1) -> Total:
-        """`results` in the order of requests, `choices` of them for each prompt."""
-        firsts = [results[index] for index in range(0, len(results), choices)]
+    def of(cls, results: Sequence[Finished]) -> Total:
+        """The sum of `results`."""
         return cls(
-            sum(each.usage.prompt_tokens for each in firsts),
-            sum(each.usage.cached_tokens for each in firsts),
+            sum(each.usage.prompt_tokens for each in results),
+            sum(each.usage.cached_tokens for each in results),
             sum(each.usage.completion_tokens for each in results),
         )
 
@@ -36,6 +35,27 @@ class Total:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def answers_of(finished: Finished) -> tuple[Answer, ...]:
+    """Every answer of a request; a request for one has it in itself."""
+    return finished.answers or (
+        Answer(
+            0,
+            finished.reason,
+            finished.seed,
+            finished.usage.completion_tokens,
+            finished.text,
+            finished.token_ids,
+            finished.logprobs,
+        ),
+    )
+
+
+def numbered(results: Sequence[Finished]) -> Iterator[tuple[int, Finished, Answer]]:
+    """Every answer of every request, by its place among an OpenAI answer's choices."""
+    every = ((result, answer) for result in results for answer in answers_of(result))
+    return ((place, result, answer) for place, (result, answer) in enumerate(every))
 
 
 def timings(result: Finished) -> dict[str, Any]:
@@ -61,6 +81,12 @@ def _over(amount: float, by: float) -> float:
     return round(amount / by, 3) if by else 0.0
 
 
-def finish_reason(result: Finished) -> str:
+def finish_reason(ended: Finished | Answer) -> str:
     """`stop` or `length`, as OpenAI has it."""
-    return "length" if result.reason == "length" else "stop"
+    return "length" if ended.reason == "length" else "stop"
+
+
+def warnings(results: Sequence[Finished]) -> dict[str, Any]:
+    """What the engine had to change of the request, each said once; nothing where there is none."""
+    told = list(dict.fromkeys(line for each in results for line in each.warnings))
+    return {"warnings": told} if told else {}

@@ -302,11 +302,14 @@ class TokenizeEvent:
     id: str
     token_ids: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    text: str | None = None
+    """What the ids stand for, where `messages` or `token_ids` were asked about."""
+    added_tokens: int = 0
 
     @property
     def tokenized(self) -> Tokenized:
         """The event as `uma.types` has it."""
-        return Tokenized(self.token_ids)
+        return Tokenized(self.token_ids, self.text, self.added_tokens)
 
 
 @attrs.frozen

@@ -294,7 +294,9 @@ class ServerSession:
         event: ServerEvent
         match query, result:
             case TokenizeQuery(), Tokenized():
-                event = TokenizeEvent(query.request.id, result.token_ids, query.warnings)
+                event = TokenizeEvent(
+                    query.request.id, result.token_ids, query.warnings, result.text, result.added_tokens
+                )
             case ActivityQuery(), Activity():
                 event = ActivityEvent.of(result, query.id, query.warnings)
             case HealthQuery(), Health():

@@ -9,7 +9,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, PromptTooLarge
 from uma.llama.model import Model
-from uma.types import Request
+from uma.types import Request, Tokenized
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.
@@ -41,6 +41,19 @@ class PromptReader:
         if not tokens:
             raise BadRequest("prompt: gives no token at all, so there is nothing to continue")
         return tokens
+
+    async def explain(self, request: Request) -> Tokenized:
+        """The prompt's tokens, and what they stand for. Raises what `read` does."""
+        tokens = await self.read(request)
+        if request.prompt is not None:
+            vocab = self._model.vocab
+            return Tokenized(tuple(tokens), added_tokens=int(vocab.adds_bos and tokens[0] == vocab.bos))
+        return Tokenized(tuple(tokens), await trio.to_thread.run_sync(self._text_of, request))
+
+    def _text_of(self, request: Request) -> str:
+        if request.messages is not None:
+            return self._model.chat_template.render(request.messages)
+        return b"".join(map(self._model.vocab.piece, request.token_ids or ())).decode("utf-8", "replace")
 
     def check_fits(self, prompt_tokens: int) -> None:
         """Raise `PromptTooLarge` for a prompt that leaves no space for an answer in the context."""

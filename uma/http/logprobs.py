@@ -1,0 +1,35 @@
+"""Log probabilities in OpenAI's two forms: a chat's list of objects, and a completion's four parallel lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from uma.types import Logprobs, TokenLogprob
+
+
+def chat_form(positions: Sequence[Logprobs] | None) -> dict[str, Any] | None:
+    """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`; None where none were asked for."""
+    if positions is None:
+        return None
+    content = [{**_token(each.chosen), "top_logprobs": [_token(top) for top in each.top]} for each in positions]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+def completion_form(positions: Iterable[tuple[str, Logprobs | None]], offset: int) -> dict[str, Any]:
+    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}` of tokens and their texts, the first at `offset`.
+
+    A prompt's first token has no log probability.
+    """
+    form: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for text, each in positions:
+        form["tokens"].append(text)
+        form["text_offset"].append(offset)
+        form["token_logprobs"].append(None if each is None else each.chosen.logprob)
+        form["top_logprobs"].append(None if each is None else {top.text: top.logprob for top in each.top})
+        offset += len(text)
+    return form

@@ -1,0 +1,357 @@
+"""Ollama's API: chat, generate, and what it tells of its models. Streams are lines of JSON, and the default."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Length, Range
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.dialect import NDJSON, Body, dumps
+from uma.http.exchange import Exchange
+from uma.http.fields import Common, Stop, read, sampling, urgency
+from uma.http.gateway import Gateway
+from uma.http.problem import ModelNotFound, Problem
+from uma.http.usage import finish_reason, warnings
+from uma.types import (
+    Finished,
+    Message,
+    Penalty,
+    Prompt,
+    RepetitionPenalty,
+    Request,
+    SamplerSettings,
+    SamplingParams,
+    Temperature,
+    Token,
+)
+
+DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)
+"""As Ollama's documents have them."""
+VERSION = "0.12.0"
+"""The version of Ollama's API that this is written after; clients ask for it to know what they can use."""
+_NS_PER_MS = 1_000_000
+
+_Piece = Callable[[str], dict[str, Any]]
+"""How an answer's text stands in a line."""
+
+
+class OllamaErrors:
+    """`{"error": "text"}`."""
+
+    def error(self, problem: Problem, request_id: str) -> Body:
+        """See `Dialect`."""
+        return {"error": problem.message}
+
+
+ERRORS = OllamaErrors()
+
+
+@attrs.frozen(kw_only=True)
+class Options(Common):
+    """`options`: how to sample. UMA's own names are taken too."""
+
+    temperature: Temperature | None = None
+    num_predict: Annotated[int, Range(-2)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    repeat_last_n: Annotated[int, Range(-1, 65_536)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: Any = None
+    stop: Stop = None
+
+
+@attrs.frozen(kw_only=True)
+class ChatMessage:
+    """A message."""
+
+    role: Annotated[str, Length(1, 64)]
+    content: str = ""
+    images: Any = None
+    tool_calls: Any = None
+    thinking: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _Body:
+    model: str | None = None
+    stream: bool | None = None
+    options: Options | None = None
+    format: Any = None
+    think: Any = None
+    priority: Any = None
+    slo: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class ChatBody(_Body):
+    """`POST /api/chat`."""
+
+    messages: tuple[ChatMessage, ...] = ()
+    tools: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class GenerateBody(_Body):
+    """`POST /api/generate`."""
+
+    prompt: str | None = None
+    suffix: Any = None
+    system: str | None = None
+    raw: bool | None = None
+    template: Any = None
+    context: Any = None
+    images: Any = None
+
+
+async def chat(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/chat`. Without messages it only says that the model is loaded."""
+    body = read(_with_options(await http.fields()), ChatBody, http)
+    model = gateway.names.check(body.model)
+    abilities.tools(body.tools)
+    for index, message in enumerate(body.messages):
+        abilities.tools(message.tool_calls, f"messages[{index}].tool_calls")
+        if message.images:
+            abilities.media("images", f"messages[{index}].images")
+    if not body.messages:
+        await _say_loaded(http, model, {"message": {"role": "assistant", "content": ""}})
+        return
+    messages = tuple(Message(each.role, each.content) for each in body.messages)
+    await gateway.generate(http, _job(gateway, body, http, model, {"messages": messages}, _chat_piece))
+
+
+async def generate(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/generate`. Without a prompt it only says that the model is loaded."""
+    body = read(_with_options(await http.fields()), GenerateBody, http)
+    model = gateway.names.check(body.model)
+    abilities.suffix(body.suffix)
+    if body.images:
+        abilities.media("images", "images")
+    if body.template or body.context:
+        raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
+    if not body.prompt:
+        await _say_loaded(http, model, {"response": ""})
+        return
+    if body.raw:
+        prompt: dict[str, Any] = {"prompt": body.prompt}
+    else:
+        system = [Message("system", body.system)] if body.system else []
+        prompt = {"messages": (*system, Message("user", body.prompt))}
+    await gateway.generate(http, _job(gateway, body, http, model, prompt, _generate_piece))
+
+
+def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
+    """UMA's `priority` and `slo` may stand beside the options too."""
+    options = fields.get("options")
+    if options is None:
+        options = {}
+    if not isinstance(options, dict):
+        return fields
+    moved = {name: fields[name] for name in ("priority", "slo") if name in fields}
+    return {**fields, "options": {**options, **moved}}
+
+
+def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict[str, Any], piece: _Piece) -> OllamaJob:
+    abilities.thinking(body.think, "think")
+    options = body.options or Options()
+    how = urgency(options, http)
+    stream = body.stream is not False
+    request = Request(
+        http.id,
+        sampling=_sampling(gateway, options, body.format),
+        stream=stream,
+        priority=how.priority,
+        slo=how.slo,
+        **prompt,
+    )
+    return OllamaJob([request], stream, model, piece)
+
+
+def _sampling(gateway: Gateway, options: Options, form: Any) -> SamplingParams:
+    if options.num_predict == 0:
+        raise BadRequest(
+            "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
+        )
+    seed = options.seed
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise BadRequest("options.seed: expected an integer")
+    window = options.repeat_last_n
+    return sampling(
+        gateway,
+        options,
+        DEFAULTS,
+        temperature=options.temperature,
+        max_tokens=None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
+        repetition_penalty=options.repeat_penalty or options.repetition_penalty,
+        penalty_window=min(gateway.source.info.limits.n_ctx, 65_536) if window == -1 else window,
+        seed=None if seed is None or seed < 0 else seed,
+        grammar=abilities.json_format(form, "format", gateway.source.info.capabilities),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _say_loaded(http: Exchange, model: str, more: dict[str, Any]) -> None:
+    await http.answer_json({"model": model, "created_at": _now(), **more, "done_reason": "load", "done": True})
+
+
+def _chat_piece(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _generate_piece(text: str) -> dict[str, Any]:
+    return {"response": text}
+
+
+@attrs.define
+class OllamaJob:
+    """A line for each token, and one at the end with counts and durations in nanoseconds."""
+
+    requests: Sequence[Request]
+    stream: bool
+    model: str
+    piece: _Piece
+
+    @property
+    def media_type(self) -> bytes:
+        """See `Job`."""
+        return NDJSON
+
+    def begin(self) -> bytes:
+        """See `Job`."""
+        return b""
+
+    def prompt(self, index: int, prompt: Prompt) -> bytes:
+        """See `Job`."""
+        return b""
+
+    def token(self, index: int, token: Token) -> bytes:
+        """See `Job`."""
+        if not token.text:
+            return b""
+        return dumps({"model": self.model, "created_at": _now(), **self.piece(token.text), "done": False}) + b"\n"
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`."""
+        return dumps(self._last(finished, "")) + b"\n"
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`."""
+        return b""
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Job`."""
+        return dumps(ERRORS.error(problem, "")) + b"\n"
+
+    def heartbeat(self, progress: str) -> bytes:
+        """See `Job`. White space in front of the next line's JSON: a line of its own would be read as JSON."""
+        return b" "
+
+    def whole(self, results: Sequence[Finished]) -> Body:
+        """See `Job`."""
+        return self._last(results[0], results[0].text or "")
+
+    def _last(self, result: Finished, text: str) -> dict[str, Any]:
+        usage, metrics = result.usage, result.metrics
+        total_ms = metrics.queue_ms + metrics.prefill_ms + metrics.decode_ms
+        return {
+            "model": self.model,
+            "created_at": _now(),
+            **self.piece(text),
+            "done": True,
+            "done_reason": finish_reason(result),
+            "total_duration": round(total_ms * _NS_PER_MS),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": round(metrics.prefill_ms * _NS_PER_MS),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": round(metrics.decode_ms * _NS_PER_MS),
+            "cached_tokens": usage.cached_tokens,
+            **warnings([result]),
+        }
+
+
+async def version(gateway: Gateway, http: Exchange) -> None:
+    """`GET /api/version`."""
+    await http.answer_json({"version": VERSION, "server": gateway.source.info.server})
+
+
+async def tags(gateway: Gateway, http: Exchange) -> None:
+    """`GET /api/tags`: the loaded model under each of its names."""
+    await http.answer_json({"models": [_entry(gateway, name) for name in gateway.model_names]})
+
+
+async def running(gateway: Gateway, http: Exchange) -> None:
+    """`GET /api/ps`."""
+    info = gateway.source.info
+    more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": info.limits.n_ctx}
+    await http.answer_json({"models": [{**_entry(gateway, gateway.names.name), **more}]})
+
+
+def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
+    model = gateway.source.info.model
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z"),
+        "size": model.size_bytes,
+        "digest": hashlib.sha256(f"{model.path}:{model.size_bytes}".encode()).hexdigest(),
+        "details": _details(gateway),
+    }
+
+
+def _details(gateway: Gateway) -> dict[str, Any]:
+    model = gateway.source.info.model
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.architecture,
+        "families": [model.architecture],
+        "parameter_size": f"{model.parameters / 1e9:.3g}B",
+        "quantization_level": model.quantization,
+    }
+
+
+@attrs.frozen(kw_only=True)
+class ShowBody:
+    """`POST /api/show`; old clients say `name`."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+async def show(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/show`."""
+    body = read(await http.fields(), ShowBody, http)
+    asked = body.model or body.name
+    if asked is not None and not gateway.names.knows(asked) and not gateway.names.takes_any:
+        raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")
+    model = gateway.source.info.model
+    await http.answer_json(
+        {
+            "license": model.license or "",
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": _details(gateway),
+            "model_info": {
+                "general.architecture": model.architecture,
+                "general.parameter_count": model.parameters,
+                f"{model.architecture}.context_length": model.context_length,
+            },
+            "capabilities": ["completion"],
+        }
+    )
+
+
+async def embed(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/embed`: refused, since the source cannot."""
+    await http.fields()
+    abilities.embeddings()

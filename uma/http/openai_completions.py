@@ -1,0 +1,223 @@
+"""OpenAI's completions: `POST /v1/completions`. A prompt is a string, a list of token ids, or a list of either."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import attrs
+import orjson
+
+from uma.constraints import Range, show
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.dialect import Body, SseJob, dumps, sse
+from uma.http.exchange import Exchange
+from uma.http.fields import Common, read, sampling, urgency
+from uma.http.gateway import Gateway
+from uma.http.logprobs import completion_form
+from uma.http.openai import DEFAULTS, ERRORS, StreamOptions
+from uma.http.problem import Problem
+from uma.http.usage import Total, answers_of, finish_reason, numbered, timings, warnings
+from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
+
+DEFAULT_MAX_TOKENS = 16
+"""As OpenAI's documents have it for this endpoint."""
+MAX_PROMPTS = 2048
+"""OpenAI's own bound of prompts in one request."""
+
+
+@attrs.frozen(kw_only=True)
+class CompletionBody(Common):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    prompt: Any
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
+    best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
+    max_tokens: Annotated[int, Range(1)] | None = None
+    temperature: Temperature | None = None
+    echo: bool | None = None
+    suffix: Any = None
+    logprobs: Any = None
+    logit_bias: Any = None
+    response_format: Any = None
+
+
+async def completions(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/completions`."""
+    body = read(await http.fields(), CompletionBody, http)
+    model = gateway.names.check(body.model)
+    abilities.suffix(body.suffix)
+    requests = _requests(gateway, body, http)
+    usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
+    await gateway.generate(
+        http, CompletionJob(requests, bool(body.stream), f"cmpl-{http.id}", model, include_usage=usage_wanted)
+    )
+
+
+def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:
+    able = gateway.source.info.capabilities
+    told = abilities.logprobs(body.logprobs, "logprobs", able)
+    echo = abilities.echo(body.echo, able)
+    params = sampling(
+        gateway,
+        body,
+        DEFAULTS,
+        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        temperature=body.temperature,
+        n=None if body.n == 1 else abilities.answers(body.n, "n", able),
+        best_of=None if body.best_of in (1, body.n) else abilities.answers(body.best_of, "best_of", able),
+        echo=echo or None,
+        logprobs=told,
+        prompt_logprobs=told if echo else None,
+        logit_bias=abilities.logit_bias(body.logit_bias, able),
+        grammar=abilities.response_format(body.response_format, "response_format", able),
+    )
+    how = urgency(body, http)
+    return [
+        Request(
+            f"{http.id}-{index}" if index else http.id,
+            sampling=params,
+            stream=bool(body.stream),
+            priority=how.priority,
+            slo=how.slo,
+            **prompt,
+        )
+        for index, prompt in enumerate(prompts(body.prompt, "prompt"))
+    ]
+
+
+def prompts(value: Any, field: str) -> list[dict[str, Any]]:
+    """Each prompt as `Request` takes it. Raises `BadRequest` for what is none."""
+    if isinstance(value, str) or _is_ids(value):
+        return [_prompt(value, field)]
+    if not isinstance(value, list) or not value:
+        raise BadRequest(f"{field}: expected a string, a list of token ids, or a list of these, not {show(value)}")
+    if len(value) > MAX_PROMPTS:
+        raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
+    return [_prompt(each, f"{field}[{index}]") for index, each in enumerate(value)]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
+
+
+def _prompt(value: Any, field: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        if "\0" in value:
+            raise BadRequest(f"{field}: holds a NUL character, which no tokenizer takes")
+        return {"prompt": value}
+    if not _is_ids(value):
+        raise BadRequest(f"{field}: expected a string or a list of token ids, not {show(value)}")
+    if min(value) < 0:
+        raise BadRequest(f"{field}: {min(value)} is not in the vocabulary")
+    return {"token_ids": tuple(value)}
+
+
+@attrs.define
+class CompletionJob(SseJob):
+    """Completions of one or more prompts. The choices of prompt `p` begin at `p` times the answers to each."""
+
+    id: str
+    model: str
+    include_usage: bool
+    created: int = attrs.field(factory=lambda: int(time.time()), init=False)
+    _openings: dict[int, bytes] = attrs.field(factory=dict, init=False)
+    _offsets: dict[int, int] = attrs.field(factory=dict, init=False)
+    """Characters told so far, by choice."""
+
+    def _place(self, index: int, answer: int) -> int:
+        return index * self.requests[0].sampling.n + answer
+
+    def prompt(self, index: int, prompt: Prompt) -> bytes:
+        """See `Job`. Each choice opens with the prompt."""
+        chunks = []
+        for answer in range(self.requests[0].sampling.n):
+            place = self._place(index, answer)
+            self._offsets[place] = len(prompt.text)
+            positions = None if prompt.logprobs is None else completion_form(_texts(prompt.logprobs, prompt), 0)
+            chunks.append(self._chunk([_choice(place, prompt.text, logprobs=positions)]))
+        return b"".join(chunks)
+
+    def token(self, index: int, token: Token) -> bytes:
+        """See `Job`."""
+        place = self._place(index, token.index)
+        if token.logprobs is not None:
+            offset = self._offsets.get(place, 0)
+            self._offsets[place] = offset + len(token.text)
+            form = completion_form([(token.logprobs.chosen.text, token.logprobs)], offset)
+            return self._chunk([_choice(place, token.text, logprobs=form)])
+        if not token.text:
+            return b""
+        opening = self._openings.get(place) or self._opening(place)
+        return opening + orjson.dumps(token.text) + _CLOSING
+
+    def _opening(self, place: int) -> bytes:
+        """An event up to the token's text: everything else of it stays the same."""
+        before, _, _ = self._chunk([_choice(place, "")]).partition(b'"text":')
+        opening = self._openings[place] = before + b'"text":'
+        return opening
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`."""
+        last = [_choice(self._place(index, answer.index), "", finish_reason(answer)) for answer in answers_of(finished)]
+        ends = [self._chunk([each]) for each in last[:-1]]
+        return b"".join([*ends, self._chunk([last[-1]], timings=timings(finished))])
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`."""
+        usage = b""
+        if self.include_usage:
+            usage = self._chunk([], usage=Total.of(results).openai(), **warnings(results))
+        return usage + b"data: [DONE]\n\n"
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Job`."""
+        return sse(ERRORS.error(problem, self.id))
+
+    def whole(self, results: Sequence[Finished]) -> Body:
+        """See `Job`."""
+        return {
+            **self._head(),
+            "choices": [_whole_choice(place, result, answer) for place, result, answer in numbered(results)],
+            "usage": Total.of(results).openai(),
+            "timings": timings(results[0]),
+            **warnings(results),
+        }
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+
+    def _chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
+        usage = {"usage": None} if self.include_usage and "usage" not in more else {}
+        return b"data: " + dumps({**self._head(), **usage, **more, "choices": choices}) + b"\n\n"
+
+
+_CLOSING = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+def _choice(
+    index: int, text: str, reason: str | None = None, logprobs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _whole_choice(place: int, result: Finished, answer: Answer) -> dict[str, Any]:
+    prompt = result.prompt
+    text = answer.text or ""
+    form = None
+    if answer.logprobs is not None:
+        before = [] if prompt is None or prompt.logprobs is None else _texts(prompt.logprobs, prompt)
+        form = completion_form([*before, *((each.chosen.text, each) for each in answer.logprobs)], 0)
+    return _choice(place, text if prompt is None else prompt.text + text, finish_reason(answer), form)
+
+
+def _texts(positions: Sequence[Logprobs | None], prompt: Prompt) -> list[tuple[str, Logprobs | None]]:
+    """The prompt's tokens with their texts. The first has no log probability, so its text is what the others leave."""
+    rest = "".join(each.chosen.text for each in positions if each is not None)
+    first = prompt.text.removesuffix(rest) if prompt.text.endswith(rest) else ""
+    return [(first if each is None else each.chosen.text, each) for each in positions]

@@ -1,0 +1,77 @@
+"""Metrics as Prometheus reads them: every counter, gauge and histogram of the source's snapshot, and HTTP's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from uma.http.gateway import Gateway
+
+PREFIX = "uma_"
+
+HELP = {
+    "tokens_generated_total": "Tokens handed to readers.",
+    "prompt_tokens_total": "Prompt tokens of all requests that were started.",
+    "cached_tokens_total": "Prompt tokens that were in the cache and not computed.",
+    "prefill_tokens_total": "Prompt tokens computed, again after preemptions included.",
+    "batch_calls_total": "Calls of llama_decode.",
+    "outside_decode_ms_total": "Milliseconds of the decode thread outside llama_decode while it had work.",
+    "preemptions_total": "Sequences whose KV cells went to another.",
+    "requests_total": "Requests that came, refused ones included.",
+    "requests_rejected": "Requests refused at the door.",
+    "requests_overloaded": "Requests refused for overload.",
+    "requests_cancelled": "Requests cancelled, or whose client went away.",
+    "active_sequences": "Requests that are being computed.",
+    "queued_requests": "Requests that wait for a slot.",
+    "kv_cells_used": "KV cells in use.",
+    "kv_cells_total": "KV cells there are.",
+    "cache_hit_rate": "Share of requests that found a part of their prompt in the cache, 0 to 1.",
+    "ttft_ms": "Milliseconds from a request's arrival to its first token.",
+    "inter_token_ms": "Milliseconds between a request's tokens.",
+    "decode_ms": "Milliseconds of one llama_decode call.",
+    "batch_size": "Tokens of one llama_decode call.",
+}
+"""What the figures that people watch mean; the others are told by their names."""
+
+
+def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
+    """The text of `/metrics`, each family with its HELP and TYPE."""
+    return "\n".join([*_families(snapshot), *_http(gateway)]) + "\n"
+
+
+def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:
+    histograms = [name.removesuffix("_buckets") for name in snapshot if name.endswith("_buckets")]
+    parts = {f"{name}_{part}" for name in histograms for part in ("buckets", "count", "sum")}
+    for name, value in snapshot.items():
+        if name not in parts and isinstance(value, int | float) and not isinstance(value, bool):
+            kind = "counter" if _counts(name) else "gauge"
+            yield from _family(name, kind, HELP.get(name, ""), [("", value)])
+    for name in histograms:
+        buckets = [(f'_bucket{{le="{_bound(bound)}"}}', count) for bound, count in snapshot[f"{name}_buckets"].items()]
+        ends = [("_sum", snapshot[f"{name}_sum"]), ("_count", snapshot[f"{name}_count"])]
+        yield from _family(name, "histogram", HELP.get(name, ""), [*buckets, *ends])
+
+
+def _counts(name: str) -> bool:
+    """Whether a figure only grows."""
+    ends = ("_total", "_hits", "_misses", "_evictions", "_preemptions")
+    return name.endswith(ends) or name.startswith("requests_")
+
+
+def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]]) -> Iterator[str]:
+    full = PREFIX + name
+    yield f"# HELP {full} {text or name.replace('_', ' ')}"
+    yield f"# TYPE {full} {kind}"
+    yield from (f"{full}{suffix} {value}" for suffix, value in samples)
+
+
+def _bound(bound: str) -> str:
+    return "+Inf" if bound == "inf" else bound
+
+
+def _http(gateway: Gateway) -> Iterator[str]:
+    answers = [(f'{{status="{status}"}}', count) for status, count in sorted(gateway.answers.items())]
+    yield from _family("http_requests_total", "counter", "HTTP requests by status; 0: the client left first.", answers)
+    opened, refused = gateway.connections_total, gateway.connections_refused_total
+    yield from _family("http_connections_total", "counter", "HTTP connections accepted.", [("", opened)])
+    yield from _family("http_connections_refused_total", "counter", "Refused for their number.", [("", refused)])
