@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import attrs
@@ -174,6 +175,14 @@ def _describe_schema(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _describe_contract(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("check",), metavar="check", help="ask for all that is claimed, and for more")
+    parser.add_argument(
+        "--socket", metavar="PATH", type=Path, help="Unix socket of the server (default: $UMA_SOCKET or uma run's own)"
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
+
+
 PLACE = """\
 The model: a server that listens on --socket answers, where there is one; it keeps its model loaded, so the answer
 begins sooner. Otherwise the model is loaded in this process. It is also loaded here with --local, where --model names
@@ -227,6 +236,15 @@ COMMANDS: tuple[Command, ...] = (
         _describe_schema,
         "JSON Schemas (2020-12) of every message of the wire, for authors of clients.",
         " [NAME]",
+    ),
+    Command(
+        "contract",
+        "prove what a running server says of itself",
+        _describe_contract,
+        "Ask a running server for each thing it declares (streaming, sampling parameters, grammars, log probabilities, "
+        "limits, cancel ...) and for things it does not declare, which must be refused by name. Exit code 1 where a "
+        "claim is false.",
+        " check",
     ),
 )
 

@@ -1,0 +1,113 @@
+"""`uma contract check`: every claim of the real server is true, and a false one is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from harness import ServerProcess, run_to_end, uma_command
+from uma.cli.contract import check
+from uma.client.interview import SocketInterview
+from uma.contracts.claims import Question, Reply
+from uma.types import ServerInfo
+
+
+def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
+    done = run_to_end(*uma_command("contract", "check", "--json", "--socket", str(server.socket)))
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, [each for each in found if not each["is_true"]]
+    assert done.stderr == f"{len(found)} claims, 0 false\n"
+    assert {"streaming", "cancel", "logprobs", "health", "metrics", "embeddings"} <= {each["claim"] for each in found}
+
+
+def test_each_declared_sampling_parameter_is_among_the_claims(server: ServerProcess) -> None:
+    names = {each.claim for each in check(SocketInterview(server.socket))}
+    params = SocketInterview(server.socket).introduce().capabilities.sampling_params
+    assert {f"sampling: {name}" for name in params} <= names
+
+
+@attrs.frozen
+class Liar:
+    """A real server that says of itself what `lies` say, and whose answers `tampers` with."""
+
+    honest: SocketInterview
+    lies: dict[str, Any] = attrs.field(factory=dict)
+    tampers: Callable[[Question, Reply], Reply] = lambda _, reply: reply
+
+    def introduce(self) -> ServerInfo:
+        info = self.honest.introduce()
+        return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, **self.lies))
+
+    def ask(self, question: Question) -> Reply:
+        return self.tampers(question, self.honest.ask(question))
+
+
+def false_claims(liar: Liar) -> set[str]:
+    return {each.claim for each in check(liar) if not each.is_true}
+
+
+@pytest.mark.parametrize(
+    ("lies", "claim"),
+    [
+        ({"streaming": False}, "streaming"),
+        ({"sampling_params": ("temperature", "entropy_dial")}, "sampling: entropy_dial"),
+        ({"max_stop_sequences": 17}, "max_stop_sequences"),
+        ({"max_stop_sequences": 2}, "3 stop sequences"),
+        ({"prefix_sharing": "none: for no reason"}, "prefix_sharing"),
+    ],
+)
+def test_a_false_declaration_is_found(server: ServerProcess, lies: dict[str, Any], claim: str) -> None:
+    assert claim in false_claims(Liar(SocketInterview(server.socket), lies))
+
+
+def with_last(reply: Reply, **fields: Any) -> Reply:
+    return Reply((*reply.events[:-1], {**reply.last, **fields}))
+
+
+def hides_warnings(_: Question, reply: Reply) -> Reply:
+    return with_last(reply, warnings=[])
+
+
+def miscounts(_: Question, reply: Reply) -> Reply:
+    usage = reply.last.get("usage")
+    return with_last(reply, usage=usage | {"completion_tokens": 2}) if usage else reply
+
+
+def forgets_the_seed(_: Question, reply: Reply) -> Reply:
+    return with_last(reply, seed=1) if "seed" in reply.last else reply
+
+
+def is_rude(_: Question, reply: Reply) -> Reply:
+    return with_last(reply, code="E_RUNTIME_DECODE") if reply.error else reply
+
+
+def is_vague(_: Question, reply: Reply) -> Reply:
+    return with_last(reply, message="no") if reply.error else reply
+
+
+@pytest.mark.parametrize(
+    ("tampers", "claim"),
+    [
+        (hides_warnings, "sampling: entropy_dial"),
+        (hides_warnings, "limits.max_tokens"),
+        (miscounts, "streaming"),
+        (miscounts, "sampling: max_tokens"),
+        (forgets_the_seed, "sampling: seed"),
+        (is_rude, "sampling: top_p = 2"),
+        (is_vague, "a token beyond the vocabulary"),
+    ],
+)
+def test_a_server_that_behaves_otherwise_is_found(
+    server: ServerProcess, tampers: Callable[[Question, Reply], Reply], claim: str
+) -> None:
+    assert claim in false_claims(Liar(SocketInterview(server.socket), tampers=tampers))
+
+
+def test_a_place_where_no_server_listens_is_one_line_and_exit_code_1(server: ServerProcess) -> None:
+    done = run_to_end(*uma_command("contract", "check", "--socket", f"{server.socket}.not"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"uma: error: {server.socket}.not: ")

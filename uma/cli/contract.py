@@ -1,0 +1,78 @@
+"""`uma contract check`: proves what a running server says of itself, and that it refuses what it does not offer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from uma.cli.table import print_table
+from uma.cli.terminal import harmless
+from uma.client.interview import SocketInterview
+from uma.config import load
+from uma.contracts.claims import Claim, DisprovenError, Question, Reply, claims_of
+from uma.types import ServerInfo
+
+COLUMNS = ("claim", "declared", "proven", "what was seen")
+FALSE_CLAIM = 1
+
+
+class Interview(Protocol):
+    """A way to ask a running server."""
+
+    def introduce(self) -> ServerInfo:
+        """What the server says of itself."""
+
+    def ask(self, question: Question) -> Reply:
+        """All events of the answer."""
+
+
+@attrs.frozen
+class Finding:
+    """How the proof of one claim went."""
+
+    claim: str
+    declared: str
+    is_true: bool
+    seen: str
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    socket = options.socket or Path(load().config.socket)
+    found = list(check(SocketInterview(socket)))
+    if options.json:
+        print(json.dumps([attrs.asdict(each) for each in found], indent=2, ensure_ascii=False))
+    else:
+        print_table(COLUMNS, [_row(each) for each in found])
+    wrong = [each for each in found if not each.is_true]
+    print(f"{len(found)} claims, {len(wrong)} false", file=sys.stderr)
+    return FALSE_CLAIM if wrong else 0
+
+
+def check(interview: Interview) -> Iterator[Finding]:
+    """Prove every claim of the server, one after the other."""
+    for claim in claims_of(interview.introduce()):
+        yield _prove(claim, interview)
+
+
+def _prove(claim: Claim, interview: Interview) -> Finding:
+    proof = claim.prove()
+    try:
+        question = next(proof)
+        while True:
+            question = proof.send(interview.ask(question))
+    except StopIteration as end:
+        return Finding(claim.name, claim.declared, True, end.value)
+    except DisprovenError as error:
+        return Finding(claim.name, claim.declared, False, str(error))
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    seen = harmless(finding.seen.replace("\n", " "))
+    return finding.claim, finding.declared, "yes" if finding.is_true else "FALSE", seen[:100]
