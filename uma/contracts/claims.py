@@ -340,7 +340,8 @@ def _logprobs(top: int) -> Proof:
     reply = _answered((yield ask(logprobs=top)), ignoring="logprobs")
     for each in reply.tokens[: reply.last["usage"]["completion_tokens"]]:
         found = each.get("logprobs")
-        _demand(isinstance(found, dict), "a token without logprobs")
+        if not isinstance(found, dict):
+            raise DisprovenError("a token without logprobs")
         _demand(len(found["top"]) == top, f"{len(found['top'])} likeliest tokens, not {top}")
         _demand(found["chosen"]["token_id"] == each["token_id"], "logprobs of another token than came")
         _demand(found["chosen"]["logprob"] <= 0, "a log probability over 0")
