@@ -1,0 +1,205 @@
+"""Answers that the page shows while they are being written, and that outlive a reload.
+
+An answer keeps no log of events: it keeps its text and its blocks, each with the version in which it last changed. A
+reader that comes back with `Last-Event-ID` is given what changed since, one that comes anew is given everything, and a
+slow one simply finds several versions' changes in one event. So memory is bounded by the answer's own length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+from uma.errors import BadRequest, Overloaded, UmaError
+from uma.http.page.markdown import GrowingText
+from uma.http.problem import NotFound
+from uma.types import EventStream, Finished, Request, Source, Token
+
+KEEP_SEC = 60.0
+"""An answer without a reader goes on, and can be picked up again, for this long."""
+RENDER_INTERVAL_SEC = 0.1
+"""Blocks are rendered again at most this often."""
+RENDER_SHARE = 0.2
+"""Of a core, what rendering one answer takes at most; a long block is rendered less often."""
+MAX_ANSWERS = 256
+"""Answers that are written or kept at one time. At the default of 4,096 tokens each takes some 100 KB."""
+
+
+@attrs.define(eq=False)
+class Answer:
+    """One answer: the request that makes it, its text and blocks so far, and its readers. Trio thread."""
+
+    request: Request
+    keep_sec: float
+    text: str = attrs.field(default="", init=False)
+    """As far as it has been rendered."""
+    blocks: list[str] = attrs.field(factory=list, init=False)
+    version: int = attrs.field(default=0, init=False)
+    finished: Finished | None = attrs.field(default=None, init=False)
+    error: UmaError | None = attrs.field(default=None, init=False)
+    is_over: bool = attrs.field(default=False, init=False)
+    """Ended, and rendered to its end: nothing changes any more."""
+    _arrived: list[str] = attrs.field(factory=list, init=False)
+    """Text since the last rendering."""
+    _chars: list[int] = attrs.field(factory=lambda: [0], init=False)
+    """The text's length by version."""
+    _changed: list[int] = attrs.field(factory=list, init=False)
+    """By block, the version in which it last changed."""
+    _readers: int = attrs.field(default=0, init=False)
+    _stream: EventStream | None = attrs.field(default=None, init=False)
+    _is_stopped: bool = attrs.field(default=False, init=False)
+    _arrival: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _rendered: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _readers_changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    async def run(self, source: Source, renderers: trio.CapacityLimiter) -> None:
+        """Generate and render, until the answer has had no reader for `keep_sec`: then it is cancelled if need be."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._generate, source)
+            nursery.start_soon(self._render, renderers)
+            await self._wait_until_unwanted()
+            nursery.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """End it at the next token; what is there stays, and it ends with `Finished` of reason `cancelled`."""
+        self._is_stopped = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+    @contextmanager
+    def reader(self) -> Iterator[None]:
+        """Somebody reads: the answer is wanted, and rendered, for as long as the block lasts."""
+        self._readers += 1
+        self._readers_changed.unpark_all()
+        self._arrival.unpark_all()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            self._readers_changed.unpark_all()
+
+    async def wait(self, seen: int) -> None:
+        """Wait until there is a version after `seen`, or the end."""
+        while self.version <= seen and not self.is_over:
+            await self._rendered.park()
+
+    def changes(self, seen: int) -> dict[str, Any]:
+        """What is new since version `seen`: text to append, and the blocks that changed."""
+        return {
+            "text": self.text[self._chars[seen] :],
+            "blocks": {index: self.blocks[index] for index, at in enumerate(self._changed) if at > seen},
+            "count": len(self.blocks),
+        }
+
+    def seen_version(self, last_event_id: str | None) -> int:
+        """The version that a reader has; 0, nothing, for one that comes anew or with an id that is none of ours."""
+        known = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
+        return min(int(last_event_id or 0), self.version) if known and len(last_event_id or "") < 10 else 0
+
+    async def _generate(self, source: Source) -> None:
+        try:
+            async with source.generate(self.request) as stream:
+                self._stream = stream
+                if self._is_stopped:
+                    stream.cancel()
+                async for event in stream:
+                    if isinstance(event, Token):
+                        self._arrived.append(event.text)
+                    elif isinstance(event, Finished):
+                        self.finished = event
+                    self._arrival.unpark_all()
+        except UmaError as error:
+            self.error = error
+        self._arrival.unpark_all()
+
+    async def _render(self, renderers: trio.CapacityLimiter) -> None:
+        growing = GrowingText()
+        while not self.is_over:
+            while not self._is_due():
+                await self._arrival.park()
+            began = trio.current_time()
+            is_end = self.finished is not None or self.error is not None
+            text = self.text + "".join(self._arrived)
+            self._arrived.clear()
+            await trio.to_thread.run_sync(growing.finish if is_end else growing.update, text, limiter=renderers)
+            self._publish(text, growing.blocks, is_end)
+            took = trio.current_time() - began
+            await trio.sleep(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1)))
+
+    def _is_due(self) -> bool:
+        has_news = self._arrived or self.finished is not None or self.error is not None
+        return bool(has_news) and self._readers > 0
+
+    def _publish(self, text: str, blocks: list[str], is_end: bool) -> None:
+        self.version += 1
+        self.text = text
+        self._chars.append(len(text))
+        for index, html in enumerate(blocks):
+            if index == len(self._changed):
+                self._changed.append(self.version)
+            elif html != self.blocks[index]:
+                self._changed[index] = self.version
+        del self._changed[len(blocks) :]
+        self.blocks = list(blocks)
+        self.is_over = is_end
+        self._rendered.unpark_all()
+
+    async def _wait_until_unwanted(self) -> None:
+        while True:
+            while self._readers:
+                await self._readers_changed.park()
+            with trio.move_on_after(self.keep_sec):
+                await self._readers_changed.park()
+            if not self._readers:
+                return
+
+
+@attrs.define(eq=False)
+class Answers:
+    """All answers that are written or kept, by their resume token. Trio thread."""
+
+    source: Source
+    _nursery: trio.Nursery
+    _by_token: dict[str, Answer] = attrs.field(factory=dict, init=False)
+    _renderers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+
+    def start(self, request: Request, token: str, *, is_kept: bool) -> Answer:
+        """Begin an answer. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`."""
+        if token in self._by_token:
+            raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
+        if len(self._by_token) >= MAX_ANSWERS:
+            raise Overloaded(f"{MAX_ANSWERS} answers are being written or kept for their readers; try again later")
+        answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0)
+        self._nursery.start_soon(self._run, answer, token)
+        return answer
+
+    def find(self, token: str) -> Answer:
+        """The answer of this token. Raises `NotFound`."""
+        answer = self._by_token.get(token)
+        if answer is None:
+            raise NotFound(
+                f"no such answer: it was never asked for, or had no reader for {KEEP_SEC:g} seconds; ask again"
+            )
+        return answer
+
+    async def _run(self, answer: Answer, token: str) -> None:
+        try:
+            await answer.run(self.source, self._renderers)
+        finally:
+            del self._by_token[token]
+
+
+def event(name: str, data: dict[str, Any], id: int | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if id is None else b"id: %d\n" % id
+    return head + b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS))

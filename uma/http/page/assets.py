@@ -1,0 +1,70 @@
+"""The page's own files, read once when the server starts, and the headers that keep the page what it is.
+
+Only these few names can be asked for, so no path leads anywhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+
+import attrs
+
+Header = tuple[bytes, bytes]
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # HTML is made of text in one place of the page's script only, which takes nothing but what the server rendered.
+        "require-trusted-types-for 'script'",
+        "trusted-types uma-blocks",
+    )
+)
+
+SECURITY: list[Header] = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+_MEDIA_TYPES = {
+    "html": b"text/html; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "svg": b"image/svg+xml",
+}
+
+
+@attrs.frozen
+class Asset:
+    """One file, ready to be sent."""
+
+    data: bytes
+    media_type: bytes
+    etag: bytes
+
+    @property
+    def headers(self) -> list[Header]:
+        """All but the media type. Browsers keep the file, and ask each time whether it is still this one."""
+        return [(b"etag", self.etag), (b"cache-control", b"no-cache"), *SECURITY]
+
+
+def load() -> dict[str, Asset]:
+    """All files of `static/`, by name."""
+    found: dict[str, Asset] = {}
+    for entry in files(__package__).joinpath("static").iterdir():
+        media_type = _MEDIA_TYPES.get(entry.name.rpartition(".")[2])
+        if media_type is not None:
+            data = entry.read_bytes()
+            etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'.encode()
+            found[entry.name] = Asset(data, media_type, etag)
+    return found

@@ -1,0 +1,223 @@
+"""What the page asks its server for: its files, answers as they are written, rendered Markdown, and the live view."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import attrs
+import trio
+
+from uma.constraints import Length, Range, Text, hints_of
+from uma.http.exchange import Exchange
+from uma.http.fields import Common, read, urgency
+from uma.http.page.answers import Answer, Answers, event
+from uma.http.page.assets import Asset, load
+from uma.http.page.live import LiveFeed
+from uma.http.page.markdown import render
+from uma.http.problem import NotFound, Problem
+from uma.protocol.converter import unstructure
+from uma.types import Activity, Message, Request, SamplingParams, Source
+
+PROGRESS_SEC = 0.25
+"""While a prompt waits or is read, its reader is told this often how far it is."""
+HEARTBEAT_SEC = 10.0
+"""A stream is never silent for longer: a proxy would hang up."""
+NO_CACHE = (b"cache-control", b"no-store")
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+@attrs.frozen(kw_only=True)
+class AnswerBody(Common):
+    """An answer asked for."""
+
+    messages: Annotated[tuple[Message, ...], Length(1, None, "messages")]
+    sampling: SamplingParams = SamplingParams()
+    token: Annotated[str, Length(16, 64)] | None = None
+    """Of the page's making, random and secret: with it the answer outlives its reader and can be picked up again."""
+
+
+@attrs.frozen(kw_only=True)
+class MarkdownBody:
+    """Texts to be rendered."""
+
+    texts: Annotated[tuple[Annotated[str, Text()], ...], Length(1, 1_000, "texts")]
+
+
+@attrs.define(eq=False)
+class Page:
+    """The page of one source. All methods belong to the Trio thread; answers run in `nursery`."""
+
+    source: Source
+    nursery: trio.Nursery
+    answers: Answers = attrs.field(init=False)
+    live: LiveFeed = attrs.field(init=False)
+    _assets: dict[str, Asset] = attrs.field(factory=load, init=False)
+    _renderers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.answers = Answers(self.source, self.nursery)
+        self.live = LiveFeed(self.source)
+
+    def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
+        """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""
+        return (
+            ("GET", "/", self.show),
+            ("GET", "/ui/{name}", self.show_file),
+            ("GET", "/ui/api/info", self.tell),
+            ("POST", "/ui/api/answers", self.ask),
+            ("GET", "/ui/api/answers/{token}", self.resume),
+            ("DELETE", "/ui/api/answers/{token}", self.stop),
+            ("POST", "/ui/api/markdown", self.render),
+            ("GET", "/ui/api/live", self.watch),
+        )
+
+    async def show(self, http: Exchange) -> None:
+        """The page."""
+        await self._send_file(http, "index.html")
+
+    async def show_file(self, http: Exchange) -> None:
+        """One of the page's files."""
+        await self._send_file(http, http.scope["path_params"]["name"])
+
+    async def tell(self, http: Exchange) -> None:
+        """Model, limits and the sampling parameters' ranges."""
+        info = unstructure(self.source.info)
+        del info["model"]["path"]
+        await http.answer_json(info | {"sampling": sampling_ranges()}, headers=[NO_CACHE])
+
+    async def ask(self, http: Exchange) -> None:
+        """Begin an answer, and stream it."""
+        body = read(await http.json(), AnswerBody, http)
+        wish = urgency(body, http)
+        request = Request(
+            id=f"page-{http.id}",
+            messages=body.messages,
+            sampling=body.sampling,
+            priority=wish.priority,
+            slo=wish.slo,
+        )
+        answer = self.answers.start(request, body.token or secrets.token_hex(16), is_kept=body.token is not None)
+        await self._stream(http, answer, 0)
+
+    async def resume(self, http: Exchange) -> None:
+        """Stream an answer from where its reader was, or from its beginning."""
+        answer = self.answers.find(http.scope["path_params"]["token"])
+        await self._stream(http, answer, answer.seen_version(http.header(b"last-event-id")))
+
+    async def stop(self, http: Exchange) -> None:
+        """End an answer. Its readers get its last event."""
+        self.answers.find(http.scope["path_params"]["token"]).stop()
+        await http.answer(b"", status=204)
+
+    async def render(self, http: Exchange) -> None:
+        """The blocks of finished texts, for conversations that the browser has kept as text."""
+        body = read(await http.json(), MarkdownBody, http)
+        found = []
+        for text in body.texts:
+            found.append(await trio.to_thread.run_sync(render, text, limiter=self._renderers))
+        await http.answer_json({"blocks": found}, headers=[NO_CACHE])
+
+    async def watch(self, http: Exchange) -> None:
+        """The live view's frames, until the viewer goes."""
+        await http.start(200, EVENT_STREAM, [NO_CACHE])
+        async with _while_connected(http):
+            await http.write(await self.live.frame())
+            while True:
+                await http.write(await self.live.next_frame())
+
+    async def _send_file(self, http: Exchange, name: str) -> None:
+        asset = self._assets.get(name)
+        if asset is None:
+            raise NotFound(f"no such file of the page: {name[:100]}")
+        if http.header(b"if-none-match") == asset.etag.decode():
+            await http.answer(b"", status=304, media_type=asset.media_type, headers=asset.headers)
+        else:
+            await http.answer(asset.data, media_type=asset.media_type, headers=asset.headers)
+
+    async def _stream(self, http: Exchange, answer: Answer, seen: int) -> None:
+        with answer.reader():
+            await http.start(200, EVENT_STREAM, [NO_CACHE])
+            async with _while_connected(http):
+                await self._write_answer(http, answer, seen)
+
+    async def _write_answer(self, http: Exchange, answer: Answer, seen: int) -> None:
+        while not (answer.is_over and seen == answer.version):
+            patience = HEARTBEAT_SEC if answer.text else PROGRESS_SEC
+            with trio.move_on_after(patience) as waiting:
+                await answer.wait(seen)
+            if waiting.cancelled_caught:
+                await http.write(await self._progress(answer))
+            else:
+                changes = event("update", answer.changes(seen), answer.version)
+                seen = answer.version
+                await http.write(changes)
+        await http.write(_last_event(answer), is_last=True)
+
+    async def _progress(self, answer: Answer) -> bytes:
+        if answer.text:
+            return b": still here\n\n"
+        await self.live.frame()
+        return event("progress", progress_of(answer.id, self.live.activity))
+
+
+def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:
+    """How far a request is that has given no text yet."""
+    for each in activity.running if activity else ():
+        if each.id == id:
+            return {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
+    return {}
+
+
+def sampling_ranges() -> dict[str, dict[str, float]]:
+    """Default, minimum and maximum of each number among the sampling parameters, as their class has them."""
+    found = {}
+    for field in attrs.fields(SamplingParams):
+        ranges = _ranges(hints_of(SamplingParams)[field.name])
+        if ranges:
+            low = ranges[0].ge if ranges[0].ge is not None else ranges[0].gt
+            bounds = {"default": field.default, "minimum": low, "maximum": ranges[0].le}
+            found[field.name] = {name: value for name, value in bounds.items() if value is not None}
+    return found
+
+
+def _ranges(hint: Any) -> list[Range]:
+    own = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)]
+    return own + [each for inner in getattr(hint, "__args__", ()) for each in _ranges(inner)]
+
+
+def _last_event(answer: Answer) -> bytes:
+    if answer.error is not None:
+        problem = Problem.of(answer.error)
+        failure = {"code": answer.error.code, "message": problem.message, "retry_after_ms": problem.retry_after_ms}
+        return event("failed", failure)
+    assert answer.finished is not None
+    finished = answer.finished
+    return event(
+        "done",
+        {
+            "reason": finished.reason,
+            "usage": unstructure(finished.usage),
+            "metrics": unstructure(finished.metrics),
+            "seed": finished.seed,
+            "warnings": list(finished.warnings),
+        },
+    )
+
+
+@asynccontextmanager
+async def _while_connected(http: Exchange) -> AsyncIterator[None]:
+    """Leave the block where the client hangs up."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_on_disconnect, http, nursery.cancel_scope)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None:
+    await http.wait_for_disconnect()
+    scope.cancel()

@@ -1,0 +1,101 @@
+"""The engine as the live view sees it: one snapshot every quarter of a second, shared by all viewers.
+
+There is no task behind it: the first viewer of each quarter takes the snapshot, the others are given the same bytes.
+Without viewers it costs nothing. Counters and histograms are passed on as they are, and a viewer makes rates and
+percentiles of the difference between two frames, so a frame that a slow viewer misses falsifies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import trio
+
+from uma.errors import BadRequest
+from uma.http.page.answers import event
+from uma.protocol.converter import unstructure
+from uma.types import Activity, Source
+
+INTERVAL_SEC = 0.25
+
+METRICS = (
+    "tokens_generated_total",
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "prefill_tokens_total",
+    "batch_calls_total",
+    "last_batch_size",
+    "decode_ms_ewma",
+    "preemptions_total",
+    "requests_total",
+    "requests_rejected",
+    "requests_error",
+    "requests_cancelled",
+    "active_sequences",
+    "queued_requests",
+    "kv_cells_used",
+    "kv_cells_total",
+    "cache_evictable_size",
+    "cache_hits",
+    "cache_misses",
+    "cache_evictions",
+    "cache_ram_bytes",
+    "ttft_ms_buckets",
+    "inter_token_ms_buckets",
+)
+"""What the view shows of the engine's metrics."""
+
+
+@attrs.define(eq=False)
+class LiveFeed:
+    """The frames of one source. Trio thread."""
+
+    source: Source
+    activity: Activity | None = attrs.field(default=None, init=False)
+    """Of the newest frame; None before the first, and where the server is too old to tell."""
+    _tells_activity: bool = attrs.field(default=True, init=False)
+    _slot: int = attrs.field(default=-1, init=False)
+    _frame: bytes = attrs.field(default=b"", init=False)
+    _taking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+
+    async def frame(self) -> bytes:
+        """The frame of this quarter of a second, as an event."""
+        async with self._taking:
+            slot = _slot_now()
+            if slot != self._slot:
+                self._frame = await self._take(slot)
+                self._slot = slot
+            return self._frame
+
+    async def next_frame(self) -> bytes:
+        """The frame of the next quarter of a second."""
+        await trio.sleep_until((_slot_now() + 1) * INTERVAL_SEC)
+        return await self.frame()
+
+    async def _take(self, slot: int) -> bytes:
+        metrics = await self.source.metrics()
+        self.activity = await self._ask_activity()
+        return event("frame", _frame(slot, metrics, self.activity))
+
+    async def _ask_activity(self) -> Activity | None:
+        if not self._tells_activity:
+            return None
+        try:
+            return await self.source.activity()
+        except BadRequest:  # a server of an older protocol: its metrics are shown, its requests cannot be
+            self._tells_activity = False
+            return None
+
+
+def _slot_now() -> int:
+    return int(trio.current_time() / INTERVAL_SEC + 1e-6)
+
+
+def _frame(slot: int, metrics: Mapping[str, Any], activity: Activity | None) -> dict[str, Any]:
+    return {
+        "at_ms": round(slot * INTERVAL_SEC * 1000),
+        "metrics": {name: metrics[name] for name in METRICS if name in metrics},
+        "activity": None if activity is None else unstructure(activity),
+    }

@@ -1,0 +1,168 @@
+"""Markdown as it grows, block by block, as HTML that is safe to show.
+
+A block that is followed by another one does not change any more, so each update parses only the text from the last
+block on. Everything that leaves this file has gone through `nh3`, whatever the parser made of it; raw HTML is not even
+parsed. Pure, and slow enough to belong in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import nh3
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from pygments import highlight
+from pygments.formatters.html import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.token import STANDARD_TYPES
+from pygments.util import ClassNotFound
+
+MAX_BLOCK_CHARS = 32_768
+"""A block that grows beyond this is shown as plain text: parsing it ten times a second would take all of a core."""
+MAX_WHOLE_CHARS = 262_144
+"""A finished text up to this length is parsed once as a whole, so that its references hold everywhere."""
+HEADING_OFFSET = 2
+"""The page's own headings are of level 1 and 2, so a text's begin at 3."""
+
+_TAGS = frozenset(
+    "p h3 h4 h5 h6 blockquote ul ol li pre code span strong em s del a br hr table thead tbody tr th td".split()
+)
+_SPANS = HtmlFormatter(nowrap=True)
+_SANITIZER = nh3.Cleaner(
+    tags=set(_TAGS),
+    clean_content_tags={"script", "style"},
+    attributes={"a": {"href", "title"}, "ol": {"start"}, "code": {"data-language"}},
+    allowed_classes={
+        "span": {name for name in STANDARD_TYPES.values() if name},
+        "th": {"align-left", "align-center", "align-right"},
+        "td": {"align-left", "align-center", "align-right"},
+    },
+    set_tag_attribute_values={"a": {"target": "_blank"}},
+    url_schemes={"http", "https", "mailto"},
+    url_relative="deny",
+    link_rel="noopener noreferrer nofollow",
+)
+
+
+def _highlighted(code: str, language: str) -> str:
+    """The inside of a code block: with Pygments' spans where it knows the language."""
+    if not language or len(code) > MAX_BLOCK_CHARS:
+        return _escaped(code)
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return _escaped(code)
+    return highlight(code, lexer, _SPANS)
+
+
+def _fence(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    token = tokens[index]
+    words = token.info.split()
+    language = words[0] if words else ""
+    return f'<pre><code data-language="{_escaped(language)}">{_highlighted(token.content, language)}</code></pre>\n'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+
+
+def _parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"html": False, "linkify": False, "maxNesting": 20})
+    # No images: one that the model names would tell a stranger's server that it was read.
+    parser.enable(["table", "strikethrough"]).disable(["image", "html_block", "html_inline"])
+    parser.add_render_rule("fence", _fence)
+    parser.add_render_rule("code_block", _fence)
+    return parser
+
+
+_PARSER = _parser()
+
+
+def _dressed(tokens: list[Token]) -> None:
+    """Headings below the page's own, and a table's alignment as classes, since styles are not allowed."""
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, int(token.tag[1]) + HEADING_OFFSET)}"
+        elif token.type in ("th_open", "td_open") and "style" in token.attrs:
+            token.attrs = {"class": "align-" + str(token.attrs["style"]).rpartition(":")[2]}
+
+
+def _groups(tokens: list[Token]) -> Iterator[list[Token]]:
+    """The top-level blocks."""
+    group: list[Token] = []
+    for token in tokens:
+        group.append(token)
+        if token.level == 0 and token.nesting <= 0:
+            yield group
+            group = []
+
+
+def _render(group: list[Token], env: dict[str, Any]) -> str:
+    html: str = _PARSER.renderer.render(group, _PARSER.options, env)
+    return _SANITIZER.clean(html)
+
+
+def plain(text: str) -> str:
+    """A text as one block, without any markup of its own."""
+    return f"<pre>{_escaped(text)}</pre>"
+
+
+def render(text: str) -> list[str]:
+    """A whole text's blocks."""
+    if len(text) > MAX_WHOLE_CHARS:
+        return [plain(text)]
+    env: dict[str, Any] = {}
+    tokens = _PARSER.parse(text, env)
+    _dressed(tokens)
+    return [_render(group, env) for group in _groups(tokens)]
+
+
+class GrowingText:
+    """A text's blocks while it is being written. One thread at a time."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self._settled = 0
+        """Blocks that do not change any more."""
+        self._begin = 0
+        """Where the text after them begins."""
+        self._env: dict[str, Any] = {}
+
+    def update(self, text: str) -> None:
+        """Bring `blocks` up to date; `text` begins with what it was the last time."""
+        tail = _normal(text)[self._begin :]
+        if len(tail) > MAX_BLOCK_CHARS:
+            self.blocks[self._settled :] = [plain(tail)]
+            return
+        tokens = _PARSER.parse(tail, self._env)
+        _dressed(tokens)
+        groups = list(_groups(tokens))
+        self.blocks[self._settled :] = [_render(group, self._env) for group in groups]
+        # A line that is still being written can turn from a block of its own into more of the block before it.
+        complete = tail.rfind("\n") + 1
+        starts = _starts(tail, groups)
+        settled = max((index for index, start in enumerate(starts) if start < complete), default=0)
+        if settled:
+            self._begin += starts[settled]
+            self._settled += settled
+
+    def finish(self, text: str) -> None:
+        """The text is complete: its blocks as a whole parse has them."""
+        if len(text) <= MAX_WHOLE_CHARS:
+            self.blocks = render(text)
+        else:
+            self.update(text)
+
+
+def _starts(text: str, groups: Sequence[Sequence[Token]]) -> list[int]:
+    """Where in `text` each block begins."""
+    lines = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    return [lines[group[0].map[0] if group[0].map else 0] for group in groups]
+
+
+def _normal(text: str) -> str:
+    """With the line ends that the parser counts by. What a text begins with stays so as it grows."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,120 @@
+/** Questions to the server: JSON both ways, and streams of server-sent events, read by hand so that they can be asked
+ * for with POST and with a key. */
+
+/** @typedef {import("./types.js").Failure} Failure */
+/** @typedef {{id: string, name: string, data: any}} ServerEvent */
+
+const KEY = "uma.key";
+
+/** The server said no, or was not there (`status` 0). */
+export class ApiError extends Error {
+  /** @param {number} status @param {Failure} failure */
+  constructor(status, failure) {
+    super(failure.message);
+    this.status = status;
+    this.failure = failure;
+  }
+}
+
+/** @param {string} key Empty: forget it. */
+export function setKey(key) {
+  if (key) localStorage.setItem(KEY, key);
+  else localStorage.removeItem(KEY);
+}
+
+/** @returns {Record<string, string>} */
+function headers() {
+  const key = localStorage.getItem(KEY);
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+/** What is called when a key is missing or wrong. @type {{ask: () => void}} */
+export const onUnauthorized = { ask: () => {} };
+
+/**
+ * @param {string} path Below `ui/api/`.
+ * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
+ * @returns {Promise<Response>}
+ */
+async function request(path, options = {}) {
+  const { method = options.body === undefined ? "GET" : "POST", body, signal } = options;
+  const init = { method, signal, headers: { ...headers(), ...options.headers } };
+  if (body !== undefined) {
+    init.headers["Content-Type"] = "application/json";
+    Object.assign(init, { body: JSON.stringify(body) });
+  }
+  let response;
+  try {
+    response = await fetch(`ui/api/${path}`, init);
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, { code: "E_CONNECTION", message: "The server does not answer. Is it running?" });
+  }
+  if (response.ok) return response;
+  if (response.status === 401) onUnauthorized.ask();
+  throw new ApiError(response.status, await failureOf(response));
+}
+
+/** @param {Response} response @returns {Promise<Failure>} */
+async function failureOf(response) {
+  const retry = Number(response.headers.get("retry-after-ms")) || null;
+  try {
+    const { error } = await response.json();
+    return { code: String(error.code ?? response.status), message: String(error.message), retry_after_ms: retry };
+  } catch {
+    return { code: String(response.status), message: `The server answered ${response.status}.`, retry_after_ms: retry };
+  }
+}
+
+/** @param {string} path @param {unknown} [body] @returns {Promise<any>} */
+export async function ask(path, body) {
+  return (await request(path, { body })).json();
+}
+
+/** @param {string} path */
+export async function remove(path) {
+  await request(path, { method: "DELETE" });
+}
+
+/**
+ * The events of a stream, until it ends. Throws `ApiError` where it cannot be had or breaks off.
+ *
+ * @param {string} path
+ * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string}} [options]
+ * @returns {AsyncGenerator<ServerEvent, void, void>}
+ */
+export async function* stream(path, { body, signal, lastEventId } = {}) {
+  const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
+  const response = await request(path, { body, signal, headers: more });
+  if (!response.body) return;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (text + value).split("\n\n");
+      text = parts.pop() ?? "";
+      for (const part of parts) {
+        const event = parse(part);
+        if (event) yield event;
+      }
+    }
+  } catch (error) {
+    if (signal?.aborted || error instanceof ApiError) throw error;
+    throw new ApiError(0, { code: "E_CONNECTION", message: "The connection to the server broke off." });
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}
+
+/** @param {string} part @returns {ServerEvent | null} */
+function parse(part) {
+  const event = { id: "", name: "message", data: "" };
+  for (const line of part.split("\n")) {
+    if (line.startsWith("id: ")) event.id = line.slice(4);
+    else if (line.startsWith("event: ")) event.name = line.slice(7);
+    else if (line.startsWith("data: ")) event.data += line.slice(6);
+  }
+  return event.data ? { ...event, data: JSON.parse(event.data) } : null;
+}

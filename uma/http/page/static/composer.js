@@ -1,0 +1,122 @@
+/** The box at the bottom: a message, files beside it, and the button that sends or stops. */
+
+import { announce, byId, h, icon, iconButton, toast } from "./dom.js";
+
+/** @typedef {import("./types.js").Attachment} Attachment */
+
+const MAX_FILE_BYTES = 1_000_000;
+const MAX_INPUT_PX = 240;
+
+export class Composer {
+  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void}} does */
+  constructor(does) {
+    this.does = does;
+    this.input = byId("input", HTMLTextAreaElement);
+    this.button = byId("send", HTMLButtonElement);
+    this.list = byId("attached", HTMLUListElement);
+    this.chips = byId("chips", HTMLButtonElement);
+    /** @type {Attachment[]} */
+    this.files = [];
+    this.isAnswering = false;
+    this.maxBytes = MAX_FILE_BYTES;
+    const form = byId("composer", HTMLFormElement);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.act();
+    });
+    this.input.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (!this.isAnswering) this.act();
+    });
+    this.input.addEventListener("input", () => this.fit());
+    this.listenForFiles(form);
+    this.chips.addEventListener("click", () => this.does.openSettings());
+    this.fit();
+  }
+
+  act() {
+    if (this.isAnswering) {
+      this.does.stop();
+      return;
+    }
+    const text = this.input.value.trim();
+    if (!text && !this.files.length) return;
+    const files = this.files;
+    this.input.value = "";
+    this.files = [];
+    this.showFiles();
+    this.fit();
+    this.does.send(text, files);
+  }
+
+  /** Whether the button stops or sends. @param {boolean} isAnswering */
+  setAnswering(isAnswering) {
+    this.isAnswering = isAnswering;
+    this.button.setAttribute("aria-label", isAnswering ? "Stop the answer" : "Send");
+    this.button.classList.toggle("is-stop", isAnswering);
+    this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
+    this.fit();
+  }
+
+  /** As high as its text, up to a bound; and the button is there when there is something to send. */
+  fit() {
+    this.input.style.height = "auto";
+    this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
+    this.button.disabled = !this.isAnswering && !this.input.value.trim() && !this.files.length;
+  }
+
+  /** @param {HTMLFormElement} form */
+  listenForFiles(form) {
+    const picker = byId("attach-file", HTMLInputElement);
+    byId("attach", HTMLButtonElement).addEventListener("click", () => picker.click());
+    picker.addEventListener("change", () => {
+      this.attach([...(picker.files ?? [])]);
+      picker.value = "";
+    });
+    form.addEventListener("dragover", (event) => event.preventDefault());
+    form.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.attach([...(event.dataTransfer?.files ?? [])]);
+    });
+  }
+
+  /** @param {File[]} files */
+  async attach(files) {
+    for (const file of files) {
+      const text = await this.read(file);
+      if (text !== null) this.files.push({ name: file.name, text });
+    }
+    this.showFiles();
+    this.input.focus();
+  }
+
+  /** A file's text, or null, with a notice, where it has none. @param {File} file */
+  async read(file) {
+    if (file.size > this.maxBytes) {
+      toast(`${file.name} is larger than the server takes (${Math.round(this.maxBytes / 1_000)} KB).`);
+      return null;
+    }
+    try {
+      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      if (text.includes("\0")) throw new TypeError("binary");
+      announce(`${file.name} attached`);
+      return text;
+    } catch {
+      toast(`${file.name} is no text: the model reads UTF-8 text only.`);
+      return null;
+    }
+  }
+
+  showFiles() {
+    const remove = (/** @type {Attachment} */ file) => () => {
+      this.files = this.files.filter((each) => each !== file);
+      this.showFiles();
+      this.input.focus();
+    };
+    const items = this.files.map((file) => h("li", { class: "file" }, icon("file"), file.name, iconButton("x", `Remove ${file.name}`, remove(file), "small")));
+    this.list.replaceChildren(...items);
+    this.list.hidden = !items.length;
+    this.fit();
+  }
+}

@@ -1,0 +1,183 @@
+/** One message on the screen: a question with its files, or an answer with its figures, and what can be done with it. */
+
+import { Blocks } from "./blocks.js";
+import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
+
+/** @typedef {import("./types.js").Message} Message */
+/** @typedef {import("./run.js").Run} Run */
+
+/**
+ * @typedef {object} Actions What a message asks its conversation to do.
+ * @property {(message: Message, text: string) => void} resend
+ * @property {(message: Message) => void} again
+ * @property {(message: Message) => void} branchOff
+ * @property {(id: string) => void} show
+ */
+
+/** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
+function switcher(message, siblings, actions) {
+  if (siblings.length < 2) return null;
+  const at = siblings.findIndex((each) => each.id === message.id);
+  const step = (/** @type {number} */ by) => () => actions.show(siblings[at + by].id);
+  const previous = iconButton("left", "Previous version", step(-1), "small");
+  const next = iconButton("right", "Next version", step(1), "small");
+  previous.disabled = at === 0;
+  next.disabled = at === siblings.length - 1;
+  const label = `Version ${at + 1} of ${siblings.length}`;
+  return h("span", { class: "versions", role: "group", "aria-label": label }, previous, h("span", {}, `${at + 1}/${siblings.length}`), next);
+}
+
+/** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
+export function question(message, siblings, actions) {
+  const bubble = h("div", { class: "bubble" }, message.text);
+  const files = (message.files ?? []).map((file) => h("span", { class: "file" }, icon("file"), file.name));
+  const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions));
+  const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
+  const article = h(
+    "article",
+    { class: "message user", "data-id": message.id },
+    h("h2", { class: "hidden" }, "You"),
+    files.length > 0 && h("div", { class: "files" }, ...files),
+    message.text !== "" && bubble,
+    h("footer", { class: "actions" }, switcher(message, siblings, actions), edit, copyButton),
+  );
+  return article;
+}
+
+/** @param {HTMLElement} article @param {Message} message @param {Actions} actions */
+function editing(article, message, actions) {
+  const before = [...article.childNodes];
+  const input = h("textarea", { class: "edit", "aria-label": "Your question", rows: 3 });
+  input.value = message.text;
+  const cancel = () => {
+    article.replaceChildren(...before);
+    article.classList.remove("is-edited");
+    article.querySelector("button")?.focus();
+  };
+  const send = () => actions.resend(message, input.value);
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      cancel();
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    }
+  });
+  const buttons = [
+    h("button", { type: "button", class: "button", onclick: cancel }, "Cancel"),
+    h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
+  ];
+  article.classList.add("is-edited");
+  article.replaceChildren(h("h2", { class: "hidden" }, "You"), input, h("div", { class: "edit-foot" }, ...buttons));
+  input.focus();
+}
+
+/** An answer, while it is written and after. */
+export class AnswerView {
+  /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
+  constructor(message, siblings, actions) {
+    this.message = message;
+    this.siblings = siblings;
+    this.actions = actions;
+    this.blocks = new Blocks();
+    this.announced = 0;
+    this.status = h("div", { class: "status" });
+    this.foot = h("footer", { class: "answer-foot" });
+    this.element = h(
+      "article",
+      { class: "message assistant", "data-id": message.id },
+      h("h2", { class: "hidden" }, "Answer"),
+      this.blocks.element,
+      this.status,
+      this.foot,
+    );
+    if (!message.token) this.finish();
+  }
+
+  /** A finished answer's blocks. @param {string[] | undefined} blocks */
+  showBlocks(blocks) {
+    if (blocks) this.blocks.show(blocks);
+    else this.blocks.showText(this.message.text);
+  }
+
+  /** @param {Run} run */
+  follow(run) {
+    this.blocks.show(run.blocks);
+    this.element.classList.toggle("is-writing", !run.isOver);
+    this.element.setAttribute("aria-busy", String(!run.isOver));
+    this.announceUpTo(run.isOver ? run.blocks.length : run.blocks.length - 1);
+    if (run.isOver) this.finish();
+    else this.status.replaceChildren(...statusOf(run));
+  }
+
+  /** Say the blocks that do not change any more. @param {number} count */
+  announceUpTo(count) {
+    if (count <= this.announced) return;
+    const settled = [...this.blocks.element.children].slice(this.announced, count);
+    this.announced = count;
+    announce(settled.map((each) => each.textContent ?? "").join("\n"));
+  }
+
+  finish() {
+    this.element.classList.remove("is-writing");
+    this.element.setAttribute("aria-busy", "false");
+    this.status.replaceChildren();
+    const { message, actions } = this;
+    const copyButton = iconButton("copy", "Copy the answer", () => copy(copyButton, message.text));
+    const buttons = h(
+      "div",
+      { class: "actions" },
+      switcher(message, this.siblings, actions),
+      message.text !== "" && copyButton,
+      iconButton("again", "Answer again", () => actions.again(message)),
+      iconButton("branch", "Branch off into a new chat", () => actions.branchOff(message)),
+    );
+    this.foot.replaceChildren(...[failureOf(message, actions), endOf(message)].filter((each) => each !== null), h("div", { class: "foot-row" }, buttons, figures(message)));
+  }
+}
+
+/** @param {Run} run */
+function statusOf(run) {
+  if (run.isReconnecting) return [h("span", { class: "pulse" }), "The connection broke off. Picking the answer up again …"];
+  if (run.message.text) return [];
+  const { prompt_tokens: prompt, computed_tokens: computed = 0 } = run.progress;
+  if (!prompt) return [h("span", { class: "pulse" }), "Waiting for its turn …"];
+  if (prompt < 256 || computed >= prompt) return [h("span", { class: "pulse" })];
+  const share = h("progress", { max: prompt, value: computed, "aria-label": "Prompt read" });
+  return [share, `Reading the prompt: ${number(computed)} of ${number(prompt)} tokens`];
+}
+
+/** @param {Message} message @param {Actions} actions */
+function failureOf(message, actions) {
+  if (!message.failure) return null;
+  const again = h("button", { type: "button", class: "button", onclick: () => actions.again(message) }, "Try again");
+  return h("div", { class: "failure", role: "alert" }, h("p", {}, message.failure.message), again);
+}
+
+/** Why an answer ended, where it did not end by itself. @param {Message} message */
+function endOf(message) {
+  const { done } = message;
+  const words = [
+    done?.reason === "cancelled" && "Stopped.",
+    done?.reason === "length" && "The answer reached its greatest length (most tokens, in the settings).",
+    ...(done?.warnings ?? []),
+    !done && !message.failure && !message.token && "This answer was not finished.",
+  ].filter(Boolean);
+  return words.length ? h("p", { class: "note" }, words.join(" ")) : null;
+}
+
+/** @param {Message} message */
+function figures({ done }) {
+  if (!done) return null;
+  const { usage, metrics } = done;
+  const figure = (/** @type {string} */ value, /** @type {string} */ name, /** @type {string} */ title) => h("span", { title }, h("b", {}, value), ` ${name}`);
+  return h(
+    "p",
+    { class: "figures" },
+    figure(number(metrics.tokens_per_second, 1), "tokens/s", `${number(usage.completion_tokens)} tokens in ${duration(metrics.decode_ms)}`),
+    figure(duration(metrics.ttft_ms), "to the first token", `of which ${duration(metrics.queue_ms)} in the queue`),
+    figure(`${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`, "prompt tokens cached", "These were computed for an earlier request and did not have to be read again"),
+    figure(number(usage.completion_tokens), "tokens", `computed beside at most ${metrics.batch_size - 1} other requests`),
+  );
+}

@@ -1,0 +1,144 @@
+/** The sheet with a conversation's instructions and sampling settings, each with what it does. */
+
+import { byId, h, iconButton, number } from "./dom.js";
+
+/** @typedef {import("./types.js").Settings} Settings */
+/** @typedef {import("./types.js").Info} Info */
+
+/** What people get: as `uma chat` has it. @type {Settings} */
+export const DEFAULTS = { system: "", priority: 1, sampling: { temperature: 0.7, top_p: 0.95 } };
+
+/** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
+
+/** @type {Field[]} */
+const SLIDERS = [
+  { name: "temperature", label: "Temperature", help: "How freely the next token is drawn. 0 always takes the likeliest one.", step: 0.05 },
+  { name: "top_p", label: "Top p", help: "Draws only from the likeliest tokens that together have this probability. 1 is off.", step: 0.01 },
+  { name: "min_p", label: "Min p", help: "Leaves out tokens that are less likely than this share of the likeliest one. 0 is off.", step: 0.01 },
+  { name: "repetition_penalty", label: "Repetition penalty", help: "Over 1, tokens among the last 64 become less likely.", step: 0.05 },
+  { name: "frequency_penalty", label: "Frequency penalty", help: "Lowers a token once for every time it occurs among the last 64.", step: 0.1 },
+  { name: "presence_penalty", label: "Presence penalty", help: "Lowers a token that occurs among the last 64, however often.", step: 0.1 },
+];
+
+/** @type {Field[]} */
+const NUMBERS = [
+  { name: "top_k", label: "Top k", help: "Draws only from this many of the likeliest tokens. 0 is off.", step: 1, empty: "0" },
+  { name: "max_tokens", label: "Most tokens", help: "The answer ends after this many. Empty: the server's limit.", step: 1, empty: "limit" },
+  { name: "min_tokens", label: "Fewest tokens", help: "The answer does not end by itself before this many.", step: 1, empty: "0" },
+  { name: "seed", label: "Seed", help: "The same seed draws the same answer again. Empty: a new one each time.", step: 1, empty: "random" },
+];
+
+const LANES = [
+  { value: 1, label: "Interactive", help: "goes before everything else" },
+  { value: 0, label: "Normal", help: "waits for interactive requests" },
+  { value: -1, label: "Background", help: "gives way to all others" },
+];
+
+/** The chip under the message box: what differs from the defaults. @param {Settings} settings */
+export function summary(settings) {
+  const parts = [`temperature ${settings.sampling.temperature ?? 0}`];
+  if (settings.sampling.max_tokens) parts.push(`${number(Number(settings.sampling.max_tokens))} tokens`);
+  if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
+  if (settings.system.trim()) parts.push("instructions");
+  return parts.join(" · ");
+}
+
+/**
+ * Show the sheet. Changes count at once.
+ *
+ * @param {Settings} settings
+ * @param {Info | undefined} info
+ * @param {(settings: Settings) => void} onChange
+ */
+export function openSettings(settings, info, onChange) {
+  const dialog = byId("settings", HTMLDialogElement);
+  const draft = structuredClone(settings);
+  const changed = () => onChange(structuredClone(draft));
+  const reset = () => {
+    Object.assign(draft, structuredClone(DEFAULTS), { system: draft.system });
+    changed();
+    openSettings(draft, info, onChange);
+  };
+  dialog.replaceChildren(
+    h("header", { class: "sheet-head" }, h("h2", { id: "settings-title" }, "Instructions and sampling"), iconButton("x", "Close", () => dialog.close())),
+    h(
+      "div",
+      { class: "sheet-body" },
+      instructions(draft, changed),
+      lanes(draft, changed),
+      h("fieldset", {}, h("legend", {}, "Sampling"), ...SLIDERS.map((field) => slider(field, draft, info, changed)), h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))), stops(draft, changed)),
+      h("button", { type: "button", class: "button", onclick: reset }, "Set sampling back"),
+    ),
+  );
+  if (!dialog.open) dialog.showModal();
+}
+
+/** @param {Settings} draft @param {() => void} changed */
+function instructions(draft, changed) {
+  const area = h("textarea", { id: "system", rows: 4, "aria-describedby": "system-help", placeholder: "You are a helpful assistant." });
+  area.value = draft.system;
+  area.addEventListener("input", () => {
+    draft.system = area.value;
+    changed();
+  });
+  return h("div", { class: "field" }, h("label", { for: "system" }, "Instructions (system prompt)"), area, h("p", { class: "help", id: "system-help" }, "Stand before the whole conversation. Many models keep to them, small ones often do not."));
+}
+
+/** @param {Settings} draft @param {() => void} changed */
+function lanes(draft, changed) {
+  const options = LANES.map(({ value, label, help }) => {
+    const radio = h("input", { type: "radio", name: "lane", value, checked: draft.priority === value });
+    radio.addEventListener("change", () => {
+      draft.priority = /** @type {-1 | 0 | 1} */ (value);
+      changed();
+    });
+    return h("label", { class: "choice" }, radio, h("span", {}, h("b", {}, label), ` ${help}`));
+  });
+  return h("fieldset", { class: "field" }, h("legend", {}, "Priority"), ...options);
+}
+
+/** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
+function slider(field, draft, info, changed) {
+  const range = info?.sampling[field.name] ?? { minimum: 0, maximum: 2, default: 0 };
+  const start = Number(draft.sampling[field.name] ?? range.default ?? 0);
+  const id = `set-${field.name}`;
+  const lowest = Math.max(range.minimum, field.name === "repetition_penalty" ? field.step : range.minimum);
+  const input = h("input", { type: "range", id, min: lowest, max: range.maximum ?? 2, step: field.step, value: start, "aria-describedby": `${id}-help` });
+  const shown = h("output", { for: id }, String(start));
+  input.addEventListener("input", () => {
+    shown.textContent = input.value;
+    draft.sampling[field.name] = Number(input.value);
+    changed();
+  });
+  return h("div", { class: "field" }, h("div", { class: "field-head" }, h("label", { for: id }, field.label), shown), input, h("p", { class: "help", id: `${id}-help` }, field.help));
+}
+
+/** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
+function numberField(field, draft, info, changed) {
+  const range = info?.sampling[field.name] ?? { minimum: 0 };
+  const id = `set-${field.name}`;
+  const most = field.name === "max_tokens" ? info?.limits.max_tokens : range.maximum;
+  const placeholder = field.name === "max_tokens" && info ? number(info.limits.max_tokens) : field.empty;
+  const input = h("input", { type: "number", id, inputmode: "numeric", min: Math.max(0, range.minimum), max: most, step: field.step, placeholder, "aria-describedby": `${id}-help` });
+  input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
+  input.addEventListener("input", () => {
+    if (input.value === "") delete draft.sampling[field.name];
+    else if (input.validity.valid) draft.sampling[field.name] = Number(input.value);
+    changed();
+  });
+  return h("div", { class: "field" }, h("label", { for: id }, field.label), input, h("p", { class: "help", id: `${id}-help` }, field.help));
+}
+
+/** @param {Settings} draft @param {() => void} changed */
+function stops(draft, changed) {
+  const area = h("textarea", { id: "set-stop", rows: 2, "aria-describedby": "set-stop-help" });
+  const given = draft.sampling.stop;
+  area.value = Array.isArray(given) ? given.join("\n") : "";
+  area.addEventListener("input", () => {
+    const lines = area.value.split("\n").filter(Boolean).slice(0, 16);
+    if (lines.length) draft.sampling.stop = lines;
+    else delete draft.sampling.stop;
+    changed();
+  });
+  return h("div", { class: "field" }, h("label", { for: "set-stop" }, "Stop strings"), area, h("p", { class: "help", id: "set-stop-help" }, "One a line, 16 at most. The answer ends before any of them."));
+}

@@ -1,0 +1,97 @@
+/**
+ * The shapes that the page's modules hand to each other. Types only: nothing here runs.
+ *
+ * @typedef {"user" | "assistant"} Role
+ *
+ * @typedef {object} Attachment
+ * @property {string} name
+ * @property {string} text
+ *
+ * @typedef {object} Usage
+ * @property {number} prompt_tokens
+ * @property {number} cached_tokens
+ * @property {number} completion_tokens
+ *
+ * @typedef {object} RequestMetrics
+ * @property {number} queue_ms
+ * @property {number} ttft_ms
+ * @property {number} decode_ms
+ * @property {number} tokens_per_second
+ * @property {number} batch_size
+ *
+ * @typedef {object} Done
+ * @property {"stop" | "length" | "cancelled" | "error"} reason
+ * @property {Usage} usage
+ * @property {RequestMetrics} metrics
+ * @property {number} seed
+ * @property {string[]} warnings
+ *
+ * @typedef {object} Failure
+ * @property {string} code
+ * @property {string} message
+ * @property {number | null} [retry_after_ms]
+ *
+ * @typedef {object} Message One turn. A conversation is a tree of them: an edited question and an answer made again
+ *   are siblings of what they replace.
+ * @property {string} id
+ * @property {string | null} parent
+ * @property {Role} role
+ * @property {string} text
+ * @property {number} at When it was said, in milliseconds since 1970.
+ * @property {Attachment[]} [files]
+ * @property {Done} [done]
+ * @property {Failure} [failure]
+ * @property {string} [token] The resume token while the answer is being written.
+ *
+ * @typedef {Record<string, number | string[]>} Sampling Only what differs from the server's defaults.
+ *
+ * @typedef {object} Settings
+ * @property {string} system
+ * @property {-1 | 0 | 1} priority
+ * @property {Sampling} sampling
+ *
+ * @typedef {object} Conversation
+ * @property {string} id
+ * @property {string} title
+ * @property {number} updated
+ * @property {Settings} settings
+ * @property {Record<string, Message>} messages
+ * @property {string | null} leaf The last message of the branch that is shown.
+ *
+ * @typedef {object} Range
+ * @property {number} [default]
+ * @property {number} minimum
+ * @property {number} [maximum]
+ *
+ * @typedef {object} Info
+ * @property {string} server
+ * @property {{name: string, architecture: string, parameters: number, quantization: string, context_length: number,
+ *   is_builtin: boolean}} model
+ * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
+ * @property {Record<string, Range>} sampling
+ *
+ * @typedef {object} RunningRequest
+ * @property {string} id
+ * @property {number} priority
+ * @property {number} prompt_tokens
+ * @property {number} cached_tokens
+ * @property {number} computed_tokens
+ * @property {number} generated_tokens
+ * @property {number} age_ms
+ * @property {boolean} is_preempted
+ *
+ * @typedef {object} Activity
+ * @property {RunningRequest[]} running
+ * @property {number} waiting_interactive
+ * @property {number} waiting_normal
+ * @property {number} waiting_background
+ *
+ * @typedef {Record<string, number>} Buckets Cumulative counts by upper bound in milliseconds; the last is `inf`.
+ *
+ * @typedef {object} Frame
+ * @property {number} at_ms
+ * @property {Record<string, any>} metrics
+ * @property {Activity | null} activity
+ */
+
+export {};
