@@ -162,7 +162,7 @@ def _write_tokenizer(
     if tokenizer == TOKENIZER_NONE:
         return
     writer.add_tokenizer_pre(pre_tokenizer)
-    writer.add_token_list([*_byte_spellings(), *("".join(pair) for pair in MERGES), *SPECIALS])
+    writer.add_token_list([*byte_spellings(), *("".join(pair) for pair in MERGES), *SPECIALS])
     normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
     writer.add_token_types([normal] * (256 + len(MERGES)) + [control] * (len(SPECIALS) - 1) + [shown])
     writer.add_token_merges([" ".join(pair) for pair in MERGES])
@@ -172,7 +172,7 @@ def _write_tokenizer(
     writer.add_add_bos_token(add_bos)
 
 
-def _byte_spellings() -> list[str]:
+def byte_spellings() -> list[str]:
     """GPT-2's way to write each byte as a printable character."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))

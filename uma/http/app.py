@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +11,7 @@ import attrs
 import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from uma.errors import UmaError, sole_error
@@ -21,6 +19,7 @@ from uma.http import anthropic, llama_server, ollama, openai, openai_chat, opena
 from uma.http.dialect import Dialect
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
+from uma.http.page import Page
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.logfmt import log
 
@@ -34,8 +33,9 @@ EXCHANGE = "uma.exchange"
 
 def build_app(gateway: Gateway) -> ASGIApp:
     """The app, ready to be served."""
-    routes: list[BaseRoute] = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in ENDPOINTS]
-    inner = Starlette(routes=[*routes, *_page_routes(gateway)], exception_handlers={HTTPException: _no_route})
+    endpoints = (*ENDPOINTS, *Page(gateway).endpoints())
+    routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     return _Door(gateway, inner)
 
 
@@ -76,14 +76,6 @@ def dialect_of(path: str) -> Dialect:
     if path.startswith("/v1/messages"):
         return anthropic.ERRORS
     return llama_server.ERRORS if path in _NATIVE else openai.ERRORS
-
-
-def _page_routes(gateway: Gateway) -> list[BaseRoute]:
-    """The web page's routes: `uma.http.page.routes(gateway)`."""
-    if importlib.util.find_spec("uma.http.page") is None:
-        return []
-    found: list[BaseRoute] = importlib.import_module("uma.http.page").routes(gateway)
-    return found
 
 
 @attrs.frozen

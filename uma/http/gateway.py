@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import attrs
 import trio
@@ -29,6 +30,10 @@ class Gateway:
     connections_refused_total: int = 0
     answers: Counter[int] = attrs.field(factory=Counter)
     """Requests by the status of their answer; 0: the client went away before there was one."""
+    tasks: trio.Nursery | None = attrs.field(default=None, init=False)
+    """For what outlives the connection that asked for it; there while the service runs."""
+    at_abort: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    """Called by `abort`: ends what runs in `tasks`."""
     _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
 
     @classmethod
@@ -60,6 +65,8 @@ class Gateway:
         """End everything that generates, and tell its clients that the server stops."""
         for scope in self._running:
             scope.cancel()
+        for end in self.at_abort:
+            end()
 
     def count(self, http: Exchange) -> None:
         """Count a request that was answered, or whose client went away."""

@@ -63,6 +63,7 @@ class HttpService:
             self.url = _url(listener, is_tls=self._tls is not None)
             log(logger, logging.INFO, "http.ready", url=self.url)
             async with trio.open_nursery() as nursery:
+                self.gateway.tasks = nursery
                 task_status.started()
                 with self._accepting:
                     await accept_forever(listener, lambda sock: self._admit(sock, nursery), self._note_shortage)

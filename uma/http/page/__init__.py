@@ -1,4 +1,4 @@
-"""The page in the browser: a chat and a live view of the engine, served with the files in `static/` and nothing else."""
+"""The page in the browser: a chat and a live view of the engine, from its own files alone."""
 
 from uma.http.page.endpoints import Page
 

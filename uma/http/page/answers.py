@@ -15,7 +15,8 @@ import attrs
 import orjson
 import trio
 
-from uma.errors import BadRequest, Overloaded, UmaError
+from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
+from uma.http.gateway import Gateway
 from uma.http.page.markdown import GrowingText
 from uma.http.problem import NotFound
 from uma.types import EventStream, Finished, Request, Source, Token
@@ -75,6 +76,13 @@ class Answer:
         self._is_stopped = True
         if self._stream is not None:
             self._stream.cancel()
+
+    def abort(self, error: UmaError) -> None:
+        """End it now, with `error`."""
+        if self.finished is None:
+            self.error = error
+            self.stop()
+            self._arrival.unpark_all()
 
     @contextmanager
     def reader(self) -> Iterator[None]:
@@ -168,10 +176,17 @@ class Answer:
 class Answers:
     """All answers that are written or kept, by their resume token. Trio thread."""
 
-    source: Source
-    _nursery: trio.Nursery
+    gateway: Gateway
     _by_token: dict[str, Answer] = attrs.field(factory=dict, init=False)
     _renderers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.gateway.at_abort.append(self.abort)
+
+    def abort(self) -> None:
+        """End all, and tell their readers that the server stops."""
+        for answer in self._by_token.values():
+            answer.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
 
     def start(self, request: Request, token: str, *, is_kept: bool) -> Answer:
         """Begin an answer. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`."""
@@ -180,7 +195,8 @@ class Answers:
         if len(self._by_token) >= MAX_ANSWERS:
             raise Overloaded(f"{MAX_ANSWERS} answers are being written or kept for their readers; try again later")
         answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0)
-        self._nursery.start_soon(self._run, answer, token)
+        assert self.gateway.tasks is not None  # the service runs, or there would be no connection
+        self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
 
     def find(self, token: str) -> Answer:
@@ -194,7 +210,7 @@ class Answers:
 
     async def _run(self, answer: Answer, token: str) -> None:
         try:
-            await answer.run(self.source, self._renderers)
+            await answer.run(self.gateway.source, self._renderers)
         finally:
             del self._by_token[token]
 

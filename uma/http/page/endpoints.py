@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -13,13 +14,14 @@ import trio
 from uma.constraints import Length, Range, Text, hints_of
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, urgency
+from uma.http.gateway import Gateway
 from uma.http.page.answers import Answer, Answers, event
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
 from uma.http.page.markdown import render
 from uma.http.problem import NotFound, Problem
 from uma.protocol.converter import unstructure
-from uma.types import Activity, Message, Request, SamplingParams, Source
+from uma.types import Activity, Message, Request, SamplingParams
 
 PROGRESS_SEC = 0.25
 """While a prompt waits or is read, its reader is told this often how far it is."""
@@ -28,7 +30,7 @@ HEARTBEAT_SEC = 10.0
 NO_CACHE = (b"cache-control", b"no-store")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Gateway, Exchange], Awaitable[None]]
 
 
 @attrs.frozen(kw_only=True)
@@ -50,22 +52,21 @@ class MarkdownBody:
 
 @attrs.define(eq=False)
 class Page:
-    """The page of one source. All methods belong to the Trio thread; answers run in `nursery`."""
+    """The page of one gateway's source. All methods belong to the Trio thread."""
 
-    source: Source
-    nursery: trio.Nursery
+    gateway: Gateway
     answers: Answers = attrs.field(init=False)
     live: LiveFeed = attrs.field(init=False)
     _assets: dict[str, Asset] = attrs.field(factory=load, init=False)
     _renderers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.answers = Answers(self.source, self.nursery)
-        self.live = LiveFeed(self.source)
+        self.answers = Answers(self.gateway)
+        self.live = LiveFeed(self.gateway.source)
 
     def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
         """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""
-        return (
+        handlers: tuple[tuple[str, str, Callable[[Exchange], Awaitable[None]]], ...] = (
             ("GET", "/", self.show),
             ("GET", "/ui/{name}", self.show_file),
             ("GET", "/ui/api/info", self.tell),
@@ -75,6 +76,7 @@ class Page:
             ("POST", "/ui/api/markdown", self.render),
             ("GET", "/ui/api/live", self.watch),
         )
+        return [(method, path, partial(_handle, do)) for method, path, do in handlers]
 
     async def show(self, http: Exchange) -> None:
         """The page."""
@@ -86,13 +88,13 @@ class Page:
 
     async def tell(self, http: Exchange) -> None:
         """Model, limits and the sampling parameters' ranges."""
-        info = unstructure(self.source.info)
+        info = unstructure(self.gateway.source.info)
         del info["model"]["path"]
         await http.answer_json(info | {"sampling": sampling_ranges()}, headers=[NO_CACHE])
 
     async def ask(self, http: Exchange) -> None:
         """Begin an answer, and stream it."""
-        body = read(await http.json(), AnswerBody, http)
+        body = read(await http.fields(), AnswerBody, http)
         wish = urgency(body, http)
         request = Request(
             id=f"page-{http.id}",
@@ -116,7 +118,7 @@ class Page:
 
     async def render(self, http: Exchange) -> None:
         """The blocks of finished texts, for conversations that the browser has kept as text."""
-        body = read(await http.json(), MarkdownBody, http)
+        body = read(await http.fields(), MarkdownBody, http)
         found = []
         for text in body.texts:
             found.append(await trio.to_thread.run_sync(render, text, limiter=self._renderers))
@@ -163,6 +165,10 @@ class Page:
             return b": still here\n\n"
         await self.live.frame()
         return event("progress", progress_of(answer.id, self.live.activity))
+
+
+async def _handle(do: Callable[[Exchange], Awaitable[None]], gateway: Gateway, http: Exchange) -> None:
+    await do(http)
 
 
 def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:

@@ -27,12 +27,14 @@ MAX_WHOLE_CHARS = 262_144
 HEADING_OFFSET = 2
 """The page's own headings are of level 1 and 2, so a text's begin at 3."""
 
-_TAGS = frozenset(
-    "p h3 h4 h5 h6 blockquote ul ol li pre code span strong em s del a br hr table thead tbody tr th td".split()
-)
+_TAGS = {
+    *("p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li"),
+    *("pre", "code", "span", "strong", "em", "s", "a"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+}
 _SPANS = HtmlFormatter(nowrap=True)
 _SANITIZER = nh3.Cleaner(
-    tags=set(_TAGS),
+    tags=_TAGS,
     clean_content_tags={"script", "style"},
     attributes={"a": {"href", "title"}, "ol": {"start"}, "code": {"data-language"}},
     allowed_classes={
@@ -55,7 +57,8 @@ def _highlighted(code: str, language: str) -> str:
         lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
         return _escaped(code)
-    return highlight(code, lexer, _SPANS)
+    spans: str = highlight(code, lexer, _SPANS)
+    return spans
 
 
 def _fence(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:

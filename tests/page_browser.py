@@ -1,0 +1,103 @@
+"""A real Chromium for tests of the page, and a real server with a model that answers what a test needs.
+
+Where no browser is installed these tests are skipped by name; with `UMA_TEST_BROWSER=required` they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from harness import PATIENCE_SEC
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_MS = PATIENCE_SEC * 1000
+
+
+def find_chromium() -> str:
+    """The browser's path; skips the test where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    if os.environ.get("UMA_TEST_BROWSER") == "required":
+        pytest.fail("no Chromium is installed, and UMA_TEST_BROWSER=required asks for one: apt-get install chromium")
+    pytest.skip("no Chromium is installed: the page is not tested")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser of its own, with a fresh profile."""
+    path = find_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visitor:
+    """The page in one browser window. Errors of its scripts, and what its policy blocks, fail the test at the end."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.problems: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+
+    def visit(self, path: str = "") -> Visitor:
+        """Open the page, and wait until it is ready."""
+        self.page.goto(f"{self.url}/{path}")
+        self.page.wait_for_selector("html[data-ready]", state="attached")
+        return self
+
+    def ask(self, text: str) -> None:
+        """Type a message and send it with Enter."""
+        self.page.get_by_label("Message", exact=True).fill(text)
+        self.page.keyboard.press("Enter")
+
+    def wait_for_answer(self, count: int = 1) -> str:
+        """Wait until so many answers are complete; the text of the last."""
+        answers = self.page.locator("article.assistant[aria-busy=false]:has(.figures)")
+        answers.nth(count - 1).wait_for()
+        return answers.nth(count - 1).locator(".blocks").inner_text()
+
+
+@contextmanager
+def visitor(browser: Browser, url: str, *, width: int = 1200, height: int = 800) -> Iterator[Visitor]:
+    """A window with nothing kept from others. Fails where the page's scripts did."""
+    context = browser.new_context(viewport={"width": width, "height": height})
+    try:
+        one = Visitor(context.new_page(), url)
+        yield one
+        assert one.problems == []
+    finally:
+        context.close()
+
+
+def node_module(*path: str) -> Path:
+    """A file of an npm package, from `UMA_NODE_MODULES`; skips where it is not installed."""
+    folder = os.environ.get("UMA_NODE_MODULES", "")
+    found = Path(folder, *path)
+    if folder and found.exists():
+        return found
+    if os.environ.get("UMA_TEST_BROWSER") == "required":
+        pytest.fail(f"{'/'.join(path)} is not installed: npm install, and name its node_modules in UMA_NODE_MODULES")
+    pytest.skip(f"{path[0]} is not installed (UMA_NODE_MODULES names a node_modules folder that has it)")

@@ -1,0 +1,91 @@
+"""A GGUF model that answers whatever it is asked with one text, so that a test decides what "the model" says.
+
+It is a real Llama that llama.cpp computes: its layer adds nothing, each token's embedding is a direction of its own,
+and the output weights lead from each token to the one after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from models import CHATML, byte_spellings
+
+SPECIALS = ("<|bos|>", "<|im_start|>", "<|im_end|>")
+MERGED = "th"
+"""llama.cpp takes no vocabulary without a merge."""
+HEAD = 32
+PIECE_CHARS = 4
+
+
+def write_script_model(path: Path, text: str, *, context_length: int = 4096) -> Path:
+    """Write a model to `path` whose every answer is `text`. Its chat template is ChatML."""
+    pieces = list(pieces_of(text))
+    first = 256 + len(SPECIALS) + 1
+    n_vocab = first + len(pieces)
+    width = -(-n_vocab // HEAD) * HEAD
+    following = {ord("\n"): first} | {first + index: first + index + 1 for index in range(len(pieces))}
+    following[n_vocab - 1] = end = 256 + SPECIALS.index("<|im_end|>")
+    output = np.zeros((n_vocab, width), np.float32)
+    for token, after in following.items():
+        output[after, token] = 1
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("Script")
+    writer.add_context_length(context_length)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(HEAD)
+    writer.add_head_count(width // HEAD)
+    writer.add_head_count_kv(width // HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*byte_spellings(), *SPECIALS, MERGED, *pieces])
+    normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
+    writer.add_token_types([normal] * 256 + [control] * len(SPECIALS) + [normal] + [shown] * len(pieces))
+    writer.add_token_merges([" ".join(MERGED)])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(end)
+    writer.add_eot_token_id(end)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHATML)
+    ones, square, narrow = np.ones(width, np.float32), (width, width), (HEAD, width)
+    tensors = {
+        "token_embd.weight": np.eye(n_vocab, width, dtype=np.float32),
+        "output_norm.weight": ones,
+        "output.weight": output,
+        "blk.0.attn_norm.weight": ones,
+        "blk.0.ffn_norm.weight": ones,
+        **{f"blk.0.attn_{name}.weight": np.zeros(square, np.float32) for name in ("q", "k", "v", "output")},
+        **{f"blk.0.ffn_{name}.weight": np.zeros(narrow, np.float32) for name in ("gate", "up")},
+        "blk.0.ffn_down.weight": np.zeros((width, HEAD), np.float32),
+    }
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """`text` in pieces no two of which are the same, as a vocabulary's tokens have to be."""
+    seen: set[str] = set()
+    begin = 0
+    while begin < len(text):
+        end = begin + PIECE_CHARS
+        while text[begin:end] in seen and end < len(text):
+            end += 1
+        if len(text) - end < PIECE_CHARS:
+            end = len(text)  # a last piece of one character would be a token that there is already
+        piece = text[begin:end]
+        if piece in seen:
+            raise ValueError(f"the text ends with {piece!r}, which it had before; end it with something else")
+        seen.add(piece)
+        yield piece
+        begin = end

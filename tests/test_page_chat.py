@@ -1,0 +1,232 @@
+"""The chat in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from http_server import HttpServer, running_http
+from page_browser import Visitor, chromium, visitor
+from playwright.sync_api import Browser, expect
+from script_model import write_script_model
+
+from harness import is_settled, short_directory, until
+
+LESSON = """# Merging two lists
+
+Here is a **small** function:
+
+```python
+def merge(left: list[int], right: list[int]) -> list[int]:
+    return sorted(left + right)  # one line
+```
+
+| lists | comparisons |
+| --- | ---: |
+| 2 of 10 | 19 |
+
+1. It is short.
+2. It is not the fastest.
+"""
+
+ATTACK = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2">
+
+[click](javascript:window.hacked=3) ![pixel](http://127.0.0.1:9/leak.png) <svg/onload=window.hacked=4>
+
+<a href="data:text/html,<script>parent.hacked=5</script>">data</a> <style>body{display:none}</style>
+
+```html"onmouseover="window.hacked=6
+</code></pre><script>window.hacked = 7</script>
+```
+
+[a]: javascript:alert(1)
+
+[a] &lt;script&gt;window.hacked=8&lt;/script&gt; <iframe srcdoc="<script>parent.hacked=9</script>"></iframe> the end.
+"""
+
+LONG = {"system": "", "priority": 1, "sampling": {"temperature": 0.7, "min_tokens": 1900, "max_tokens": 1900}}
+"""Settings with which the built-in model goes on for some seconds."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
+    """A fresh window on the page of the server that all share."""
+    with visitor(browser, http_server.url) as one:
+        yield one
+
+
+def saying(browser: Browser, directory: Path, text: str) -> Iterator[Visitor]:
+    """A fresh window on the page of a server whose model says just this."""
+    model = write_script_model(directory / "script.gguf", text)
+    with (
+        short_directory() as sockets,
+        running_http(sockets, "--model", str(model)) as server,
+        visitor(browser, server.url) as one,
+    ):
+        yield one
+
+
+@pytest.fixture
+def lesson(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
+    yield from saying(browser, tmp_path, LESSON)
+
+
+@pytest.fixture
+def attack(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
+    yield from saying(browser, tmp_path, ATTACK)
+
+
+def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("What is UMA?")
+    first = here.wait_for_answer()
+    assert len(first.split()) > 3
+    figures = page.locator("article.assistant .figures")
+    for word in ("tokens/s", "to the first token", "prompt tokens cached"):
+        expect(figures).to_contain_text(word)
+    here.ask("Tell me a story about a fox")
+    here.wait_for_answer(2)
+    # The first turn's tokens are in the cache, and the page says so.
+    assert int(page.locator(".figures b").nth(6).inner_text().split(" of ")[0]) > 0
+    expect(page.locator("#title")).to_have_text("What is UMA?")
+    page.get_by_role("button", name="New chat", exact=True).click()
+    here.ask("Who are you?")
+    here.wait_for_answer()
+    expect(page.locator(".conversation")).to_have_count(2)
+    page.locator(".conversation", has_text="What is UMA?").click()
+    expect(page.locator("article")).to_have_count(4)
+    page.reload()
+    expect(page.locator("article.assistant .blocks").first).to_have_text(first)
+
+
+def test_stop_ends_the_answer_at_its_next_token_and_keeps_what_there_is(here: Visitor, http_server: HttpServer) -> None:
+    page = here.visit().page
+    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+    here.visit()
+    here.ask("Tell me a story about a fox")
+    page.locator(".is-writing .block").first.wait_for()
+    page.get_by_role("button", name="Stop the answer").click()
+    text = here.wait_for_answer()
+    assert text
+    expect(page.locator(".note")).to_contain_text("Stopped.")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    until(http_server.process.metrics, is_settled)
+
+
+def test_an_answer_goes_on_over_a_reload(here: Visitor, http_server: HttpServer) -> None:
+    page = here.visit().page
+    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+    here.visit()
+    begun = http_server.process.metrics()["requests_total"]
+    here.ask("Tell me a story about a fox")
+    page.locator(".is-writing .block").first.wait_for()
+    before = page.locator("article.assistant .blocks").inner_text()
+    page.reload()
+    page.locator(".is-writing .block").first.wait_for()
+    after = here.wait_for_answer()
+    assert after.startswith(before.strip()[:100])
+    figures = page.locator(".figures").inner_text()
+    assert "1,900 tokens" in figures.replace("\n", " ")
+    assert http_server.process.metrics()["requests_total"] == begun + 1
+
+
+def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+    here.wait_for_answer()
+    page.get_by_role("button", name="Previous version").click()
+    expect(page.get_by_role("group", name="Version 1 of 2")).to_be_visible()
+    page.locator("article.user").hover()
+    page.get_by_role("button", name="Edit and send again").click()
+    page.get_by_label("Your question").fill("Who are you?")
+    page.get_by_role("button", name="Send again").click()
+    here.wait_for_answer()
+    expect(page.locator(".bubble")).to_have_text("Who are you?")
+    page.get_by_role("button", name="Previous version").click()
+    expect(page.locator(".bubble")).to_have_text("What is UMA?")
+    page.get_by_role("button", name="Branch off into a new chat").click()
+    expect(page.locator(".conversation")).to_have_count(2)
+    expect(page.locator("#title")).to_have_text("What is UMA? (branch)")
+
+
+def test_code_is_highlighted_and_copied_as_it_was(lesson: Visitor) -> None:
+    page = lesson.visit().page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    lesson.ask("How do I merge two lists?")
+    lesson.wait_for_answer()
+    expect(page.locator(".code .k").first).to_have_text("def")
+    expect(page.locator(".code-bar span")).to_have_text("python")
+    page.get_by_role("button", name="Copy the code").click()
+    assert page.evaluate("navigator.clipboard.readText()") == LESSON.split("```python\n")[1].split("```", maxsplit=1)[0]
+    expect(page.get_by_role("heading", name="Merging two lists")).to_be_visible()
+    expect(page.get_by_role("cell", name="19")).to_be_visible()
+    expect(page.locator(".block ol > li")).to_have_count(2)
+    page.get_by_role("button", name="Copy the answer").click()
+    assert page.evaluate("navigator.clipboard.readText()") == LESSON
+
+
+def test_what_the_model_says_is_never_run(attack: Visitor) -> None:
+    page = attack.visit().page
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    attack.ask("Attack me")
+    shown = attack.wait_for_answer()
+    assert "<script>window.hacked = 1</script>" in shown
+    page.reload()  # and again from what the browser keeps
+    attack.wait_for_answer()
+    hrefs = page.locator(".blocks a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert all(href is None or href.startswith("http") for href in hrefs)
+    assert (
+        page.locator(".blocks").locator("script, img, svg[onload], iframe, style, [onmouseover], [onerror]").count()
+        == 0
+    )
+    assert page.evaluate("window.hacked") is None
+    assert not [url for url in requested if not url.startswith(attack.url)]
+
+
+def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -> None:
+    page = here.visit().page
+    note = tmp_path / "note.txt"
+    note.write_text("The fox is called Olga.\n" * 3)
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
+    page.get_by_label("Most tokens").fill("7")
+    page.get_by_role("button", name="Close").click()
+    page.locator("#attach-file").set_input_files(note)
+    expect(page.locator("#attached")).to_contain_text("note.txt")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is in the file?")
+    body = json.loads(sent.value.post_data or "")
+    assert body["messages"][0] == {"role": "system", "content": "You are a fox."}
+    assert "note.txt:\n```\nThe fox is called Olga." in body["messages"][1]["content"]
+    here.wait_for_answer()
+    expect(page.locator(".figures")).to_contain_text("7 tokens")
+
+
+def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Path) -> None:
+    page = here.visit().page
+    here.ask("What is UMA?")
+    said = here.wait_for_answer()
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="Export all").click()
+    file = tmp_path / "saved.json"
+    saving.value.save_as(file)
+    page.get_by_label("This conversation").click()
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator(".conversation")).to_have_count(0)
+    page.locator("#import-file").set_input_files(file)
+    expect(page.locator("article.assistant .blocks")).to_have_text(said)
+    file.write_text("{}")
+    page.locator("#import-file").set_input_files(file)
+    expect(page.locator(".toast").last).to_contain_text("no conversations that this page exported")

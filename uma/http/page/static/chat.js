@@ -1,0 +1,243 @@
+/** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
+
+import { ApiError, ask } from "./api.js";
+import { announce, byId, h, toast } from "./dom.js";
+import { AnswerView, question } from "./message.js";
+import { Run } from "./run.js";
+import * as store from "./store.js";
+import { add, asked, branch, branchOff, freshId, newConversation, pathTo, show, siblings } from "./tree.js";
+
+/** @typedef {import("./types.js").Conversation} Conversation */
+/** @typedef {import("./types.js").Message} Message */
+/** @typedef {import("./types.js").Settings} Settings */
+/** @typedef {import("./types.js").Attachment} Attachment */
+
+const SAVE_EVERY_MS = 1_000;
+const NEAR_END_PX = 80;
+const MAX_RENDERED = 500;
+const RENDER_AT_ONCE = 50;
+
+export class Chat {
+  /** @param {{onChange: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
+  constructor(does) {
+    this.does = does;
+    /** @type {Conversation[]} */
+    this.conversations = [];
+    this.current = newConversation(does.defaults());
+    /** Answers that are being written, by their message's id. @type {Map<string, {run: Run, home: Conversation}>} */
+    this.runs = new Map();
+    /** Rendered answers by their text. @type {Map<string, string[]>} */
+    this.rendered = new Map();
+    this.thread = byId("thread", HTMLElement);
+    this.scroller = byId("scroller", HTMLElement);
+    this.empty = byId("empty", HTMLElement);
+    this.toEnd = byId("to-end", HTMLButtonElement);
+    this.isAtEnd = true;
+    this.scroller.addEventListener("scroll", () => this.noteScroll());
+    this.toEnd.addEventListener("click", () => this.goToEnd());
+  }
+
+  /** Load what the browser keeps, and go on with answers that were being written when the page was left. */
+  async start() {
+    try {
+      this.conversations = await store.load();
+    } catch {
+      toast("This browser keeps nothing for this page: conversations are lost when it is closed.");
+    }
+    for (const conversation of this.conversations)
+      for (const message of Object.values(conversation.messages)) if (message.token) void this.follow(conversation, message);
+  }
+
+  /** The run in the branch that is shown, if there is one. */
+  get running() {
+    return this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
+  }
+
+  /** Ids of the conversations in which an answer is being written. */
+  get answering() {
+    return new Set([...this.runs.values()].map(({ home }) => home.id));
+  }
+
+  /** @param {string} [id] Without one, or with one that is not known: a new conversation. */
+  open(id) {
+    this.current = this.conversations.find((each) => each.id === id) ?? newConversation(this.does.defaults());
+    this.isAtEnd = true;
+    this.render();
+  }
+
+  /** @param {string} text @param {Attachment[]} files */
+  send(text, files) {
+    this.keep(this.current);
+    add(this.current, { parent: this.current.leaf, role: "user", text, ...(files.length ? { files } : {}) });
+    this.isAtEnd = true;
+    this.answer(this.current, this.current.leaf);
+  }
+
+  stop() {
+    void this.running?.stop();
+  }
+
+  /** @param {Conversation[]} conversations */
+  addAll(conversations) {
+    for (const each of conversations) {
+      this.keep(each);
+      void this.save(each);
+    }
+    this.open(conversations[0]?.id);
+  }
+
+  /** @param {Conversation} conversation */
+  remove(conversation) {
+    for (const { run, home } of this.runs.values()) if (home === conversation) void run.stop();
+    this.conversations = this.conversations.filter((each) => each !== conversation);
+    void store.forget(conversation.id).catch(() => {});
+    this.open();
+  }
+
+  /** @param {Settings} settings */
+  setSettings(settings) {
+    this.current.settings = settings;
+    if (this.conversations.includes(this.current)) void this.save(this.current);
+    this.does.onChange();
+  }
+
+  /** @param {Conversation} conversation */
+  async save(conversation) {
+    if (!this.conversations.includes(conversation)) return;
+    try {
+      await store.save(conversation);
+    } catch {
+      toast("The browser has no room to keep this conversation. Export it if you need it.");
+    }
+  }
+
+  /** @param {Conversation} conversation */
+  keep(conversation) {
+    if (!this.conversations.includes(conversation)) this.conversations.unshift(conversation);
+  }
+
+  /** Ask for an answer to the branch that ends with `parent`. @param {Conversation} conversation @param {string | null} parent */
+  answer(conversation, parent) {
+    const messages = asked(conversation.settings, pathTo(conversation, parent));
+    const message = add(conversation, { parent, role: "assistant", text: "", token: freshId() });
+    const { priority, sampling } = conversation.settings;
+    void this.follow(conversation, message, { messages, priority, sampling, token: message.token });
+  }
+
+  /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
+  async follow(conversation, message, body) {
+    const run = new Run(message);
+    this.runs.set(message.id, { run, home: conversation });
+    let saved = 0;
+    run.onChange = () => {
+      if (Date.now() - saved > SAVE_EVERY_MS) {
+        saved = Date.now();
+        void this.save(conversation);
+      }
+      this.showRun(run);
+    };
+    await this.save(conversation);
+    if (conversation === this.current) this.render();
+    else this.does.onChange();
+    await run.follow(body);
+    this.runs.delete(message.id);
+    this.remember(message.text, run.blocks);
+    await this.save(conversation);
+    if (conversation === this.current && message.done) announce(`The answer is complete: ${message.done.usage.completion_tokens} tokens.`);
+    this.does.onChange();
+  }
+
+  /** @param {Run} run */
+  showRun(run) {
+    if (this.views?.id !== run.message.id) return;
+    this.views.view.follow(run);
+    if (this.isAtEnd) this.goToEnd();
+  }
+
+  render() {
+    const path = branch(this.current);
+    this.empty.hidden = path.length > 0;
+    if (!path.length) this.empty.replaceChildren(...this.welcome());
+    /** The view of the last answer. @type {{id: string, view: AnswerView} | undefined} */
+    this.views = undefined;
+    const views = path.map((message) => this.view(message));
+    this.thread.replaceChildren(...views);
+    if (this.isAtEnd) this.goToEnd();
+    this.does.onChange();
+    void this.renderMissing(path);
+  }
+
+  /** @param {Message} message */
+  view(message) {
+    const versions = siblings(this.current, message);
+    if (message.role === "user") return question(message, versions, this.actions);
+    const view = new AnswerView(message, versions, this.actions);
+    const run = this.runs.get(message.id)?.run;
+    if (run) view.follow(run);
+    else view.showBlocks(this.rendered.get(message.text));
+    this.views = { id: message.id, view };
+    return view.element;
+  }
+
+  /** @type {import("./message.js").Actions} */
+  actions = {
+    resend: (message, text) => {
+      if (!text.trim()) return;
+      add(this.current, { parent: message.parent, role: "user", text: text.trim(), files: message.files });
+      this.isAtEnd = true;
+      this.answer(this.current, this.current.leaf);
+    },
+    again: (message) => this.answer(this.current, message.parent),
+    branchOff: (message) => {
+      const copy = branchOff(this.current, message.id);
+      this.addAll([copy]);
+      toast("This is a new conversation that begins with the same messages.");
+    },
+    show: (id) => {
+      show(this.current, id);
+      void this.save(this.current);
+      this.render();
+      const shown = this.thread.querySelector(`[data-id="${id}"] .versions button:not(:disabled)`);
+      if (shown instanceof HTMLElement) shown.focus();
+    },
+  };
+
+  welcome() {
+    const ideas = this.does.suggestions().map((text) => h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text));
+    return [h("h2", {}, "What would you like to know?"), h("p", {}, "The model runs on this machine. Conversations stay in this browser."), h("div", { class: "ideas" }, ...ideas)];
+  }
+
+  /** Have finished answers rendered that this page has not shown yet. @param {Message[]} path */
+  async renderMissing(path) {
+    const texts = path.filter((each) => each.role === "assistant" && each.text && !each.token && !this.rendered.has(each.text)).map((each) => each.text);
+    for (let at = 0; at < texts.length; at += RENDER_AT_ONCE) {
+      const some = texts.slice(at, at + RENDER_AT_ONCE);
+      try {
+        const { blocks } = await ask("markdown", { texts: some });
+        some.forEach((text, index) => this.remember(text, blocks[index]));
+      } catch (error) {
+        if (!(error instanceof ApiError)) throw error;
+        return; // plain text stays; the banner says that the server is gone
+      }
+    }
+    if (texts.length && this.current.leaf === path.at(-1)?.id) this.render();
+  }
+
+  /** @param {string} text @param {string[]} blocks */
+  remember(text, blocks) {
+    if (this.rendered.size >= MAX_RENDERED) this.rendered.clear();
+    this.rendered.set(text, [...blocks]);
+  }
+
+  noteScroll() {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    this.isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    this.toEnd.hidden = this.isAtEnd;
+  }
+
+  goToEnd() {
+    this.isAtEnd = true;
+    this.toEnd.hidden = true;
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+}

@@ -1,0 +1,205 @@
+/** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
+
+import { ApiError, stream } from "./api.js";
+import { duration, h, number } from "./dom.js";
+import { Lanes } from "./lanes.js";
+import { Series, WINDOW_MS } from "./series.js";
+
+/** @typedef {import("./types.js").Frame} Frame */
+
+const RETRY_MS = 1_500;
+const SMOOTH_MS = 2_000;
+const SVG = "http://www.w3.org/2000/svg";
+
+/** A figure with its name, a second line, and where it helps a line of the last minute. */
+class Tile {
+  /** @param {string} name @param {string} [line] The colour of its line: `decode` or `prefill`. */
+  constructor(name, line) {
+    this.value = h("span", { class: "tile-value" }, "–");
+    this.unit = h("span", { class: "tile-unit" });
+    this.note = h("dd", { class: "tile-note" });
+    this.element = h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, this.value, this.unit), this.note);
+    if (!line) return;
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("class", `spark is-${line}`);
+    svg.setAttribute("viewBox", "0 0 240 40");
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("aria-hidden", "true");
+    this.area = document.createElementNS(SVG, "path");
+    this.area.setAttribute("class", "spark-area");
+    this.line = document.createElementNS(SVG, "path");
+    this.line.setAttribute("class", "spark-line");
+    svg.append(this.area, this.line);
+    this.element.append(svg);
+  }
+
+  /** @param {string} value @param {string} unit @param {string} note */
+  show(value, unit, note) {
+    this.value.textContent = value;
+    this.unit.textContent = unit;
+    this.note.textContent = note;
+  }
+
+  /** @param {{age_ms: number, value: number}[]} points */
+  draw(points) {
+    const most = Math.max(1, ...points.map(({ value }) => value));
+    const spots = points.map(({ age_ms, value }) => `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`);
+    if (!spots.length) return;
+    const first = spots[0].split(",")[0];
+    this.line?.setAttribute("d", `M${spots.join("L")}`);
+    this.area?.setAttribute("d", `M${first},40L${spots.join("L")}L240,40Z`);
+  }
+}
+
+/** A part of a bar, and its line in the legend. */
+class Part {
+  /** @param {string} kind @param {string} name */
+  constructor(kind, name) {
+    this.count = h("b", {}, "0");
+    this.bar = h("span", { class: `bar-part is-${kind}` });
+    this.element = h("li", {}, h("span", { class: `swatch is-${kind}` }), this.count, ` ${name}`);
+  }
+
+  /** @param {number} count @param {number} total */
+  show(count, total) {
+    this.count.textContent = number(count);
+    this.bar.style.width = `${(100 * count) / Math.max(1, total)}%`;
+  }
+}
+
+/** @param {string} title @param {Part[]} parts @param {string} id */
+function barOf(title, parts, id) {
+  const legend = h("ul", { class: "legend" }, ...parts.map((part) => part.element));
+  return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, title), h("div", { class: "bar", "aria-hidden": "true" }, ...parts.map((part) => part.bar)), legend);
+}
+
+export class LiveView {
+  /** @param {HTMLElement} element */
+  constructor(element) {
+    this.element = element;
+    this.series = new Series();
+    this.isShown = false;
+    this.tiles = {
+      tokens: new Tile("Tokens written", "decode"),
+      prompt: new Tile("Prompt tokens read", "prefill"),
+      first: new Tile("First token"),
+      between: new Tile("Between tokens"),
+      cache: new Tile("Cache hit rate"),
+      preempted: new Tile("Preemptions"),
+    };
+    this.cells = { used: new Part("used", "in use"), cached: new Part("cached", "cached, given up when needed"), free: new Part("free", "free") };
+    this.queue = { interactive: new Part("interactive", "interactive"), normal: new Part("normal", "normal"), background: new Part("background", "background") };
+    this.count = h("span", { class: "panel-note" });
+    this.nothing = h("p", { class: "nothing" }, "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.");
+    const list = h("ul", { class: "lanes", "aria-label": "Running requests" });
+    const more = h("p", { class: "panel-note" });
+    this.lanes = new Lanes(list, more);
+    this.state = h("p", { class: "live-state", role: "status" }, "Connecting …");
+    this.build(list, more);
+    document.addEventListener("visibilitychange", () => this.run());
+    window.addEventListener("resize", () => this.repaint());
+  }
+
+  /** @param {HTMLElement} list @param {HTMLElement} more */
+  build(list, more) {
+    const keys = [["prefill", "prompt read"], ["cached", "found in the cache"], ["decode", "tokens written"]];
+    const legend = h("ul", { class: "legend" }, ...keys.map(([kind, name]) => h("li", {}, h("span", { class: `swatch is-${kind}` }), name)));
+    this.axis = h("div", { class: "axis", "aria-hidden": "true" }, ...["1 min ago", "45 s", "30 s", "15 s", "now"].map((text) => h("span", {}, text)));
+    this.element.replaceChildren(
+      h(
+        "div",
+        { class: "live-body", tabindex: 0, role: "region", "aria-label": "Figures and lanes" },
+        this.state,
+        h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
+        h("div", { class: "panels" }, barOf("KV cells", Object.values(this.cells), "cells-title"), barOf("Waiting by priority", Object.values(this.queue), "queue-title")),
+        h("section", { class: "panel", "aria-labelledby": "lanes-title" }, h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), this.count, legend), this.nothing, list, more, this.axis),
+      ),
+    );
+  }
+
+  /** Frames are asked for only while somebody looks. @param {boolean} isShown */
+  setShown(isShown) {
+    this.isShown = isShown;
+    this.run();
+  }
+
+  run() {
+    const isWanted = this.isShown && document.visibilityState === "visible";
+    if (isWanted && !this.watching) {
+      this.watching = new AbortController();
+      void this.watch(this.watching.signal);
+    } else if (!isWanted && this.watching) {
+      this.watching.abort();
+      this.watching = undefined;
+    }
+  }
+
+  /** @param {AbortSignal} signal */
+  async watch(signal) {
+    while (!signal.aborted) {
+      try {
+        for await (const { name, data } of stream("live", { signal })) if (name === "frame") this.take(data);
+      } catch (error) {
+        if (signal.aborted) return;
+        if (!(error instanceof ApiError)) throw error;
+        this.state.textContent = `${error.message} Trying again …`;
+        this.state.hidden = false;
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+
+  /** @param {Frame} frame */
+  take(frame) {
+    this.state.hidden = true;
+    this.series.add(frame);
+    this.showTiles();
+    this.showBars(frame);
+    this.lanes.take(frame);
+    const running = frame.activity?.running.length ?? frame.metrics.active_sequences;
+    this.count.textContent = frame.activity ? `${number(running)} running` : `${number(running)} running; this server is too old to tell of each`;
+    this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
+    this.axis.hidden = !this.lanes.lanes.size;
+    this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
+  }
+
+  showTiles() {
+    const { series, tiles } = this;
+    const { metrics } = series.newest;
+    tiles.tokens.show(number(series.rate("tokens_generated_total", SMOOTH_MS)), "a second", `${number(metrics.tokens_generated_total)} since the start`);
+    tiles.tokens.draw(series.rates("tokens_generated_total"));
+    tiles.prompt.show(number(series.rate("prefill_tokens_total", SMOOTH_MS)), "a second", `${number(metrics.prefill_tokens_total)} since the start`);
+    tiles.prompt.draw(series.rates("prefill_tokens_total"));
+    this.showPercentiles(tiles.first, "ttft_ms_buckets");
+    this.showPercentiles(tiles.between, "inter_token_ms_buckets");
+    const prompts = series.growth("prompt_tokens_total") || metrics.prompt_tokens_total;
+    const cached = series.growth("prompt_tokens_total") ? series.growth("cached_tokens_total") : metrics.cached_tokens_total;
+    tiles.cache.show(prompts ? number((100 * cached) / prompts) : "–", prompts ? "%" : "", "of prompt tokens were not computed again");
+    tiles.preempted.show(number(metrics.preemptions_total), "", `${number(series.growth("preemptions_total"))} in the last minute`);
+  }
+
+  /** @param {Tile} tile @param {string} name */
+  showPercentiles(tile, name) {
+    const [half, most, worst] = [0.5, 0.95, 0.99].map((share) => this.series.percentile(name, share));
+    if (half === null || most === null || worst === null) tile.show("–", "", "no token yet");
+    else tile.show(number(half, half < 10 ? 1 : 0), "ms median", `95 %: ${duration(most)} · 99 %: ${duration(worst)}`);
+  }
+
+  /** @param {Frame} frame */
+  showBars({ metrics, activity }) {
+    const total = metrics.kv_cells_total;
+    const cached = Math.min(metrics.cache_evictable_size, metrics.kv_cells_used);
+    this.cells.used.show(metrics.kv_cells_used - cached, total);
+    this.cells.cached.show(cached, total);
+    this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
+    const [first, normal, last] = activity ? [activity.waiting_interactive, activity.waiting_normal, activity.waiting_background] : [0, metrics.queued_requests, 0];
+    const most = Math.max(8, first + normal + last);
+    this.queue.interactive.show(first, most);
+    this.queue.normal.show(normal, most);
+    this.queue.background.show(last, most);
+  }
+
+  repaint() {
+    if (this.isShown) this.lanes.paint();
+  }
+}
