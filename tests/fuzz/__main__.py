@@ -1,0 +1,133 @@
+"""A fuzzer for the running server: `python tests/fuzz --seconds 60`, or for hours, or `--frames 10000000`.
+
+A real `uma run` is sent legal and illegal frames by processes that also read slowly, cancel, and hang up. Meanwhile a
+canary streams short answers from the same server. The run fails where the canary's tokens are not those it gets alone,
+where one of its waits is longer than `allowed_ms` derives from what it measured alone, or where the server dies, logs a
+fault, or has anything left of the others once they are gone. The same `--seed` sends the same frames, in another order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from attackers import ATTACKERS, Budget, attack
+from canary import Canary
+
+from harness import PATIENCE_SEC, ServerProcess, start_server
+from models import write_model
+
+FLAGS = (
+    *("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"),  # tokens do not depend on company
+    *("--max-tokens", "64", "--max-tx-bytes", "65536", "--tx-timeout-sec", "2", "--idle-timeout-sec", "5"),
+    *("--log-level", "warning"),
+)
+ALONE_SEC = 5.0
+FAULTS = ("Traceback", "traceback=", "session.crashed", " error ")
+
+
+def allowed_ms(alone_ms: float) -> float:
+    """The longest wait that is allowed, from the longest one alone.
+
+    The attackers compute on the same cores as the server, so the system itself lets every thread wait for some
+    slices of 10 ms or so; that does not grow with the attack, and what this looks for is waits that do.
+    """
+    return 20 * alone_ms + 500
+
+
+def main() -> int:
+    """Run the fuzzer. Returns the exit code: 1 where a claim is false."""
+    parser = argparse.ArgumentParser(prog="python tests/fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to attack")
+    parser.add_argument("--frames", type=int, default=sys.maxsize, help="end after so many frames")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=ATTACKERS, action="append", help="attack in this way alone (repeatable)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="uma-") as folder:
+        model = write_model(Path(folder) / "tiny.gguf", context_length=32_768)
+        server = start_server(Path(folder) / "s", "--model", str(model), *FLAGS)
+        try:
+            _await_socket(server)
+            problems = _fuzz(server, args.seconds, args.frames, args.seed, args.only or list(ATTACKERS))
+            server.signal(signal.SIGTERM)
+            code = server.wait()
+        finally:
+            server.stop()
+        log = server.log.join()
+    problems += [f"the log has: {line[:300]}" for line in log.splitlines() if any(word in line for word in FAULTS)]
+    problems += [f"the server ended with {code}"] if code else []
+    print("\n".join(f"FAILED: {problem}" for problem in problems[:20]) or "passed", flush=True)
+    return bool(problems)
+
+
+def _await_socket(server: ServerProcess) -> None:
+    # The log is of warnings only, or the lines of an hour would fill this process; so it does not say "ready".
+    due = time.monotonic() + PATIENCE_SEC
+    while not server.socket.exists():
+        assert server.process.poll() is None, server.log.join()
+        assert time.monotonic() < due, "the server has not started"
+        time.sleep(0.05)
+
+
+def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: list[str]) -> list[str]:
+    process = psutil.Process(server.pid)
+    canary = Canary(server.socket)
+    alone = canary.watch(lambda: time.monotonic() - began < ALONE_SEC) if (began := time.monotonic()) else None
+    assert alone is not None
+    began, rss = time.monotonic(), process.memory_info().rss
+    context = multiprocessing.get_context("spawn")
+    budget = Budget(context.Value("q", 0), frames, time.time() + seconds)
+    workers = [context.Process(target=attack, args=(name, server.socket, seed, budget)) for name in ways]
+    for worker in workers:
+        worker.start()
+    amid = canary.watch(lambda: not budget.is_spent and server.process.poll() is None)
+    took = time.monotonic() - began
+    for worker in workers:
+        worker.join(60)
+    problems = [f"attacker {worker.name} ended with {worker.exitcode}" for worker in workers if worker.exitcode]
+    for worker in workers:
+        worker.kill()
+    if server.process.poll() is not None:
+        return [*problems, "the server died"]
+    problems += _told(alone, amid)
+    settled = server.settled()
+    grown = process.memory_info().rss - rss
+    print(f"{_value(budget.sent):,} frames in {took:.0f} s, seed {seed}; canary: {amid.answers:,} answers")
+    print(f"longest wait {amid.longest_ms:.1f} ms, alone {alone.longest_ms:.1f} ms, allowed {_allowed(alone):.0f} ms")
+    print(f"99 % of waits within {amid.percentile(99):.2f} ms, alone {alone.percentile(99):.2f} ms")
+    print(f"the server has grown by {grown / 2**20:.0f} MiB")
+    wanted = ("requests_total", "requests_rejected", "requests_cancelled", "requests_error", "sessions_total")
+    print(", ".join(f"{name} {settled[name]:,}" for name in wanted))
+    return problems
+
+
+def _told(alone: Any, amid: Any) -> list[str]:
+    problems = list(amid.problems)
+    if amid.answers == 0:
+        problems.append("the canary got no answer at all")
+    if amid.longest_ms > _allowed(alone):
+        problems.append(f"the canary waited {amid.longest_ms:.0f} ms; {_allowed(alone):.0f} ms are allowed")
+    return problems
+
+
+def _allowed(alone: Any) -> float:
+    return allowed_ms(alone.longest_ms)
+
+
+def _value(number: Synchronized[int]) -> int:
+    return number.value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
