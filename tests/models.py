@@ -74,6 +74,15 @@ def write_model(
     return path
 
 
+def write_vocabulary(path: Path) -> Path:
+    """Write a file that holds a vocabulary and no weights, as llama.cpp's own tests use them."""
+    writer = gguf.GGUFWriter(path, "llama")
+    _write_metadata(writer, "attention", 512, FF, {})
+    _write_tokenizer(writer, "gpt2", "gpt-2", True, None)
+    _finish(writer)
+    return path
+
+
 def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Path]:
     """Write a model in `count` files, `prefix-00001-of-0000N.gguf` and so on, and return their paths."""
     tensors = list(_tensors("attention", np.random.default_rng(seed)).items())

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import write_model
+from models import write_model, write_vocabulary
 from uma.cli import main
 from uma.cli.config import as_toml
 from uma.config import Loaded, RuntimeConfig, load, settings
 
-PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
+PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,6 @@ def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("variables", "arguments", "line"),
     [
-        ({"UMA_N_CTXX": "1"}, [], "UMA_N_CTXX: no such setting; did you mean UMA_N_CTX?"),
         ({"UMA_THREADS": "-1"}, [], "UMA_THREADS: -1 must be from 0 to 1,024"),
         ({"UMA_USE_MLOCK": "perhaps"}, [], "UMA_USE_MLOCK: expected true or false, not 'perhaps'"),
         ({}, ["--config", "/nowhere/uma.toml"], "/nowhere/uma.toml: cannot be read: No such file or directory"),
@@ -138,8 +137,52 @@ def test_models_says_what_to_do_without_a_folder_and_with_a_wrong_one(
     assert main(["models"]) == 0
     assert "Set UMA_MODELS" in capsys.readouterr().err
     monkeypatch.setenv("UMA_MODELS", "/nowhere")
+    assert main(["models"]) == 2
+    assert capsys.readouterr().err == "uma: error: UMA_MODELS=/nowhere: there is no such folder\n"
+
+
+def test_an_unknown_variable_is_told_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--json"]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setenv("UMA_N_CTXX", "1")
+    assert main(["config", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.out == expected
+    warning = "UMA_N_CTXX: no such setting, so it changes nothing; did you mean UMA_N_CTX?"
+    assert said.err == f"uma: warning: {warning}\n"
+
+
+def test_relative_paths_in_a_file_are_meant_from_where_the_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings" / "models").mkdir(parents=True)
+    write_model(tmp_path / "settings" / "models" / "tiny.gguf")
+    file = tmp_path / "settings" / "uma.toml"
+    monkeypatch.chdir(tmp_path)
+    file.write_text('model = "models/tiny.gguf"\nsocket = "s"\nlog_file = ""\n')
+    for named in (file, Path("settings/uma.toml")):
+        config = load(environ={}, config_file=named).config
+        assert (config.model, config.socket) == (f"{file.parent}/models/tiny.gguf", f"{file.parent}/s")
+        assert config.log_file == ""
+    file.write_text('model = "a-name"\n')
+    assert load(environ={}, config_file=file).config.model == "a-name"
+
+
+def test_a_model_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["config", "--model", ""])
+    assert "uma: error: --model: '' must have 1 or more characters" in capsys.readouterr().err
+
+
+def test_what_holds_no_weights_is_listed_with_that_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_vocabulary(folder / "vocab.gguf")
+    write_model(folder / "lora.gguf", metadata={"general.type": "adapter"})
     assert main(["models"]) == 0
-    assert "/nowhere is no folder" in capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert f"cannot be loaded: {folder}/vocab.gguf: holds a vocabulary and no weights" in out
+    assert f"cannot be loaded: {folder}/lora.gguf: is an adapter" in out
 
 
 def test_schema_prints_all_messages_or_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -258,7 +259,30 @@ def test_a_full_disk_is_told_in_one_line(at: tuple[str, str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = generate("hello", *at, stdout=full)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == b"uma: error: No space left on device"
+    assert done.stderr.splitlines()[-1] == b"uma: error: standard output: No space left on device"
+
+
+def through_shell(line: str) -> subprocess.CompletedProcess[bytes]:
+    """`uma` in a line of a shell, which is what closes and redirects descriptors."""
+    return subprocess.run(
+        ["sh", "-c", line.replace("uma ", shlex.join(uma_command()) + " ", 1)],
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=clean_environ(), check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_an_answer_comes_also_where_nothing_can_be_said_beside_it(redirection: str, at: tuple[str, str]) -> None:
+    greedy = ("hello", *at, "--max-tokens", "8", "--ignore-eos")
+    done = through_shell(f"uma generate {shlex.join(greedy)} {redirection}")
+    assert (done.returncode, done.stdout) == (0, generate(*greedy).stdout)
+
+
+@pytest.mark.parametrize("command", ["generate hello --max-tokens 4 {at}", "config", "schema", "models", "--help"])
+def test_a_closed_standard_output_is_an_error(command: str, at: tuple[str, str]) -> None:
+    done = through_shell(f"uma {command.format(at=shlex.join(at))} >&-")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == "uma: error: standard output: Bad file descriptor"
 
 
 def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:

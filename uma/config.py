@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import attrs
 
-from uma.constraints import Range, hints_of, name_of, problems, show
+from uma.constraints import Length, Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
 
@@ -48,7 +48,9 @@ class RuntimeConfig:
     Built by hand it is just what its arguments say; `load` is what reads `UMA_…` variables and a file.
     """
 
-    model: str = setting("builtin", "GGUF file to load, a name in the UMA_MODELS folder, or `builtin`")
+    model: Annotated[str, Length(1)] = setting(
+        "builtin", "GGUF file to load, a name in the UMA_MODELS folder, or `builtin`"
+    )
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
     protocol: Literal["json", "newline"] = setting("json", "wire protocol; newline is for debugging by hand")
@@ -271,6 +273,8 @@ class Loaded:
 
     config: RuntimeConfig
     origins: dict[str, str]
+    warnings: tuple[str, ...] = ()
+    """What was found and not used."""
 
 
 RESERVED_VARIABLES = frozenset({"UMA_DEBUG", "UMA_MODELS", "UMA_CONFIG"})
@@ -289,8 +293,8 @@ def load(
 ) -> Loaded:
     """Put a configuration together: `flags` (by field name, parsed), variables, file, defaults.
 
-    Raises `ConfigError` naming the setting, its origin and what is allowed; unknown keys of the file and unknown
-    `UMA_…` variables are refused by name, with the nearest known one.
+    Raises `ConfigError` naming the setting, its origin and what is allowed; unknown keys of the file are refused by
+    name, with the nearest known one. An unknown `UMA_…` variable, which another program can have set, is a warning.
     """
     known = settings()
     values: dict[str, Any] = {}
@@ -303,7 +307,7 @@ def load(
             if wrong:
                 raise ConfigError("\n".join(wrong))
             values[name], origins[name] = value, origin
-    return Loaded(RuntimeConfig(**values), origins)
+    return Loaded(RuntimeConfig(**values), origins, tuple(_unknown_variables(environ, known)))
 
 
 Found = dict[str, tuple[Any, str]]
@@ -319,11 +323,19 @@ def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> F
     for variable, text in environ.items():
         if not variable.startswith("UMA_") or variable in RESERVED_VARIABLES:
             continue
-        if variable not in by_variable:
-            raise ConfigError(f"{variable}: no such setting{nearest(variable, by_variable)}")
-        each = by_variable[variable]
+        if (each := by_variable.get(variable)) is None:
+            continue
         found[each.name] = (each.parse(text, variable), variable)
     return found
+
+
+def _unknown_variables(environ: Mapping[str, str], known: Mapping[str, Setting]) -> list[str]:
+    settable = [each.variable for each in known.values()]
+    return [
+        f"{variable}: no such setting, so it changes nothing{nearest(variable, settable)}"
+        for variable in environ
+        if variable.startswith("UMA_") and variable not in RESERVED_VARIABLES and variable not in settable
+    ]
 
 
 def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
@@ -338,14 +350,29 @@ def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
     for key in table:
         if key not in known:
             raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
-    # Permissions are written in a file as people know them, "600"; TOML's own octal (0o600) is a plain number.
     return {
-        name: (
-            known[name].parse(value, f"{path}: {name}") if name == "socket_mode" and isinstance(value, str) else value,
-            f"{path}: {name}",
-        )
+        name: (_file_value(known[name], value, path, f"{path}: {name}"), f"{path}: {name}")
         for name, value in table.items()
     }
+
+
+def _file_value(each: Setting, value: Any, file: Path, origin: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    # Permissions are written in a file as people know them, "600"; TOML's own octal (0o600) is a plain number.
+    if each.name == "socket_mode":
+        return each.parse(value, origin)
+    # A relative path in a file is meant from where the file is, wherever the command is called.
+    if (each.unit == "path" and value) or (each.name == "model" and _is_path(value, file.parent)):
+        return str(file.parent.absolute() / Path(value).expanduser())
+    return value
+
+
+def _is_path(model: str, folder: Path) -> bool:
+    """Whether a model is named by its path, and not by its name in the `UMA_MODELS` folder."""
+    if model in ("", "builtin"):
+        return False
+    return model.startswith(("./", "../", "~")) or (folder / model).is_file()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

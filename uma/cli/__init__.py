@@ -5,11 +5,11 @@ and an exit code. Nothing is imported here that a mere `uma --help` does not nee
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from uma.cli import say
+from uma.cli.streams import abandon_output, mend
 from uma.errors import ConfigError, UmaError
 
 FAILED = 1
@@ -23,14 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A wrong option leaves by `SystemExit(2)`, `--help` by `SystemExit(0)`, as argparse does.
     """
-    _mend_streams()
+    mend()
     sys.excepthook = _unexpected
     try:
         code = _dispatch(argv)
-        sys.stdout.flush()
+        _flush()
     except BrokenPipeError:
-        # What is still buffered for the closed pipe would be reported again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        abandon_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -38,7 +37,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error, UNUSABLE)
     except (UmaError, OSError) as error:
         return _report(error, FAILED)
+    except SystemExit:
+        # `--help` has written to standard output, and may not have been able to.
+        try:
+            _flush()
+        except OSError as error:
+            return _report(error, FAILED)
+        raise
     return code
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        abandon_output()
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
@@ -53,29 +69,12 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     return code
 
 
-def _mend_streams() -> None:
-    """A stream that was closed becomes an empty one; a character that the terminal cannot show becomes `?`.
-
-    Opening takes the lowest free descriptor, so in this order each gets its own again, and no socket or file of ours
-    ever becomes somebody's standard output.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  (for the life of the process)
-        elif mode == "w" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-
-
 def _report(error: UmaError | OSError, code: int) -> int:
     from uma.config import is_debugging  # noqa: PLC0415  (nothing is imported before it is needed)
 
     if is_debugging():
-        import traceback  # noqa: PLC0415  (only for those who look for a fault)
-
-        traceback.print_exception(error)
-    for line in describe(error).splitlines():
-        print(f"uma: error: {line}", file=sys.stderr)
+        _trace(error)
+    say.complain(describe(error))
     return code
 
 
@@ -91,7 +90,11 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: object) 
     from uma.config import is_debugging  # noqa: PLC0415
 
     if is_debugging():
-        import traceback  # noqa: PLC0415
+        _trace(error)
+    say.complain(f"a fault in uma itself: {kind.__name__}: {error} (UMA_DEBUG=1 shows where)")
 
-        traceback.print_exception(error)
-    print(f"uma: error: a fault in uma itself: {kind.__name__}: {error} (UMA_DEBUG=1 shows where)", file=sys.stderr)
+
+def _trace(error: BaseException) -> None:
+    import traceback  # noqa: PLC0415  (only for those who look for a fault)
+
+    say.plain("".join(traceback.format_exception(error)))

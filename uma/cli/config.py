@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
+from uma.cli.harmless import json_text, toml_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
 from uma.config import Loaded, Setting, settings
@@ -29,7 +29,7 @@ def as_json(loaded: Loaded) -> str:
         name: {"value": getattr(loaded.config, name), "unit": each.unit or None, "from": loaded.origins[name]}
         for name, each in settings().items()
     }
-    return json.dumps(table, indent=2, ensure_ascii=False)
+    return json_text(table, indent=2)
 
 
 def as_toml(loaded: Loaded) -> str:
@@ -48,7 +48,7 @@ def _toml_value(each: Setting, value: Any) -> str:
     # A JSON string is a TOML basic string; permissions are written as people know them.
     if not isinstance(value, str) and each.name != "socket_mode":
         return each.show(value)
-    return json.dumps(each.show(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return toml_text(each.show(value))
 
 
 def _remark(each: Setting, loaded: Loaded) -> str:

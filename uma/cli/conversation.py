@@ -55,6 +55,8 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         """Write to `path`, whole or not at all. Another file than a saved chat is not overwritten (`ChatFileError`)."""
+        if path.is_dir():
+            raise ChatFileError(f"{path}: is a directory; name a file in it, such as {path / 'chat.json'}")
         if path.exists():
             Conversation.load(path)  # a file of ours: it may be written again
         text = json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n"

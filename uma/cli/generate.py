@@ -14,7 +14,7 @@ from functools import partial
 import attrs
 import trio
 
-from uma.cli import words
+from uma.cli import say, words
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.source import Opened, open_source
 from uma.cli.terminal import Output
@@ -101,7 +101,7 @@ def read_prompt(arguments: list[str], *, is_literal: bool) -> str:
 
 def _from_standard_input() -> str:
     if sys.stdin.isatty():
-        tell("reading the prompt from the keyboard; Ctrl-D on a line of its own ends it")
+        say.note("reading the prompt from the keyboard; Ctrl-D on a line of its own ends it")
     data = sys.stdin.buffer.read()
     try:
         return data.decode()
@@ -109,16 +109,11 @@ def _from_standard_input() -> str:
         raise ConfigError(f"the prompt on standard input is not UTF-8 from byte {error.start + 1} on") from None
 
 
-def tell(line: str) -> None:
-    """A line for the person, on standard error."""
-    print(f"uma: {line}", file=sys.stderr, flush=True)
-
-
 async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, interrupts: Interrupts) -> int:
-    async with open_source(loaded, interrupts, local=options.local, say=tell) as opened:
+    async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
         command = "uma run" if opened.is_server else "uma generate"
         if line := words.demonstration(opened.source.info.model, command):
-            tell(line)
+            say.note(line)
         output = Output.standard("utf-8" if options.json else None)
         try:
             finished = await _stream(opened, task, output, interrupts, is_json=options.json)
@@ -131,10 +126,10 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
     if finished is None:
         return INTERRUPTED
     for warning in finished.warnings:
-        tell(f"warning: {warning}")
+        say.warn(warning)
     if options.stats:
         for name, value in words.stats(finished):
-            print(f"{name + ':':<21}{value}", file=sys.stderr)
+            say.plain(f"{name + ':':<21}{value}")
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 

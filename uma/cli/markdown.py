@@ -15,7 +15,7 @@ import attrs
 from rich.console import Console
 from rich.markdown import Markdown
 
-from uma.cli.terminal import harmless
+from uma.cli.harmless import harmless
 
 WIDEST = 100
 """Columns: longer lines are hard to read, however wide the terminal."""

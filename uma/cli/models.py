@@ -5,15 +5,14 @@ listed at once, and lists a broken file with what is wrong with it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from uma.cli import words
+from uma.cli import say, words
+from uma.cli.harmless import harmless_line, json_text
 from uma.cli.table import print_table
-from uma.cli.terminal import harmless
+from uma.errors import ConfigError
 from uma.llama import catalog
 from uma.llama.catalog import ModelFile
 
@@ -22,15 +21,18 @@ COLUMNS = ("name", "parameters", "quantization", "context", "size", "architectur
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
+    folder = catalog.models_folder(os.environ)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"UMA_MODELS={folder}: {'is no folder' if folder.exists() else 'there is no such folder'}")
     models = catalog.available(os.environ)
     if options.json:
-        print(json.dumps([as_json(each) for each in models], indent=2, ensure_ascii=False))
+        print(json_text([as_json(each) for each in models], indent=2))
         return 0
     print_table(COLUMNS, [_row(each) for each in models if each.problem is None])
     for each in models:
         if each.problem is not None:
-            print(f"cannot be loaded: {_one_line(each.problem)}")
-    print(_advice(os.environ), file=sys.stderr)
+            print(f"cannot be loaded: {harmless_line(each.problem)}")
+    say.plain(_advice(folder))
     return 0
 
 
@@ -49,7 +51,7 @@ def as_json(model: ModelFile) -> dict[str, Any]:
 
 
 def _row(model: ModelFile) -> tuple[str, ...]:
-    cells = (
+    return (
         model.name,
         words.count(model.parameters) if model.parameters else "",
         model.quantization,
@@ -57,18 +59,9 @@ def _row(model: ModelFile) -> tuple[str, ...]:
         words.size(model.size_bytes),
         model.architecture,
     )
-    return tuple(_one_line(cell) for cell in cells)
 
 
-def _one_line(text: str) -> str:
-    """What a file says of itself, harmless for a table on a terminal."""
-    return harmless(text).replace("\n", " ")
-
-
-def _advice(environ: Mapping[str, str]) -> str:
-    folder = catalog.models_folder(environ)
+def _advice(folder: Path | None) -> str:
     if folder is None:
         return "Set UMA_MODELS to a folder of GGUF files to see them here; any file loads by path: --model FILE.gguf"
-    if not folder.is_dir():
-        return f"UMA_MODELS={folder} is no folder."
     return f"From {folder}; load one with --model NAME"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import attrs
 
+from uma.cli import say
 from uma.config import Loaded, Setting, load, nearest, settings
 from uma.constraints import hints_of, name_of, problems, show
 from uma.errors import ConfigError
@@ -128,7 +129,10 @@ def load_settings(options: argparse.Namespace) -> Loaded:
     """The configuration that `options`, the environment and the file make together (`ConfigError`)."""
     prefix = "setting_"
     flags = {name.removeprefix(prefix): value for name, value in vars(options).items() if name.startswith(prefix)}
-    return load(flags, config_file=options.config_file)
+    loaded = load(flags, config_file=options.config_file)
+    for warning in loaded.warnings:
+        say.warn(warning)
+    return loaded
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,6 @@ The work of a command is in the module of its name, imported only when it is cal
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 import attrs
 
 from uma import __version__
+from uma.cli import say
 from uma.cli.options import SAMPLING, SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest
 
@@ -101,7 +101,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line that says what was wrong, one that says where to look, and exit code 2."""
         message = message.removeprefix("argument ").replace("expected one argument", "expected a value")
-        print(f"uma: error: {message}\nTry `{self.prog} --help`.", file=sys.stderr)
+        say.complain(message)
+        say.plain(f"Try `{self.prog} --help`.")
         self.exit(USAGE_ERROR)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from functools import partial
 
-from uma.cli import words
+from uma.cli import say, words
+from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.config import RuntimeConfig, default_socket
 from uma.server import run_server
@@ -35,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
 
 def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
     """Say on standard error which model runs, where, and how to talk to it."""
-    print("\n".join(banner(config, info, url)), file=sys.stderr, flush=True)
+    say.plain("\n".join(map(harmless_line, banner(config, info, url))))
 
 
 def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:

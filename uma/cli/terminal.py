@@ -13,17 +13,10 @@ from typing import Any
 import attrs
 import trio
 
+from uma.cli.harmless import harmless
+
 WRITE_BYTES = 4096
 """A pipe that is writable takes this much without blocking (POSIX: PIPE_BUF is at least 512, here 4096)."""
-
-CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-"""What a terminal would obey, as the picture of it: a model's text must not move the cursor or set the title."""
-
-
-def harmless(text: str) -> str:
-    """`text` without control characters, which a terminal would obey; newlines and tabs stay."""
-    return text.translate(CONTROLS)
 
 
 @attrs.define(eq=False)
@@ -54,13 +47,21 @@ class Output:
         unsent = memoryview(shown.encode(self.encoding, "replace"))
         while unsent:
             await self._writable()
-            unsent = unsent[os.write(self.fd, unsent[:WRITE_BYTES]) :]
+            unsent = unsent[self._write(unsent[:WRITE_BYTES]) :]
 
     def end_line(self) -> None:
         """A newline, unless the text ended with one."""
         if not self._ends_line:
-            os.write(self.fd, b"\n")
+            self._write(b"\n")
             self._ends_line = True
+
+    def _write(self, data: bytes | memoryview) -> int:
+        try:
+            return os.write(self.fd, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
 
     async def _writable(self) -> None:
         if self._can_wait:

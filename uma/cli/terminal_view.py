@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from uma.cli.editor import Editor
+from uma.cli.harmless import harmless
 from uma.cli.markdown import LiveMarkdown
-from uma.cli.terminal import SilentTyping, harmless
+from uma.cli.terminal import SilentTyping
 from uma.cli.view import Answer
 
 FRAME_SEC = 0.05

@@ -15,7 +15,8 @@ from typing import Protocol
 import attrs
 import trio
 
-from uma.cli.terminal import Output, harmless
+from uma.cli import say
+from uma.cli.terminal import Output
 
 PROMPT = "> "
 DROPPED = "\x03"
@@ -102,11 +103,11 @@ class PlainView:
 
     def tell(self, text: str) -> None:
         """As `View.tell`."""
-        print(harmless(text), file=sys.stderr, flush=True)
+        say.plain(text)
 
     def complain(self, text: str) -> None:
         """As `View.complain`."""
-        print(f"uma: error: {harmless(text)}", file=sys.stderr, flush=True)
+        say.complain(text)
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """As `View.listing`."""

@@ -20,9 +20,14 @@ def count(number: int) -> str:
 def _scaled(number: float, units: tuple[str, ...]) -> str:
     for unit in units[:-1]:
         if number < 999.5:
-            return f"{number:.3g}{unit}" if unit != units[0] else f"{number:.0f}{unit}"
+            return figure(number) + unit if unit != units[0] else f"{number:.0f}{unit}"
         number /= 1000
-    return f"{number:.3g}{units[-1]}"
+    return figure(number) + units[-1]
+
+
+def figure(number: float) -> str:
+    """Three digits that count, and never fewer than there are before the point: `0.0123`, `41.2`, `2,110`."""
+    return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
 
 
 def model_line(info: ModelInfo) -> str:
@@ -47,7 +52,7 @@ def speed(finished: Finished) -> str:
     made = finished.usage.completion_tokens
     parts = [f"{made:,} token{'s' * (made != 1)}", f"first after {duration(finished.metrics.ttft_ms)}"]
     if made > 1:
-        parts.insert(0, f"{finished.metrics.tokens_per_second:.3g} tokens/s")
+        parts.insert(0, f"{figure(finished.metrics.tokens_per_second)} tokens/s")
     return " · ".join(parts)
 
 
@@ -62,7 +67,7 @@ def stats(finished: Finished) -> list[tuple[str, str]]:
     return [
         ("time to first token", duration(metrics.ttft_ms)),
         # One token alone has no speed.
-        *([("speed", f"{metrics.tokens_per_second:.1f} tokens/s")] if usage.completion_tokens > 1 else []),
+        *([("speed", f"{figure(metrics.tokens_per_second)} tokens/s")] if usage.completion_tokens > 1 else []),
         ("prompt", f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"),
         ("output", f"{usage.completion_tokens:,} tokens, {ENDINGS[finished.reason]}"),
         (

@@ -11,6 +11,7 @@ import attrs
 from uma.config import nearest
 from uma.errors import ModelError
 from uma.llama import header
+from uma.llama.header import Header
 
 BUILTIN = "builtin"
 BUILTIN_FILE = "uma-story.gguf"
@@ -49,6 +50,8 @@ def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
 
     A path that exists wins over a name. Raises `ModelError` naming what was looked for and where.
     """
+    if not model.strip():
+        raise ModelError("the model's name is empty; name a GGUF file, a model in the UMA_MODELS folder, or builtin")
     if model == BUILTIN:
         return ResolvedModel(builtin_path(), is_builtin=True)
     path = Path(model).expanduser()
@@ -99,6 +102,8 @@ def _describe(name: str, path: Path) -> ModelFile:
         size = path.stat().st_size if path.is_file() else 0
         return ModelFile(name, path, size, problem=error.message)
     first = parts[0]
+    if (problem := _no_model(parts)) is not None:
+        return ModelFile(name, path, sum(part.size_bytes for part in parts), problem=f"{path}: {problem}")
     return ModelFile(
         name=name,
         path=path,
@@ -108,3 +113,19 @@ def _describe(name: str, path: Path) -> ModelFile:
         architecture=first.architecture,
         parameters=sum(part.parameters for part in parts),
     )
+
+
+_OTHER_KINDS = {
+    "adapter": "is an adapter (LoRA), which changes a model and is none by itself",
+    "mmproj": "is a projector for images, a part of a model that reads them",
+    "imatrix": "is an importance matrix for quantizing, not a model",
+}
+"""What `general.type` says of GGUF files that hold no model."""
+
+
+def _no_model(parts: list[Header]) -> str | None:
+    """Why sound files do not make a model that generates text, or None."""
+    kind = _OTHER_KINDS.get(str(parts[0].metadata.get("general.type")))
+    if kind is None and not any(part.parameters for part in parts):
+        return "holds a vocabulary and no weights, so there is nothing to compute with"
+    return kind

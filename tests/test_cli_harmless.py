@@ -1,0 +1,103 @@
+"""Nothing that reaches a terminal is obeyed by it, or looks like what it is not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import clean_environ, run_to_end, running_server, uma_command
+from models import write_model
+from uma.cli.harmless import TABLE, harmless, harmless_line, json_text, toml_text
+
+EVIL = "a\x1b]0;owned\x07b\x9b31mc\u202ed\u200be\u2028f\U000e0041g"
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from([chr(code) for code in TABLE if code < 0xD800])
+)
+
+
+def is_clean(text: str) -> bool:
+    return not any(ord(char) in TABLE for char in text)
+
+
+@given(TEXT)
+def test_no_text_gets_through_with_a_harmful_character_and_the_rest_stays(text: str) -> None:
+    assert is_clean(harmless(text))
+    assert harmless(harmless(text)) == harmless(text)
+    innocent = "".join(char for char in text if ord(char) not in TABLE)
+    assert harmless(innocent) == innocent
+    assert len(harmless_line(text).splitlines()) <= 1
+
+
+def test_what_stands_for_each_kind() -> None:
+    assert harmless("\x1b[2J\r\x7f") == "␛[2J␍␡"
+    assert harmless("\x9b\u202e\u2066\u2028\u061c") == "\ufffd" * 5
+    assert harmless("a\u200b\u200d\ufeff\u00ad\U000e0020b") == "ab"
+    assert harmless("tab\tline\nä 漢 👍🏽 é") == "tab\tline\nä 漢 👍🏽 é"
+
+
+@given(TEXT)
+def test_json_and_toml_carry_the_same_data_without_a_harmful_character(text: str) -> None:
+    assert is_clean(json_text({"x": text}, indent=2))
+    assert json.loads(json_text(text)) == text
+    assert is_clean(toml_text(text))
+    assert tomllib.loads(f"x = {toml_text(text)}")["x"] == text
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A sound model whose header speaks to terminals."""
+    return write_model(tmp_path / "evil.gguf", metadata={"general.name": EVIL, "general.description": EVIL})
+
+
+def test_the_banner_of_a_server_is_clean(evil: Path, socket_dir: Path) -> None:
+    with running_server(socket_dir / "s", "--model", str(evil)) as server:
+        chat = run_to_end(
+            *uma_command("chat", "--socket", str(server.socket), "--max-tokens", "2"), stdin="hi\n/stats\n"
+        )
+        ps = run_to_end(*uma_command("ps", "--socket", str(server.socket)))
+        said = server.log.text
+    assert "model   a␛]0;owned␇b" in said
+    for text in (said, chat.stderr):
+        assert "owned" in text
+        assert is_clean(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "hello", "--local", "--model", f"/{EVIL}"),
+        ("run", "--socket", f"/{EVIL}/x"),
+        ("run", f"--n-ctxx{EVIL}"),
+        ("run", "--n-ctx", EVIL),
+        (EVIL,),
+        ("chat", "--load", EVIL),
+        ("config", "--config", EVIL),
+        ("schema", EVIL),
+        ("models", EVIL),
+    ],
+)
+def test_errors_are_clean_and_take_one_line(arguments: tuple[str, ...], socket_dir: Path) -> None:
+    done = run_to_end(*uma_command(*arguments))
+    assert done.returncode in (1, 2)
+    assert is_clean(done.stderr)
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("Try ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("uma: error: ")
+
+
+def test_listings_are_clean(tmp_path: Path) -> None:
+    folder = tmp_path / EVIL.replace("/", "")
+    folder.mkdir()
+    write_model(folder / "m\u202e.gguf", architecture="llama", metadata={"general.name": EVIL})
+    (folder / f"torn{EVIL}.gguf").write_bytes(b"GGUF")
+    environ = clean_environ(UMA_MODELS=str(folder), UMA_LOG_FILE=EVIL)
+    for arguments in (("models",), ("models", "--json"), ("config",), ("config", "--json"), ("config", "--toml")):
+        done = run_to_end(*uma_command(*arguments), environ=environ)
+        assert done.returncode == 0, done.stderr
+        assert "owned" in done.stdout
+        assert is_clean(done.stdout + done.stderr)
