@@ -62,7 +62,7 @@ def test_the_banner_of_a_server_is_clean(evil: Path, socket_dir: Path) -> None:
         ps = run_to_end(*uma_command("ps", "--socket", str(server.socket)))
         said = server.log.text
     assert "model   a␛]0;owned␇b" in said
-    for text in (said, chat.stderr):
+    for text in (said, chat.stderr, ps.stdout):
         assert "owned" in text
         assert is_clean(text)
 
@@ -71,7 +71,7 @@ def test_the_banner_of_a_server_is_clean(evil: Path, socket_dir: Path) -> None:
     "arguments",
     [
         ("generate", "hello", "--local", "--model", f"/{EVIL}"),
-        ("run", "--socket", f"/{EVIL}/x"),
+        ("run", "--socket", f"/proc/{EVIL}/x"),
         ("run", f"--n-ctxx{EVIL}"),
         ("run", "--n-ctx", EVIL),
         (EVIL,),

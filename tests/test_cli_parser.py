@@ -87,7 +87,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["generate", "--temprature", "1", "hello"], "unknown option --temprature; did you mean --temperature?"),
         (["run", "--no-use-mlok"], "unknown option --no-use-mlok; did you mean --no-use-mlock?"),
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
-        (["zzz"], "no such command: zzz; there are run, chat, generate, models, config, schema"),
+        (["zzz"], "no such command: zzz; there are run, ps, stop, chat, generate, models, config, schema"),
         (["--modles"], "unknown option --modles"),
         (
             ["generate", "--max-sessions", "4"],
@@ -98,7 +98,9 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
             "--kv-unified: expected one of 'auto', 'on', 'off', not 'atuo'; did you mean auto?",
         ),
         (["generate", "--priority", "norml"], "--priority: no such choice: norml; did you mean normal?"),
-        (["run", "model.gguf"], "unexpected argument 'model.gguf'; did you mean --model model.gguf?"),
+        (["run", "a", "b"], "unexpected argument 'b'"),
+        (["run", "-v", "--verbos"], "unknown option --verbos; did you mean --verbose?"),
+        (["run", "-x"], "unknown option -x"),
         (["models", "all"], "unexpected argument 'all'"),
         (["run", "--n-ctx"], "--n-ctx: expected a value"),
         (["run", "--n-ctx", "many"], "--n-ctx: expected an integer, not 'many'"),
@@ -151,6 +153,24 @@ def test_sampling_is_left_to_the_engine_unless_an_option_a_variable_or_the_file_
     )
     monkeypatch.delenv("UMA_TEMPERATURE")
     assert asked() == SamplingParams()
+
+
+@pytest.mark.parametrize("name", ["run", "chat"])
+def test_a_model_may_be_named_without_an_option(name: str) -> None:
+    for arguments in (["llama3"], ["-m", "llama3"], ["--model", "llama3"], ["llama3", "-m", "llama3"]):
+        loaded = load_settings(build_parser().parse_args([name, *arguments]))
+        assert (loaded.config.model, loaded.origins["model"]) == ("llama3", "--model")
+    with pytest.raises(ConfigError, match=r"^two models are named: a and --model b; name one$"):
+        load_settings(build_parser().parse_args([name, "a", "--model", "b"]))
+
+
+def test_common_options_have_short_forms() -> None:
+    options = build_parser().parse_args(["generate", "-m", "x", "-c", "512", "-t", "2", "-n", "9", "-v", "hello"])
+    loaded = load_settings(options)
+    config = loaded.config
+    assert (config.model, config.n_ctx, config.threads, config.max_tokens) == ("x", 512, 2, 9)
+    assert config.log_level == "debug"
+    assert sampling_of(options, loaded).max_tokens == 9
 
 
 def test_too_many_stop_texts_are_refused_by_name() -> None:

@@ -47,6 +47,9 @@ SERVER_ONLY = frozenset(
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone."""
 
+SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t", "max_tokens": "-n"})
+"""Short forms of options, as llama.cpp's own programs have them."""
+
 SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})
 """Settings that a request can ask for too: options of the sampling group where there is one."""
 
@@ -76,12 +79,19 @@ def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] =
         if each.name not in leave_out:
             _add_setting(group, each)
 
+    if "log_level" not in leave_out:
+        group.add_argument(
+            "-v", "--verbose", dest="setting_log_level", action="store_const", const="debug",
+            help="every log line; the same as --log-level debug (default: off)",
+        )  # fmt: skip
+
 
 def _add_setting(group: argparse._ArgumentGroup, each: Setting) -> None:
     what = ", ".join(each.choices) if each.choices else each.unit
     notes = "; ".join(filter(None, [what, f"default: {each.show(each.default) or 'none'}"]))
     text = _escape(f"{each.help} ({notes})")
     dest = f"setting_{each.name}"
+    flags = [each.flag, *filter(None, [SHORT.get(each.name)])]
     if each.base is bool:
         group.add_argument(each.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif each.bare is not None:
@@ -95,7 +105,7 @@ def _add_setting(group: argparse._ArgumentGroup, each: Setting) -> None:
             help=text,
         )
     else:
-        group.add_argument(each.flag, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text)
+        group.add_argument(*flags, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text)
 
 
 def _metavar(each: Setting) -> str:
@@ -129,6 +139,11 @@ def load_settings(options: argparse.Namespace) -> Loaded:
     """The configuration that `options`, the environment and the file make together (`ConfigError`)."""
     prefix = "setting_"
     flags = {name.removeprefix(prefix): value for name, value in vars(options).items() if name.startswith(prefix)}
+    positional = getattr(options, "positional_model", None)
+    if positional is not None and flags.get("model") not in (None, positional):
+        raise ConfigError(f"two models are named: {positional} and --model {flags['model']}; name one")
+    if positional is not None:
+        flags["model"] = positional
     loaded = load(flags, config_file=options.config_file)
     for warning in loaded.warnings:
         say.warn(warning)
@@ -160,7 +175,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, dest=dest, action="append", metavar="TEXT", type=_stop_text, help=help_text)
         else:
             metavar = "N" if base is int else "X"
-            group.add_argument(flag, dest=dest, type=_reader(base, hints[field.name]), metavar=metavar, help=help_text)
+            flags = [flag, *filter(None, [SHORT.get(field.name)])]
+            group.add_argument(
+                *flags, dest=dest, type=_reader(base, hints[field.name]), metavar=metavar, help=help_text
+            )
 
 
 def sampling_of(options: argparse.Namespace, loaded: Loaded) -> SamplingParams:

@@ -16,7 +16,7 @@ import attrs
 from uma import __version__
 from uma.cli import say
 from uma.cli.options import SAMPLING, SERVER_ONLY, add_sampling, add_settings
-from uma.config import nearest
+from uma.config import nearest, settings
 
 USAGE_ERROR = 2
 
@@ -27,7 +27,7 @@ exit codes:
   2    the command line, the configuration or the prompt cannot be used as it is
   130  stopped by Ctrl-C
   141  standard output was closed by its reader (`| head -1`)
-  143  stopped by SIGTERM (129: its terminal went away)
+  143  stopped by SIGTERM (129: its terminal went away); for uma run that is 0, its orderly end
 
 environment:
   UMA_…       a value for any setting, such as UMA_MODEL or UMA_N_CTX
@@ -75,8 +75,7 @@ class Parser(argparse.ArgumentParser):
         if unknown is not None:
             self.error(f"unknown option {self._advice(unknown.partition('=')[0])}")
         if extra:
-            near = f"; did you mean --model {extra[0]}?" if extra[0].endswith(".gguf") else ""
-            self.error(f"unexpected argument {extra[0]!r}{near}")
+            self.error(f"unexpected argument {extra[0]!r}")
         return found, extra
 
     def options(self) -> tuple[str, ...]:
@@ -107,10 +106,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def _describe_run(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
     add_settings(parser)
 
 
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model MODEL")
+
+
 def _describe_chat(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
     _add_place(parser)
@@ -120,7 +125,7 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
 
 def _describe_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="*", metavar="PROMPT", help="the prompt; several words are joined; none or -: standard input"
+        "prompt", nargs="*", metavar="PROMPT", help="the prompt; several words are joined, and - is standard input"
     )
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt literally, without a chat template (default: off)"
@@ -149,6 +154,16 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--local", action="store_true", help="load the model in this process even where a server listens (default: off)"
     )
+
+
+def _describe_ps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
+def _describe_stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
 def _describe_models(parser: argparse.ArgumentParser) -> None:
@@ -186,8 +201,9 @@ def _describe_contract(parser: argparse.ArgumentParser) -> None:
 
 PLACE = """\
 The model: a server that listens on --socket answers, where there is one; it keeps its model loaded, so the answer
-begins sooner. Otherwise the model is loaded in this process. It is also loaded here with --local, where --model names
-another one than the server has, and where an option says how to load it (--n-ctx, --threads, …).
+begins sooner. Where none listens on the usual socket the model is loaded in this process, and that is said; on a
+socket that was named (--socket, UMA_SOCKET, the file) it is an error. The model is also loaded here with --local,
+where --model names another one than the server has, and where an option says how to load it (--n-ctx, --threads, …).
 """
 
 COMMANDS: tuple[Command, ...] = (
@@ -196,6 +212,21 @@ COMMANDS: tuple[Command, ...] = (
         "serve a model to every program on this machine",
         _describe_run,
         "Load a model and serve it on a Unix socket until SIGINT or SIGTERM; running requests may then finish.",
+        " [MODEL]",
+    ),
+    Command(
+        "ps",
+        "the servers that run",
+        _describe_ps,
+        "The server on --socket, by default the usual socket and those beside it: process, model, open sessions, since "
+        "when. The exit code is 1 where there is none.",
+    ),
+    Command(
+        "stop",
+        "end a server, and wait until it is gone",
+        _describe_stop,
+        "Send SIGTERM to the process that listens on --socket, once it has answered as a server, and wait for its end. "
+        "Running requests may finish first, for as long as the server's drain_timeout_sec.",
     ),
     Command(
         "chat",
@@ -203,13 +234,16 @@ COMMANDS: tuple[Command, ...] = (
         _describe_chat,
         "A conversation with the model through its chat template. /help in the chat tells its commands. Ctrl-C stops "
         "the answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn.\n\n" + PLACE,
+        " [MODEL]",
     ),
     Command(
         "generate",
         "text for one prompt, on standard output",
         _describe_generate,
         "Generate text and write it as it comes. The prompt is sent as a user's message through the model's chat "
-        "template; with --raw, or where the model has no template, it is continued literally.\n\n" + PLACE,
+        "template; with --raw, or where the model has no template, it is continued literally. What comes on standard "
+        "input goes after the prompt, or where - stands in it; in a loop over lines, redirect it: </dev/null.\n\n"
+        + PLACE,
         " [PROMPT ...]",
     ),
     Command(
@@ -257,7 +291,7 @@ def build_parser() -> Parser:
         description="Load a language model once and let every program on the machine share it.",
         epilog=EPILOG,
     )
-    parser.add_argument("--version", action="version", version=f"uma {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"uma {__version__}")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     siblings: dict[str, Parser] = {}
     for command in COMMANDS:

@@ -18,6 +18,7 @@ import trio
 from uma.client.stream import Stream
 from uma.errors import ConnectionLost, UmaError, from_code
 from uma.net.link import Link, ReaderStalledError
+from uma.net.peer import pid_of_peer
 from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
@@ -82,6 +83,11 @@ class Client:
         """Who answers, as the server introduced itself."""
         assert self._session.info is not None  # `connect` hands out no client before
         return self._session.info
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process id of the server, as the kernel tells it; None where it cannot."""
+        return pid_of_peer(self._link.sock)
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
         """As `Source.generate`. Entering raises `ValueError` where the id is one of this client's running requests."""

@@ -28,6 +28,8 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
 """A signal among them that our parent has chosen to ignore (a background job of a plain shell) stays ignored."""
 
+INTERRUPTED = 128 + signal.SIGINT
+
 OnReady = Callable[[ServerInfo], None]
 
 
@@ -45,24 +47,22 @@ MakeService = Callable[[Source, RuntimeConfig], Service]
 
 
 def run_server(config: RuntimeConfig, on_ready: OnReady | None = None, beside: Sequence[MakeService] = ()) -> int:
-    """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code, 0.
+    """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code: 0, or 130 after SIGINT.
 
     `on_ready` is called once clients can connect. A first signal drains, a second ends at once; while the model is
-    being loaded, which nothing can interrupt, the first one ends the process with code 0 itself. SIGUSR1 writes the
+    being loaded, which nothing can interrupt, the first one ends the process with that code itself. SIGUSR1 writes the
     metrics to the log; SIGHUP is only noted. The services that `beside` makes share the server's life. Raises
     `ConfigError` or `ModelError` where the server cannot start.
     """
     with logging_to(config):
         try:
-            trio.run(_main, config, on_ready, beside)
+            return trio.run(_main, config, on_ready, beside)
         except BaseExceptionGroup as group:
             sole = sole_error(group)
-        else:
-            return 0
         raise sole
 
 
-async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequence[MakeService]) -> None:
+async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequence[MakeService]) -> int:
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
     heeded = [each for each in WATCHED if signal.getsignal(each) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*heeded) as signals:
@@ -81,6 +81,7 @@ async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequenc
                 log(logger, logging.INFO, "server.ready", socket=config.socket, protocol=config.protocol)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
+    return run.code
 
 
 def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:
@@ -102,6 +103,8 @@ class Run:
     """None while the model is being loaded."""
     services: Sequence[Service] = ()
     """All that serves, the server first."""
+    code: int = 0
+    """What the process ends with: a person's Ctrl-C is told from an orderly stop, as by any other command."""
     _n_ended: int = 0
     ended: trio.Event = attrs.field(factory=trio.Event)
 
@@ -121,10 +124,11 @@ class Run:
                 await self._log_metrics()
             elif number in STOP:
                 stops += 1
+                self.code = INTERRUPTED if number == signal.SIGINT else self.code
                 if self.server is None:
                     # A cancelled load would still be waited for, minutes for a large model. There is nothing to give
                     # back yet: no socket, no session, and the log is not buffered.
-                    os._exit(0)
+                    os._exit(self.code)
                 if stops > 1:
                     self.scope.cancel()
                 else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -58,6 +59,7 @@ class Server:
         self._gone = trio.lowlevel.ParkingLot()
         self._accepting = trio.CancelScope()
         self._numbers = count(1)
+        self._began_sec = time.monotonic()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `begin_drain`, then return when everything has ended. Cancelling ends everything at once.
@@ -96,6 +98,7 @@ class Server:
             "requests_total": snapshot["requests_total"] + self.requests_refused_total,
             "requests_rejected": snapshot["requests_rejected"] + self.requests_refused_total,
             "requests_overloaded": snapshot["requests_overloaded"] + self.requests_crowded_out_total,
+            "uptime_sec": round(time.monotonic() - self._began_sec, 3),
             "active_sessions": len(self._connections),
             "sessions_total": self.sessions_total,
             "sessions_refused_total": self.sessions_refused_total,

@@ -1,0 +1,116 @@
+"""`uma ps` and `uma stop`: which servers run, and the end of one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from harness import PATIENCE_SEC, ServerProcess, ask, clean_environ, run_to_end, running_server, uma_command
+
+
+def uma(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command of `uma`, to its end."""
+    return run_to_end(*uma_command(*arguments), environ=clean_environ(**environ))
+
+
+def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server: ServerProcess) -> None:
+    before = json.loads(uma("ps", "--json", "--socket", str(server.socket)).stdout)[0]["sessions"]
+    with server.connect() as raw:
+        raw.hello()
+        done = uma("ps", "--json", "--socket", str(server.socket))
+    (told,) = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (told["pid"], told["socket"], told["sessions"]) == (server.pid, str(server.socket), before + 1)
+    assert told["model"].startswith("UMA Story")
+    assert datetime.fromisoformat(told["since"]) <= datetime.now(UTC)
+    table = uma("ps", "--socket", str(server.socket)).stdout
+    assert table.splitlines()[0].split() == ["pid", "model", "sessions", "since", "socket"]
+    assert table.splitlines()[1].startswith(f"{server.pid} ")
+
+
+def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path) -> None:
+    runtime = {"XDG_RUNTIME_DIR": str(socket_dir)}
+    none = uma("ps", **runtime)
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "no server listens on" in none.stderr
+    (socket_dir / "uma").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(socket_dir / "uma" / "dead.sock"))
+    usual, other = socket_dir / "uma" / "uma.sock", socket_dir / "uma" / "other.sock"
+    with running_server(usual) as first, running_server(other) as second:
+        done = uma("ps", "--json", **runtime)
+        assert [each["pid"] for each in json.loads(done.stdout)] == [first.pid, second.pid]
+        assert uma("stop", **runtime).returncode == 0
+        assert first.wait() == 0
+        assert second.process.poll() is None
+
+
+def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path) -> None:
+    with running_server(socket_dir / "s") as server, running_server(socket_dir / "other") as other:
+        done = uma("stop", "--socket", str(server.socket))
+        # It is gone by now: not its parent's wait ends it, and nothing is left in its place.
+        assert server.process.wait(PATIENCE_SEC) == 0
+        assert done.returncode == 0
+        assert done.stdout.startswith(f"stopped process {server.pid}, which served UMA Story")
+        assert not server.socket.exists()
+        assert other.process.poll() is None
+        again = uma("stop", "--socket", str(server.socket))
+    assert again.returncode == 1
+    assert again.stderr.startswith(f"uma: error: {server.socket}: no server listens there")
+
+
+@pytest.mark.parametrize("is_now", [False, True])
+def test_what_runs_may_finish_unless_it_is_to_end_now(is_now: bool, socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC))
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("runs", max_tokens=4_000))
+        raw.until_token("runs")
+        command = uma_command("stop", "--socket", str(server.socket), *(["--now"] if is_now else []))
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environ()) as stopping:
+            events = raw.rest()
+            assert stopping.wait(PATIENCE_SEC) == 0
+            assert stopping.stderr is not None
+            assert b"its 1 other session may finish" in stopping.stderr.read()
+        assert server.wait() == 0
+    is_whole = any(each["event"] == "eos" and each["reason"] == "length" for each in events)
+    assert is_whole or is_now
+
+
+def test_what_is_no_server_gets_no_signal(socket_dir: Path) -> None:
+    """This process listens itself, and would end."""
+    path = socket_dir / "other.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def answer_otherwise() -> None:
+            conversation, _ = other.accept()
+            with conversation:
+                conversation.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        came: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+        thread = threading.Thread(target=answer_otherwise)
+        thread.start()
+        try:
+            done = uma("stop", "--socket", str(path))
+        finally:
+            thread.join(PATIENCE_SEC)
+            signal.signal(signal.SIGTERM, before)
+    assert done.returncode == 1
+    assert "does not speak UMA's protocol" in done.stderr
+    assert came == []
+
+
+def test_ctrl_c_ends_a_server_with_130(socket_dir: Path) -> None:
+    with running_server(socket_dir / "s") as server:
+        server.signal(signal.SIGINT)
+        assert server.wait() == 130

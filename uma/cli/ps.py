@@ -1,0 +1,97 @@
+"""`uma ps`: the servers that run, each with its process, its model, its sessions and since when."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from uma.cli import say
+from uma.cli.harmless import json_text
+from uma.cli.options import load_settings
+from uma.cli.table import print_table
+from uma.cli.trio_run import Interrupts, run
+from uma.client import connect
+from uma.config import Loaded
+from uma.errors import ConnectionLost, UmaError
+from uma.net.place import objection
+
+COLUMNS = ("pid", "model", "sessions", "since", "socket")
+
+
+@attrs.frozen
+class Running:
+    """A server that answers."""
+
+    pid: int | None
+    model: str
+    sessions: int
+    """Without the one that asked."""
+    since: datetime
+    socket: str
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code: 1 where no server runs."""
+    loaded = load_settings(options)
+
+    async def show(_: Interrupts) -> int:
+        found = [each async for each in _running(loaded)]
+        if options.json:
+            print(json_text([_as_json(each) for each in found], indent=2))
+        elif found:
+            print_table(COLUMNS, [_row(each) for each in found])
+        else:
+            say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
+        return 0 if found else 1
+
+    return run(show)
+
+
+async def _running(loaded: Loaded) -> Any:
+    for path in _sockets(loaded):
+        try:
+            yield await _ask(path)
+        except ConnectionLost as error:
+            if loaded.origins["socket"] != "default":
+                raise
+            if not isinstance(error.__cause__, OSError):
+                say.warn(error.message)  # something listens there, and does not answer as a server does
+        except UmaError as error:
+            say.warn(f"{path}: {error.message}")
+
+
+def _sockets(loaded: Loaded) -> Iterator[Path]:
+    """The socket that was named; by default the usual one and those beside it."""
+    usual = Path(loaded.config.socket)
+    yield usual
+    if loaded.origins["socket"] == "default" and objection(usual) is None and usual.parent.is_dir():
+        beside = (each for each in sorted(usual.parent.iterdir()) if each != usual)
+        yield from (each for each in beside if stat.S_ISSOCK(each.lstat().st_mode))
+
+
+async def _ask(path: Path) -> Running:
+    async with connect(path) as client:
+        metrics = await client.metrics()
+        return Running(
+            pid=client.server_pid,
+            model=client.info.model.name,
+            sessions=metrics["active_sessions"] - 1,
+            since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
+            socket=str(path),
+        )
+
+
+def _row(server: Running) -> tuple[str, ...]:
+    pid = "another container" if server.pid is None else str(server.pid)
+    since = server.since.strftime("%Y-%m-%d %H:%M:%S")
+    return pid, server.model, str(server.sessions), since, server.socket
+
+
+def _as_json(server: Running) -> dict[str, Any]:
+    return attrs.asdict(server) | {"since": server.since.isoformat(timespec="seconds")}

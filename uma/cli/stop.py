@@ -1,0 +1,131 @@
+"""`uma stop`: end the server that listens on a socket, and wait until it is gone.
+
+The process is the one that the kernel names as the socket's listener, and it must answer as a UMA server. It is held by
+a handle (a pidfd) while it still answers, so the signal cannot reach another process that got its number later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import attrs
+import trio
+
+from uma.cli import say
+from uma.cli.harmless import harmless_line
+from uma.cli.options import load_settings
+from uma.cli.trio_run import Interrupts, run
+from uma.client import connect
+from uma.errors import UmaError
+
+AGAIN_SEC = 0.5
+"""With `--now`, a second signal follows the first after this long: the first lets requests finish, the second does not.
+"""
+TELL_SEC = 10.0
+"""Waiting longer than this is told, with what can be done."""
+LOOK_SEC = 0.05
+"""Where processes have no handles (macOS), how often to look whether one is gone."""
+
+
+class StopError(UmaError):
+    """A server cannot be stopped from here. Says why and what to do."""
+
+    code = "E_STOP"
+
+
+@attrs.frozen
+class Process:
+    """A process that stays the same one, whatever becomes of its number."""
+
+    pid: int
+    _handle: int | None
+    """A pidfd; None where the system has none."""
+
+    @classmethod
+    @contextmanager
+    def held(cls, pid: int) -> Iterator[Process]:
+        """The process that has this number now."""
+        handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        try:
+            yield cls(pid, handle)
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens where the process is gone. Raises `StopError` where that is not permitted."""
+        try:
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            raise StopError(f"process {self.pid} belongs to another user, who alone can stop it") from None
+
+    async def gone(self) -> None:
+        """Wait until it has ended."""
+        if self._handle is not None:
+            await trio.lowlevel.wait_readable(self._handle)
+            return
+        while _exists(self.pid):  # noqa: ASYNC110  (there is nothing to wait on)
+            await trio.sleep(LOOK_SEC)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    path = load_settings(options).config.socket
+    return run(partial(_stop, path, options.now))
+
+
+async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
+    async with connect(path) as client:
+        pid, model = client.server_pid, client.info.model.name
+        if pid is None:
+            raise StopError(f"{path}: the server runs in another container; stop it there")
+        if pid == os.getpid():
+            raise StopError(f"{path}: this very process listens there")
+        with Process.held(pid) as process:
+            # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
+            sessions = (await client.metrics())["active_sessions"] - 1
+            process.signal(signal.SIGTERM)
+            others = f"{sessions} other session{'s' * (sessions != 1)}" if sessions else ""
+            if others:
+                say.note(f"process {pid} ends; its {others} may finish what runs (drain_timeout_sec)")
+            await _wait(process, is_now=is_now)
+    print(harmless_line(f"stopped process {pid}, which served {model} on {path}"))
+    return 0
+
+
+async def _wait(process: Process, *, is_now: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_insist if is_now else _explain, process)
+        await process.gone()
+        nursery.cancel_scope.cancel()
+
+
+async def _insist(process: Process) -> None:
+    while True:
+        await trio.sleep(AGAIN_SEC)
+        process.signal(signal.SIGTERM)
+
+
+async def _explain(process: Process) -> None:
+    await trio.sleep(TELL_SEC)
+    say.note(f"process {process.pid} still lets requests finish; `uma stop --now` does not wait for them")
