@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Protocol
 
 import attrs
 
+from uma.cli.harmless import harmless, json_text
 from uma.cli.table import print_table
-from uma.cli.terminal import harmless
 from uma.client.interview import SocketInterview
 from uma.config import load
 from uma.contracts.claims import Claim, DisprovenError, Question, Reply, claims_of
@@ -47,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
     socket = options.socket or Path(load().config.socket)
     found = list(check(SocketInterview(socket)))
     if options.json:
-        print(json.dumps([attrs.asdict(each) for each in found], indent=2, ensure_ascii=False))
+        print(json_text([attrs.asdict(each) for each in found], indent=2))
     else:
         print_table(COLUMNS, [_row(each) for each in found])
     wrong = [each for each in found if not each.is_true]

@@ -14,9 +14,9 @@ import attrs
 
 from uma.cli import checks
 from uma.cli.checks import Check
+from uma.cli.harmless import harmless
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
-from uma.cli.terminal import harmless
 from uma.config import RuntimeConfig
 
 NEEDS_DOING = 1
