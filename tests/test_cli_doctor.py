@@ -1,0 +1,156 @@
+"""`uma doctor` tells what is there, and what to do where something is in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import ServerProcess
+from uma.cli import checks, doctor, main
+from uma.config import RuntimeConfig
+from uma.errors import ModelError
+from uma.llama import backend, devices, hugepages, library, trust
+from uma.llama.trust import Verdict
+
+Capsys = pytest.CaptureFixture[str]
+
+NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "GPU", "memory", "threads", "huge pages", "socket", "cache",
+         "model", "models", "server"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine where nothing needs doing: what this very one has found out is another test's business."""
+    for name in [name for name in os.environ if name.startswith("UMA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(trust, "verdict", lambda anew=False: Verdict(usable=("SOUND",)))
+    monkeypatch.setattr(hugepages, "available", lambda: True)
+    monkeypatch.setattr(checks, "BUILD_FLAGS", {})
+    monkeypatch.setattr(checks, "GPU_TRACES", {})
+
+
+def run(capsys: Capsys, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    code = main(["doctor", "--json", *arguments])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] == (code == 0)
+    return code, {each["name"]: each for each in answer["checks"]}
+
+
+def test_where_nothing_needs_doing_every_check_is_told_and_the_exit_code_is_0(capsys: Capsys) -> None:
+    code, found = run(capsys)
+    assert (code, list(found)) == (0, NAMES)
+    assert all(each["finding"] and not each["todo"] for each in found.values())
+    assert found["extra buffers"]["finding"] == "SOUND"
+    assert found["server"]["finding"].startswith("none runs")
+    assert str(Path("uma") / "uma.sock") in found["socket"]["finding"]
+
+
+def test_people_get_a_table_and_what_to_do_below_it(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert main(["doctor"]) == 0
+    assert "Nothing needs doing." in capsys.readouterr().out
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF of no kind")
+    monkeypatch.setenv("UMA_MODELS", str(tmp_path))
+    assert main(["doctor"]) == 1
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("models: ")
+    assert "broken.gguf" in last
+
+
+def test_a_type_that_was_left_out_is_told_with_what_was_seen_and_how_to_have_it(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = Verdict(usable=("SOUND",), faults=(("AMX", "was ended by SIGSEGV"),))
+    monkeypatch.setattr(trust, "verdict", lambda anew=False: verdict)
+    code, found = run(capsys)
+    assert code == 1
+    assert found["extra buffers"]["finding"] == "SOUND; left out: AMX was ended by SIGSEGV"
+    assert "pip install" in found["extra buffers"]["todo"]
+    assert run(capsys, "--extra-buffers", "off")[0] == 0
+    assert "set extra_buffers to auto" in run(capsys, "--extra-buffers", "on")[1]["extra buffers"]["todo"]
+
+
+def test_a_library_that_is_not_for_this_cpu_is_asked_nothing_more(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(anew: bool = False) -> Verdict:
+        raise ModelError("this build is not for this CPU")
+
+    monkeypatch.setattr(trust, "verdict", refuse)
+    monkeypatch.setattr(devices, "cpu_features", lambda: pytest.fail("would end the process"))
+    code, found = run(capsys)
+    assert code == 1
+    assert found["library"]["todo"] == "this build is not for this CPU"
+    assert "threads" in found
+
+
+def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "BUILD_FLAGS", {"avx9": "AVX9"})
+    monkeypatch.setattr(library, "cpu_identity", lambda *_: ["flags: avx2 avx9"])
+    assert "AVX9" in run(capsys)[1]["CPU"]["todo"]
+
+
+def test_a_gpu_that_this_build_cannot_use_is_told(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checks, "GPU_TRACES", {str(tmp_path): ("a GPU", "-DGGML_X=on")})
+    monkeypatch.setattr(backend, "has_gpu", lambda: False)
+    code, found = run(capsys)
+    assert code == 1
+    assert "CMAKE_ARGS=-DGGML_X=on pip install" in found["GPU"]["todo"]
+
+
+def test_settings_that_cannot_work_are_told_before_a_server_is_started(capsys: Capsys, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, found = run(
+        capsys,
+        *("--model", str(tmp_path / "none.gguf"), "--threads", "1000"),
+        *("--socket", str(tmp_path / "file"), "--cache-dir", str(tmp_path / "file" / "folder")),
+    )
+    assert code == 1
+    assert "no such file" in found["model"]["todo"]
+    assert "1000 threads" in found["threads"]["todo"]
+    assert "is no socket" in found["socket"]["todo"]
+    assert "--cache-dir" in found["cache_dir"]["todo"]
+
+
+def test_a_socket_folder_that_others_can_write_to_is_told(capsys: Capsys, tmp_path: Path) -> None:
+    (tmp_path / "uma").mkdir()
+    (tmp_path / "uma").chmod(0o777)
+    code, found = run(capsys)
+    assert code == 1
+    assert "someone else" in found["socket"]["todo"]
+
+
+def test_a_server_that_runs_is_asked_for_a_token(capsys: Capsys, server: ServerProcess) -> None:
+    code, found = run(capsys, "--socket", str(server.socket))
+    assert code == 0
+    assert found["server"]["finding"].startswith("ok, a token after ")
+    assert not found["socket"]["todo"]
+
+
+def test_a_socket_that_a_dead_server_left_is_in_nobodys_way(capsys: Capsys, socket_dir: Path) -> None:
+    import socket
+
+    path = socket_dir / "left"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    code, found = run(capsys, "--socket", str(path))
+    assert (code, found["server"]["finding"]) == (0, "none runs; one has left its socket")
+
+
+def test_the_real_findings_of_this_machine_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    found = {each.name: each for each in doctor.examine(RuntimeConfig())}
+    verdict = trust.verdict()
+    assert bool(found["extra buffers"].todo) == bool(verdict.faults)
+    assert all(name in found["extra buffers"].finding for name in (*verdict.usable, *dict(verdict.faults)))
+    assert str(library.library_file()) in found["llama.cpp"].finding
+    assert library.cpu_name() in found["CPU"].finding
