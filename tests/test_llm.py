@@ -17,7 +17,7 @@ import pytest
 
 from harness import PATIENCE_SEC
 from models import write_model
-from uma import LLM, Message, SamplingParams
+from uma import LLM, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
 
 TINY = {
@@ -79,13 +79,151 @@ def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
 
 
 def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
-    bad: Any = ["good", 7, "x" * 5_000, "\ud800", None, "also good"]
-    outs = llm.generate(bad, params())
-    kinds = [type(out.error) for out in outs]
-    assert kinds == [type(None), BadRequest, PromptTooLarge, BadRequest, BadRequest, type(None)]
-    assert [out.outputs[0].finish_reason for out in outs] == ["length", *["error"] * 4, "length"]
-    assert "prompt" in str(outs[1].error)
-    assert [len(out.outputs[0].token_ids) for out in outs] == [8, 0, 0, 0, 0, 8]
+    with pytest.warns(UserWarning, match=r"2 of 4 prompts failed, the first because: prompt too large: ") as warned:
+        outs = llm.generate(["good", "x" * 5_000, "\ud800", "also good"], params())
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert [type(out.error) for out in outs] == [type(None), PromptTooLarge, BadRequest, type(None)]
+    assert [out.outputs[0].finish_reason for out in outs] == ["length", "error", "error", "length"]
+    assert "prompt" in str(outs[2].error)
+    assert [len(out.outputs[0].token_ids) for out in outs] == [8, 0, 0, 8]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(None), "prompts: expected a string or a list of strings, not null"),
+        (lambda llm: llm.generate(b"x"), "prompts: expected a string or a list of strings, not b'x'"),
+        (lambda llm: llm.generate(["x", 7]), r"prompts\[1\]: expected a string, not 7"),
+        (lambda llm: llm.generate([Message("user", "x")]), "llm.chat takes conversations"),
+        (
+            lambda llm: llm.generate("x", 64),
+            "sampling_params: expected SamplingParams, a dict of its fields",
+        ),
+        (lambda llm: llm.generate("x", [64]), r"sampling_params\[0\]: expected SamplingParams or a dict"),
+        (lambda llm: llm.generate("x", {"max_token": 1}), r"'max_token' is no field of .*did you mean max_tokens\?"),
+        (lambda llm: llm.chat("hi"), "expected a list of messages.*llm.generate takes plain prompts"),
+        (lambda llm: llm.chat({"role": "user", "content": "hi"}), "conversations: expected a list of messages"),
+        (lambda llm: llm.chat(Message("user", "hi")), "conversations: expected a list of messages"),
+        (lambda llm: llm.chat(["hi"]), r"conversations\[0\]: expected a list of messages"),
+        (lambda llm: llm.chat([["hi"]]), r"conversations\[0\]\[0\]: expected a list of messages"),
+        (lambda llm: llm.stream(7), "prompt: expected a string, or a list of messages, not 7"),
+        (lambda llm: llm.tokenize(None), "prompt: expected a string"),
+        (lambda llm: llm.detokenize("x"), "token_ids: expected a list of integers"),
+        (
+            lambda llm: LLM(7),  # type: ignore[arg-type]
+            "model: expected a path or a name, not 7",
+        ),
+    ],
+)
+def test_what_is_no_prompt_and_no_parameters_is_a_type_error_at_the_call(call: Any, message: str, llm: LLM) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(llm)
+
+
+def test_parameters_may_be_a_dict_of_fields(llm: LLM) -> None:
+    fields = {"max_tokens": 3, "ignore_eos": True, "stop": None}
+    assert len(llm.generate("Once", fields)[0].outputs[0].token_ids) == 3
+    one, two = llm.generate(["Once", "Twice"], [fields, params(2)])
+    assert (len(one.outputs[0].token_ids), len(two.outputs[0].token_ids)) == (3, 2)
+    assert SamplingParams(stop=None).stop == ()
+    with pytest.raises(ValueError, match="stop: expected a list of strings, not 5"):
+        SamplingParams(stop=5)  # type: ignore[arg-type]
+
+
+def test_a_stream_gives_the_same_text_piece_by_piece(llm: LLM) -> None:
+    stream = llm.stream("Once", params(40))
+    pieces = list(stream)
+    assert len(pieces) > 5
+    assert "".join(pieces) == llm.generate("Once", params(40))[0].outputs[0].text
+    assert stream.finished is not None
+    assert stream.finished.usage.completion_tokens == 40
+    assert list(stream) == []
+    talk = [{"role": "user", "content": "Hi"}]
+    assert "".join(llm.stream(talk, params(12))) == llm.chat(talk, params(12))[0].outputs[0].text
+
+
+def test_a_stream_that_is_left_is_cancelled(tiny: Path) -> None:
+    with open_llm(tiny, n_ctx=16_384, max_sequences=1) as llm:
+        with llm.stream("Once", params(4_000)) as stream:
+            assert next(stream)
+        # Its place is free: with one sequence at a time this would wait for all 4,000 tokens.
+        assert len(llm.generate("Again", params(2))[0].outputs[0].token_ids) == 2
+        assert stream.finished is None
+        abandoned = llm.stream("Once", params(4_000))
+        next(abandoned)
+        del abandoned
+        gc.collect()
+        assert len(llm.generate("Again", params(2))[0].outputs[0].token_ids) == 2
+
+
+def test_a_stream_that_fails_raises_the_error(llm: LLM) -> None:
+    with pytest.raises(PromptTooLarge, match="prompt too large"):
+        list(llm.stream("x" * 5_000))
+    with pytest.raises(BadRequest, match="surrogate"):
+        llm.stream("\ud800")
+
+
+def test_text_becomes_tokens_and_text_again(llm: LLM) -> None:
+    ids = llm.tokenize("Once upon ä time")
+    (out,) = llm.generate("Once upon ä time", params(1))
+    assert out.usage is not None
+    assert len(ids) == out.usage.prompt_tokens
+    assert llm.detokenize(ids) == "Once upon ä time"
+    assert llm.detokenize([]) == ""
+    assert len(llm.tokenize([{"role": "user", "content": "Hi"}])) > len(llm.tokenize("Hi"))
+    with pytest.raises(BadRequest, match="vocabulary"):
+        llm.detokenize([10**6])
+
+
+def test_an_llm_says_what_it_is(tiny: Path) -> None:
+    llm = open_llm(tiny)
+    assert repr(llm) == f"<uma.LLM {str(tiny)!r}: Tiny test model, 2,048 tokens of context>"
+    llm.close()
+    assert "closed" in repr(llm)
+
+
+FORKS = """
+import os, sys
+def child():
+    try:
+        llm.generate("Once", params)
+    except RuntimeError as error:
+        print(error, flush=True)
+    with LLM(sys.argv[1], n_ctx=4096, threads=2, threads_batch=2, n_gpu_layers=0) as own:
+        out = own.generate("Once", SamplingParams(max_tokens=3, ignore_eos=True))[0]
+        print(len(out.outputs[0].token_ids), flush=True)
+llm.generate("Once", SamplingParams(max_tokens=2))
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "fork",
+    [
+        "pid = os.fork()\nif not pid:\n    child()\n    sys.exit()\nassert os.waitpid(pid, 0)[1] == 0",
+        "from multiprocessing import get_context as in_a\n"
+        "p = in_a('fork').Process(target=child); p.start(); p.join(); assert not p.exitcode",
+    ],
+)
+def test_a_forked_child_is_told_to_make_its_own_and_can(fork: str, tiny: Path) -> None:
+    after = "\nprint(len(llm.generate('Once', SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids))"
+    process = script(tiny, FORKS + fork + after)
+    out, err = process.communicate(timeout=PATIENCE_SEC)
+    assert process.returncode == 0, err
+    told, own, parents = out.splitlines()
+    assert "make the LLM in the child" in told
+    assert (own, parents) == ("3", "2")
+
+
+@pytest.mark.parametrize("function", [lambda path: open_engine(RuntimeConfig(model=str(path))), connect])
+def test_under_asyncio_the_trio_interface_says_what_to_do(function: Any, tiny: Path) -> None:
+    async def notebook() -> None:
+        async with function(tiny):
+            raise AssertionError("this is no Trio")
+
+    with pytest.raises(RuntimeError, match=r"needs Trio, and this is asyncio; use uma\.LLM"):
+        asyncio.run(notebook())
 
 
 def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
@@ -110,7 +248,8 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
         [{"role": "user", "content": "Hi", "colour": "red"}],
         [Message("user", "Hi")],
     ]
-    outs = llm.chat(bad, params())
+    with pytest.warns(UserWarning, match="4 of 6 prompts failed"):
+        outs = llm.chat(bad, params())
     assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 4, type(None)]
     assert outs[0].outputs == outs[-1].outputs
 

@@ -6,12 +6,15 @@ asyncio loop, and the model stays loaded between calls.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, repeat
+from itertools import chain, count, repeat
+from os import PathLike, fspath
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,11 +27,24 @@ from uma.config import RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.engine import Engine, open_engine
 from uma.errors import BadRequest, ConfigError, ShuttingDown, UmaError
-from uma.types import Finished, FinishReason, Message, Request, RequestMetrics, SamplingParams, ServerInfo, Usage
+from uma.types import (
+    Event,
+    Finished,
+    FinishReason,
+    Message,
+    Request,
+    RequestMetrics,
+    SamplingParams,
+    ServerInfo,
+    Token,
+    Usage,
+)
 
 T = TypeVar("T")
-Conversation = Sequence[Message | dict[str, str]]
+Conversation = Sequence[Message | Mapping[str, str]]
 
+AHEAD_EVENTS = 64
+"""Maximum events of an `LLMStream` that wait for its reader; then the engine's own bound applies."""
 IN_FLIGHT_PER_SEQUENCE = 2
 """Requests given to the engine at once, for each that it computes at once: the next one is always ready."""
 
@@ -57,49 +73,61 @@ class RequestOutput:
     """What was asked for and not done, such as a `max_tokens` over the limit."""
 
 
+Sampling = SamplingParams | Mapping[str, Any]
+"""Sampling parameters, or a dict of their fields."""
+
+
 class LLM:
     """A model, loaded, ready to answer prompts. Safe to use from several threads; close it or use it in a `with` block.
 
         with LLM("model.gguf", n_ctx=8192) as llm:
             for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
-                print(out.outputs[0].text)
+                print(out.outputs[0].text if out.error is None else out.error)
 
     `model` is a GGUF file, a name in the `UMA_MODELS` folder, or nothing for the built-in model. Further keywords are
     the fields of `RuntimeConfig`; nothing else counts, no `UMA_…` setting and no file. Raises `ModelError` or
-    `ConfigError` where the model cannot be loaded.
+    `ConfigError` where the model cannot be loaded. It belongs to the process that made it: a forked child gets
+    `RuntimeError`, and can make its own.
     """
 
-    def __init__(self, model: str = "builtin", **settings: Any) -> None:
-        self.config = _config(model, settings)
+    def __init__(self, model: str | PathLike[str] = "builtin", **settings: Any) -> None:
+        if not isinstance(model, str | PathLike):
+            raise TypeError(f"model: expected a path or a name, not {show(model)}")
+        self.config = _config(fspath(model), settings)
         self._loop = _EngineThread(self.config)
         # An LLM that nobody closed must not keep the interpreter from ending, nor outlive its last reference.
         self._finalizer = weakref.finalize(self, self._loop.close)
+        self._numbers = count(1)
 
     @property
     def info(self) -> ServerInfo:
         """The model, what it can do, and its limits."""
         return self._loop.engine.info
 
+    def __repr__(self) -> str:
+        state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
+        return f"<uma.LLM {self.config.model!r}: {self._loop.engine.info.model.name}, {state}>"
+
     def generate(
         self,
         prompts: str | Iterable[str],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt, all batched together; results in the order of the prompts.
 
         `sampling_params` is one for all or one for each prompt (`ValueError` where their number differs). `progress`
-        shows a bar on standard error; by default on a terminal. A prompt that fails is a result with `error` set.
-        Ctrl-C cancels what runs and raises `KeyboardInterrupt`; the LLM remains usable.
+        shows a bar on standard error; by default on a terminal. A prompt that fails is a result with `error` set, and
+        one `UserWarning` says how many failed; what is no prompt at all is a `TypeError`. Ctrl-C cancels what runs and
+        raises `KeyboardInterrupt`; the LLM remains usable.
         """
-        asked = [prompts] if isinstance(prompts, str) else prompts
-        return self._run([(prompt, {"prompt": prompt}) for prompt in asked], sampling_params, progress)
+        return self._run([(prompt, {"prompt": prompt}) for prompt in _prompts(prompts)], sampling_params, progress)
 
     def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -107,10 +135,40 @@ class LLM:
 
         A conversation is a list of `Message`s, or of dicts with `role` and `content`; one alone may be given as it is.
         """
-        single = bool(conversations) and isinstance(conversations[0], Message | dict)
-        every: Any = [conversations] if single else conversations
-        asked = [(tuple(conversation), {"messages": conversation}) for conversation in every]
+        asked = [(each, {"messages": each}) for each in _conversations(conversations)]
         return self._run(asked, sampling_params, progress)
+
+    def stream(self, prompt: str | Conversation, sampling_params: Sampling | None = None) -> LLMStream:
+        """The continuation of a prompt, or the answer to a conversation, piece by piece as it is generated.
+
+            for text in llm.stream("Once upon a time"):
+                print(text, end="", flush=True)
+
+        The pieces are whole characters; afterwards `LLMStream.finished` has usage and figures. A failure is raised, as
+        an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
+        """
+        fields = _fields(prompt)
+        sampling = _sampling(sampling_params, "sampling_params")
+        request = _request(Request, id=f"stream-{next(self._numbers)}", sampling=sampling, **fields)
+        return LLMStream(self._loop, request)
+
+    def tokenize(self, prompt: str | Conversation) -> list[int]:
+        """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
+
+        Raises `BadRequest` where it can be no prompt, and `PromptTooLarge` where it is over `max_prompt_bytes`.
+        """
+        request = _request(Request, id="tokenize", **_fields(prompt))
+        return list(self._loop.call(self._loop.engine.tokenize, request).token_ids)
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
+        if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Iterable):
+            raise TypeError(f"token_ids: expected a list of integers, not {show(token_ids)}")
+        ids = tuple(token_ids)
+        if not ids:
+            return ""
+        request = _request(Request, id="detokenize", token_ids=ids)
+        return self._loop.call(self._loop.engine.tokenize, request).text or ""
 
     def close(self) -> None:
         """Free the model. Harmless when repeated."""
@@ -127,12 +185,15 @@ class LLM:
     def _run(
         self,
         asked: list[tuple[Any, dict[str, Any]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: Sampling | Sequence[Sampling] | None,
         progress: bool | None,
     ) -> list[RequestOutput]:
         params = _params_for(len(asked), sampling_params)
+        self._loop.check_process()
         with _progress_bar(len(asked), progress) as advance:
-            return self._loop.call(_generate_all, self._loop.engine, asked, params, advance)
+            outputs = self._loop.call(_generate_all, self._loop.engine, asked, params, advance)
+        _warn_of_failures(outputs)
+        return outputs
 
 
 def _config(model: str, given: dict[str, Any]) -> RuntimeConfig:
@@ -143,12 +204,89 @@ def _config(model: str, given: dict[str, Any]) -> RuntimeConfig:
     return RuntimeConfig(model=model, **given)
 
 
-def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> Iterable[SamplingParams]:
+def _params_for(number: int, given: Sampling | Sequence[Sampling] | None) -> Iterable[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams | Mapping):
+        return repeat(_sampling(given, "sampling_params"), number)
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise TypeError(f"sampling_params: expected SamplingParams, a dict of its fields, or a list, not {show(given)}")
+    if len(given) != number:
+        raise ValueError(f"sampling_params: {len(given)} came for {number} prompts; give one for all, or one for each")
+    return [_sampling(each, f"sampling_params[{index}]") for index, each in enumerate(given)]
+
+
+def _sampling(given: Sampling | None, where: str) -> SamplingParams:
     if given is None or isinstance(given, SamplingParams):
-        return repeat(given or SamplingParams(), count)
-    if len(given) != count:
-        raise ValueError(f"sampling_params: {len(given)} came for {count} prompts; give one for all, or one for each")
-    return given
+        return given or SamplingParams()
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {show(given)}")
+    known = [field.name for field in attrs.fields(SamplingParams)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{where}: {show(name)} is no field of SamplingParams{nearest(str(name), known)}")
+    return SamplingParams(**given)
+
+
+def _prompts(given: str | Iterable[str]) -> list[str]:
+    """The prompts, each of them text (`TypeError`)."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"prompts: expected a string or a list of strings, not {show(given)}")
+    found = list(given)
+    for index, each in enumerate(found):
+        if not isinstance(each, str):
+            hint = "; llm.chat takes conversations" if isinstance(each, Message | Mapping) else ""
+            raise TypeError(f"prompts[{index}]: expected a string, not {show(each)}{hint}")
+    return found
+
+
+def _conversations(given: Conversation | Sequence[Conversation]) -> list[tuple[Any, ...]]:
+    """The conversations, each a tuple of messages or dicts (`TypeError`). What is in a dict is looked at later."""
+    expected = "expected a list of messages, each a Message or a dict of role and content"
+    if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
+        hint = "; llm.generate takes plain prompts" if isinstance(given, str) else ""
+        raise TypeError(f"conversations: {expected}, not {show(given)}{hint}")
+    every: Any = list(given)
+    if every and isinstance(every[0], Message | Mapping):
+        every = [every]
+    found = []
+    for index, each in enumerate(every):
+        if isinstance(each, str | bytes | Mapping | Message) or not isinstance(each, Iterable):
+            raise TypeError(f"conversations[{index}]: {expected}, not {show(each)}")
+        messages = tuple(each)
+        for place, message in enumerate(messages):
+            if not isinstance(message, Message | Mapping):
+                raise TypeError(f"conversations[{index}][{place}]: {expected}, not {show(message)}")
+        found.append(messages)
+    return found
+
+
+def _fields(prompt: str | Conversation) -> dict[str, Any]:
+    """A request's field for one prompt or one conversation. `TypeError` for neither, `BadRequest` for a wrong one."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, bytes | Mapping | Message) or not isinstance(prompt, Iterable):
+        raise TypeError(f"prompt: expected a string, or a list of messages, not {show(prompt)}")
+    ((*messages,),) = _conversations([tuple(prompt)])
+    return {"messages": _request(lambda: tuple(map(_message, messages)))}
+
+
+def _request(make: Callable[..., T], **fields: Any) -> T:
+    """What `make` makes, its `ValueError` as `BadRequest`: what the engine would call it."""
+    try:
+        return make(**fields)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
+    failed = [out.error for out in outputs if out.error is not None]
+    if failed:
+        warnings.warn(
+            f"{len(failed):,} of {len(outputs):,} prompts failed, the first because: {failed[0]} "
+            "(each result that failed has an `error`)",
+            stacklevel=4,
+        )
 
 
 async def _generate_all(
@@ -203,11 +341,11 @@ async def _generate_one(
     raise AssertionError("a stream ended without its last event")
 
 
-def _message(given: Message | dict[str, str]) -> Message:
+def _message(given: Message | Mapping[str, str]) -> Message:
     """A turn of a conversation. Raises `ValueError` for what is none: one bad conversation must not cost the others."""
     if isinstance(given, Message):
         return given
-    if not isinstance(given, dict) or given.keys() != {"role", "content"}:
+    if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
         raise ValueError(f"messages: expected a Message, or a dict of role and content, not {show(given)}")
     return Message(**given)
 
@@ -231,11 +369,68 @@ def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None
         yield lambda: progress.advance(task)
 
 
+class LLMStream:
+    """An answer on its way: an iterator of its pieces of text. Made by `LLM.stream`; belongs to one thread at a time.
+
+    The engine runs a bounded number of tokens ahead of the loop that takes them.
+    """
+
+    def __init__(self, loop: _EngineThread, request: Request) -> None:
+        self._loop = loop
+        self._scope = trio.CancelScope()
+        send, self._events = trio.open_memory_channel[Event](AHEAD_EVENTS)
+        self.finished: Finished | None = None
+        """The last event, with the reason of the end, usage and figures; None until the text is complete."""
+        self._failure: Exception | None = None
+        loop.spawn(self._produce, request, send)
+        self._finalizer = weakref.finalize(self, loop.post, self._scope.cancel)
+
+    async def _produce(self, request: Request, send: trio.MemorySendChannel[Event]) -> None:
+        with self._scope, send:
+            try:
+                async with self._loop.engine.generate(request) as stream:
+                    async for event in stream:
+                        await send.send(event)
+            except (UmaError, ValueError) as error:
+                self._failure = error
+
+    def __iter__(self) -> LLMStream:
+        return self
+
+    def __next__(self) -> str:
+        while self.finished is None:
+            try:
+                event = self._loop.call(self._events.receive)
+            except (trio.EndOfChannel, trio.ClosedResourceError):
+                if self._failure is not None:
+                    raise self._failure from None
+                break
+            if isinstance(event, Finished):
+                self.finished = event
+            elif isinstance(event, Token) and event.text:
+                return event.text
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel what is not generated yet. Harmless when repeated."""
+        self._finalizer()
+
+    def __enter__(self) -> LLMStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class _EngineThread:
     """An open engine on a Trio loop in its own thread."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
+        self._process_id = os.getpid()
+        self.is_closed = False
         self._stop = trio.Event()
         self._is_ready = threading.Event()
         self._ended: outcome.Outcome[None] | None = None
@@ -253,8 +448,25 @@ class _EngineThread:
         if self._ended is not None:
             self._ended.unwrap()
 
+    def check_process(self) -> None:
+        """Raise `RuntimeError` in a forked child, which has the memory of an engine and none of its threads."""
+        if os.getpid() != self._process_id:
+            raise RuntimeError(
+                "this LLM belongs to the process that made it, and a forked child has none of its threads; "
+                "make the LLM in the child (with multiprocessing: in the worker's initializer, or use 'spawn')"
+            )
+
+    def spawn(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start an async function on the loop. Raises where the loop has ended."""
+
+        async def start() -> None:
+            self._nursery.start_soon(function, *args)
+
+        self.call(start)
+
     def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function on the loop and wait for its result. Ctrl-C cancels it first, then is raised."""
+        self.check_process()
         done = threading.Event()
         result: list[outcome.Outcome[T]] = []
         scope = trio.CancelScope()
@@ -287,11 +499,19 @@ class _EngineThread:
         return result[0].unwrap()
 
     def close(self) -> None:
-        """Cancel what runs, free the model, end the thread."""
+        """Cancel what runs, free the model, end the thread. In a forked child there is nothing to end."""
+        if os.getpid() != self._process_id:
+            return
+        self.is_closed = True
         self._post(self._stop.set)
         # The garbage collector may end an LLM on any thread, even on its own.
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop soon, if there is one in this process."""
+        if os.getpid() == self._process_id:
+            self._post(function)
 
     def _post(self, function: Callable[[], object]) -> bool:
         """Call a function on the loop soon; False if that has ended."""

@@ -16,6 +16,7 @@ from uma.client.client import Client
 from uma.errors import ConnectionLost, sole_error
 from uma.net.link import Link
 from uma.net.place import objection
+from uma.net.trio_only import require_trio
 from uma.protocol.session import ClientSession
 
 HELLO_TIMEOUT_SEC = 10.0
@@ -32,6 +33,7 @@ async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> As
     refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
     directory and someone else could be listening there. Leaving the block hangs up: whatever still runs is cancelled.
     """
+    require_trio("connect")
     if (problem := objection(Path(path))) is not None:
         raise ConnectionLost(problem)
     sock = await _dial(Path(path))

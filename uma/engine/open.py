@@ -19,6 +19,7 @@ from uma.engine.kv.disk import DiskTier
 from uma.llama.catalog import resolve
 from uma.llama.context import Context
 from uma.llama.model import Model
+from uma.net.trio_only import require_trio
 
 LAST_WRITES_SEC = 10.0
 """Maximum time, at the end, for snapshots that are still being written to disk."""
@@ -32,6 +33,7 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
     Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault of the decode thread
     cancels the block and is raised from it.
     """
+    require_trio("open_engine")
     config = config or RuntimeConfig()
     async with AsyncExitStack() as stack:
         model = await trio.to_thread.run_sync(_load, config)

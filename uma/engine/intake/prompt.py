@@ -59,7 +59,7 @@ class PromptReader:
         """Raise `PromptTooLarge` for a prompt that leaves no space for an answer in the context."""
         if prompt_tokens >= self._max_tokens:
             raise PromptTooLarge(
-                f"prompt: {prompt_tokens:,} tokens do not fit the context of {self._max_tokens:,} tokens, "
+                f"prompt too large: {prompt_tokens:,} tokens do not fit the context of {self._max_tokens:,} tokens, "
                 "which must also hold the answer; shorten the prompt, or run with a larger --n-ctx"
             )
 
@@ -70,7 +70,8 @@ class PromptReader:
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > self._max_bytes:
             raise PromptTooLarge(
-                f"prompt: {size:,} bytes are over this server's limit of {self._max_bytes:,} (max_prompt_bytes)"
+                f"prompt too large: {size:,} bytes are over this server's limit of {self._max_bytes:,} "
+                "(max_prompt_bytes)"
             )
 
     def _tokenize(self, request: Request) -> array[int]:

@@ -1,0 +1,32 @@
+"""UMA's async interface is Trio's. A program that runs another event loop is told so, and what to do instead."""
+
+from __future__ import annotations
+
+import sys
+
+import trio
+
+INSTEAD = (
+    "use uma.LLM, which works anywhere: `llm = await asyncio.to_thread(uma.LLM, model)`, then "
+    "`await asyncio.to_thread(llm.generate, prompts)`; or run Trio in a thread of its own"
+)
+
+
+def require_trio(function: str) -> None:
+    """Raise `RuntimeError` where no Trio runs, with the way out for asyncio programs."""
+    if trio.lowlevel.in_trio_run():
+        return
+    if _is_asyncio():
+        raise RuntimeError(f"uma.{function} needs Trio, and this is asyncio; {INSTEAD}")
+    raise RuntimeError(f"uma.{function} needs Trio: call it in an async function that trio.run runs, or use uma.LLM")
+
+
+def _is_asyncio() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
