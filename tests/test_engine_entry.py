@@ -22,7 +22,7 @@ from harness import PATIENCE_SEC, frame
 from uma import Message, Request, open_engine
 from uma.engine import Engine
 from uma.engine.intake.coalesce import WhenIdle
-from uma.engine.kv.disk import DiskTier
+from uma.engine.kv.disk import FOLDER, DiskTier
 from uma.errors import ShuttingDown
 from uma.server.server import Server
 
@@ -174,7 +174,7 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
     folder, known = str(tmp_path / "kv"), tokens_for(1, 2_030)
     async with open_engine(config_for(tiny, cache_dir=folder, cache_ram_mb=16)) as engine:
         await answer(engine, ask(known, 2))
-    (kept,) = (tmp_path / "kv").glob("*.umakv")
+    (kept,) = (tmp_path / "kv" / FOLDER).glob("*.umakv")
     assert kept.stat().st_size > 2**20
     async with open_engine(config_for(tiny, cache_dir=folder, cache_ram_mb=1)) as engine:
         got = await answer(engine, ask((*known, 1), 2))

@@ -16,6 +16,7 @@ from engine_world import alone, answer, answers, ask, config_for, tokens_for
 
 from models import Kind, write_model
 from uma import Request, RuntimeConfig, open_engine
+from uma.engine.kv.disk import FOLDER
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -192,7 +193,7 @@ async def test_a_damaged_snapshot_is_not_used(tiny: Path, tmp_path: Path) -> Non
     config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
     async with open_engine(config) as engine:
         await answer(engine, ask(prompt, 2))
-    (kept,) = (tmp_path / "kv").glob("*.umakv")
+    (kept,) = (tmp_path / "kv" / FOLDER).glob("*.umakv")
     data = bytearray(kept.read_bytes())
     data[-1000] ^= 1
     kept.write_bytes(data)

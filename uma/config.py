@@ -135,7 +135,7 @@ class RuntimeConfig:
         -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"
     )
     cache_dir: str = setting("", "folder for prefixes that survive restarts; empty: none", "path")
-    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "most that --cache-dir may hold", "MiB")
+    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "most that --cache-dir may hold, of all models", "MiB")
 
     http: str = setting(
         "",

@@ -160,6 +160,8 @@ class Engine:
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""
         self.worker.read_gauges()
+        if self.archive is not None:
+            self._metrics.cache.disk_drops = self.archive.dropped
         return self._metrics.snapshot()
 
     def listen_to_kv(self, listener: KvListener) -> None:

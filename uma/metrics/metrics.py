@@ -30,6 +30,8 @@ class CacheMetrics:
     ram_snapshots: int = 0
     ram_hits: int = 0
     ram_evictions: int = 0
+    disk_drops: int = 0
+    """Snapshots that were not written since the disk was too slow, or they were too large for it."""
 
     def snapshot(self) -> dict[str, Any]:
         """`cache_…`, with `cache_hit_rate` from 0 to 1."""

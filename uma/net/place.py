@@ -19,17 +19,26 @@ REMEDY = "remove it, or name another path with --socket or UMA_SOCKET"
 def objection(path: Path) -> str | None:
     """Why a socket at `path` is not to be trusted, and what to do; None where it is, or nothing is there yet."""
     directory = path.parent
-    if directory != Path(default_socket()).parent or (status := _lstat(directory)) is None:
+    if directory != Path(default_socket()).parent:
         return None
-    if not stat.S_ISDIR(status.st_mode):
-        return f"{directory} is no directory of its own; {REMEDY}"
-    if status.st_uid != os.geteuid():
-        return f"{directory} belongs to someone else (uid {status.st_uid}); {REMEDY}"
-    if status.st_mode & 0o022:
-        return f"{directory} can be written by someone else, who may have made what is in it; {REMEDY}"
+    if (problem := directory_objection(directory)) is not None:
+        return f"{problem}; {REMEDY}"
     inside = _lstat(path)
     if inside is not None and inside.st_uid != os.geteuid():
         return f"{path} belongs to someone else (uid {inside.st_uid}); {REMEDY}"
+    return None
+
+
+def directory_objection(directory: Path) -> str | None:
+    """Why what is in `directory` may be another user's doing; None where it is not, or nothing is there yet."""
+    if (status := _lstat(directory)) is None:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{directory} is no directory of its own"
+    if status.st_uid != os.geteuid():
+        return f"{directory} belongs to someone else (uid {status.st_uid})"
+    if status.st_mode & 0o022:
+        return f"{directory} can be written by someone else, who may have made what is in it"
     return None
 
 

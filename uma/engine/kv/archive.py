@@ -5,8 +5,9 @@ The disk tier belongs to the Trio thread and the snapshot store to the decode th
 
 from __future__ import annotations
 
-import math
+import logging
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -14,19 +15,57 @@ import trio
 from uma.engine.kv.disk import DiskTier
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.snapshots import Snapshot
+from uma.net.wakeup import Wakeup
+
+_log = logging.getLogger("uma.engine.kv.archive")
+
+MAX_QUEUED_BYTES = 256 * 2**20
+"""Maximum size of the snapshots that wait to be written: they are held in memory beside `cache_ram_mb`."""
 
 
 class Archive:
-    """A disk tier with a queue of snapshots to write. Belongs to the Trio thread, except `write_soon`."""
+    """A disk tier with a queue of snapshots to write. Belongs to the Trio thread, except `write_soon`.
 
-    def __init__(self, disk: DiskTier) -> None:
+    Where the disk is slower than snapshots come, those that wait longest are dropped, and counted: the newer ones are
+    of conversations that are more likely to go on. One snapshot may wait however large it is.
+    """
+
+    def __init__(self, disk: DiskTier, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._disk = disk
-        self._to_disk, self._queue = trio.open_memory_channel[Snapshot](math.inf)
+        self._max_queued_bytes = max_queued_bytes
+        self._queue: deque[Snapshot] = deque()
+        self.queued_bytes = 0
+        self.dropped = 0
+        """Snapshots that were never written."""
+        self._has_work = Wakeup()
+        self._is_closed = False
         self._trio_token = trio.lowlevel.current_trio_token()
 
     def write_soon(self, snapshot: Snapshot) -> None:
         """On the decode thread: queue a snapshot to be written."""
-        self._trio_token.run_sync_soon(self._to_disk.send_nowait, snapshot)
+        self._trio_token.run_sync_soon(self.enqueue, snapshot)
+
+    def enqueue(self, snapshot: Snapshot) -> None:
+        """Queue a snapshot to be written; the oldest are dropped until the rest is within the bound."""
+        if not self._disk.fits(snapshot):
+            self._drop(snapshot)
+            return
+        self._queue.append(snapshot)
+        self.queued_bytes += snapshot.size_bytes
+        while self.queued_bytes > self._max_queued_bytes and len(self._queue) > 1:
+            self._drop(self._take())
+        self._has_work.ring()
+
+    def _take(self) -> Snapshot:
+        snapshot = self._queue.popleft()
+        self.queued_bytes -= snapshot.size_bytes
+        return snapshot
+
+    def _drop(self, snapshot: Snapshot) -> None:
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: the log of a slow disk stays short
+            tokens = len(snapshot.tokens)
+            _log.warning("cache_dir: a prefix of %d tokens was not written; %d so far", tokens, self.dropped)
 
     def listen(self, listener: KvListener) -> None:
         """See `DiskTier.listen`."""
@@ -34,12 +73,20 @@ class Archive:
 
     async def run(self) -> None:
         """Write what is queued; ends after `close`, once everything is written."""
-        async for snapshot in self._queue:
-            await self._disk.write(snapshot)
+        while True:
+            while self._queue:
+                await self._disk.write(self._take())
+            if self._is_closed:
+                return
+            await self._has_work.wait()
 
     def close(self) -> None:
         """Once the decode thread has ended: take what it queued last, and no more."""
-        self._trio_token.run_sync_soon(self._to_disk.close)
+        self._trio_token.run_sync_soon(self._close)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._has_work.ring()
 
     async def fetch(self, tokens: array[int], count_known: Callable[[array[int]], Awaitable[int]]) -> Snapshot | None:
         """The snapshot on disk that saves most of `tokens`; None where none saves clearly more than memory does.

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 import tempfile
+import time
 import weakref
 from array import array
+from collections import OrderedDict
 from pathlib import Path
 
 import attrs
@@ -22,23 +25,39 @@ from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 from uma.engine.kv.snapshots import Snapshot
 from uma.errors import ConfigError
+from uma.net.place import directory_objection
 
 _log = logging.getLogger("uma.engine.kv.disk")
 
 MAGIC = b"UMAKV001"
-SUFFIX = ".umakv"
+FOLDER = "uma-prefixes"
+"""Of the folder that the user names, the part that is ours: nothing else in it is read, counted or removed."""
+SUFFIX, PART_SUFFIX = ".umakv", ".umakv-part"
+"""Of a snapshot's file, and of one that is still being written."""
+PART_AGE_SEC = 3600.0
+"""A part that has not changed for so long was left behind; a younger one may be another server's, that writes it."""
+HEADER_BYTES = 4096
+"""What a file has beside the snapshot, at most."""
 LEAST_GAIN_TOKENS = 64
 """A file is read if it may save at least this many tokens."""
 
 
 @attrs.define(eq=False)
-class _Entry:
+class _File:
+    """A file in our folder: a snapshot, perhaps of another model or made with another llama.cpp."""
+
     path: Path
-    tokens: array[int]
     size_bytes: int
+    used_at: float = 0.0
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Entry(_File):
+    """A snapshot that can be used."""
+
+    tokens: array[int]
     snapshot: weakref.ref[Snapshot] | None = None
     """The same in memory, for as long as the decode thread keeps it."""
-    written_at: float = 0.0
     reading: trio.Lock = attrs.field(factory=trio.Lock)
     """Held by whoever reads the file, so that others who need it meanwhile need not."""
 
@@ -52,8 +71,9 @@ class _Entry:
 
 
 class DiskTier:
-    """Snapshots in a folder, up to `capacity_bytes`; the files read or written longest ago go first.
+    """Snapshots in `FOLDER` in a folder, up to `capacity_bytes`; the file that was used longest ago is evicted first.
 
+    All files there count, also those of other models and other versions of llama.cpp, and are evicted alike.
     `identity` is everything a snapshot depends on; `exact_ends` as for the `SnapshotStore`; what is larger than
     `most_read_bytes` has no place in memory and is never read. Belongs to the Trio thread.
     Raises `ConfigError` where the folder cannot be used.
@@ -68,16 +88,21 @@ class DiskTier:
         *,
         exact_ends: bool = False,
     ) -> None:
-        self._folder = folder
+        self._folder = folder = folder / FOLDER
         self._identity = identity
         self._capacity_bytes = capacity_bytes
         self._most_read_bytes = most_read_bytes
         self._exact_ends = exact_ends
         self._entries: PrefixIndex[_Entry] = PrefixIndex()
-        self._size_bytes = 0
+        self._files: OrderedDict[Path, _File] = OrderedDict()
+        """Of all files, those used longest ago first."""
+        self.size_bytes = 0
+        """Of all of them."""
         self._events = KvEvents()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if (problem := directory_objection(folder)) is not None:
+                raise ConfigError(f"cache_dir: {problem}; remove it, or name another folder with --cache-dir")
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
@@ -85,8 +110,12 @@ class DiskTier:
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
-        for entry in await trio.to_thread.run_sync(self._scan):
-            self._keep(entry)
+        for file in await trio.to_thread.run_sync(self._scan):
+            self._keep(file)
+
+    def fits(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot can be kept at all."""
+        return snapshot.size_bytes + HEADER_BYTES <= self._capacity_bytes
 
     def listen(self, listener: KvListener) -> None:
         """Tell `listener` of all that is on disk, and from now on of every change."""
@@ -118,6 +147,7 @@ class DiskTier:
         if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
+        self._files.move_to_end(entry.path)  # used, even where memory holds it too: it is what a restart will need
         return None if entry.is_loaded or entry.size_bytes > self._most_read_bytes else entry
 
     async def write(self, snapshot: Snapshot) -> None:
@@ -134,37 +164,51 @@ class DiskTier:
             if size < len(snapshot.tokens):
                 self._remove(entry)
 
-    def _keep(self, entry: _Entry) -> None:
-        """Take an entry in; the oldest go until all fit."""
-        self._entries.put(entry.tokens, entry)
-        self._size_bytes += entry.size_bytes
-        self._events.stored(Tier.DISK, 0, len(entry.tokens), entry.whole)
-        while self._size_bytes > self._capacity_bytes and len(self._entries) > 1:
-            self._remove(next(iter(self._entries)))
+    def _keep(self, file: _File) -> None:
+        """Take a file in; the ones used longest ago are evicted until all fit."""
+        if (old := self._files.pop(file.path, None)) is not None:
+            self.size_bytes -= old.size_bytes
+        self._files[file.path] = file
+        self.size_bytes += file.size_bytes
+        if isinstance(file, _Entry):
+            self._entries.put(file.tokens, file)
+            self._events.stored(Tier.DISK, 0, len(file.tokens), file.whole)
+        while self.size_bytes > self._capacity_bytes:
+            self._remove(next(iter(self._files.values())))
 
-    def _forget(self, entry: _Entry) -> None:
-        if self._entries.has(entry.tokens):
-            self._entries.discard(entry.tokens)
-            self._size_bytes -= entry.size_bytes
-            self._events.removed(Tier.DISK, 0, len(entry.tokens), entry.whole)
+    def _forget(self, file: _File) -> None:
+        if self._files.pop(file.path, None) is None:
+            return
+        self.size_bytes -= file.size_bytes
+        if isinstance(file, _Entry):
+            self._entries.discard(file.tokens)
+            self._events.removed(Tier.DISK, 0, len(file.tokens), file.whole)
 
-    def _remove(self, entry: _Entry) -> None:
-        self._forget(entry)
+    def _remove(self, file: _File) -> None:
+        self._forget(file)
         try:
-            entry.path.unlink(missing_ok=True)
+            file.path.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("cache_dir: %s could not be removed: %s", entry.path, error)
+            _log.warning("cache_dir: %s could not be removed: %s", file.path, error)
 
-    def _scan(self) -> list[_Entry]:
-        files = self._folder.glob(f"*{SUFFIX}")
-        entries = [entry for path in files if (entry := self._read_header(path)) is not None]
-        for leftover in self._folder.glob("*.tmp"):
-            leftover.unlink(missing_ok=True)
-        return sorted(entries, key=lambda each: each.written_at)
+    def _scan(self) -> list[_File]:
+        """What the folder holds, the file used longest ago first. What is no plain file of ours stays as it is."""
+        found: list[_File] = []
+        for path in self._folder.iterdir():
+            try:
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                if path.suffix == SUFFIX:
+                    found.append(self._read_header(path, status) or _File(path, status.st_size, status.st_mtime))
+                elif path.suffix == PART_SUFFIX and time.time() - status.st_mtime > PART_AGE_SEC:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("cache_dir: %s is ignored: %s", path, error)
+        return sorted(found, key=lambda each: each.used_at)
 
-    def _read_header(self, path: Path) -> _Entry | None:
+    def _read_header(self, path: Path, status: os.stat_result) -> _Entry | None:
         try:
-            status = path.stat()
             with path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
                 differs = [name for name, value in self._identity.items() if header.get(name) != value]
@@ -176,7 +220,7 @@ class DiskTier:
         if differs:
             _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
-        return _Entry(path, tokens, status.st_size, written_at=status.st_mtime)
+        return _Entry(path, status.st_size, status.st_mtime, tokens=tokens)
 
     @staticmethod
     def _parse_header(start: bytes, read: object) -> dict[str, str | int]:
@@ -214,7 +258,7 @@ class DiskTier:
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
         # Written aside and renamed: a snapshot is there whole or not at all, also when the machine stops.
-        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=PART_SUFFIX, delete=False) as file:
             try:
                 for part in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens, snapshot.data):
                     file.write(part)
@@ -224,7 +268,7 @@ class DiskTier:
                 Path(file.name).unlink(missing_ok=True)
                 raise
         snapshot.is_on_disk = True
-        return _Entry(path, snapshot.tokens, path.stat().st_size, weakref.ref(snapshot))
+        return _Entry(path, path.stat().st_size, tokens=snapshot.tokens, snapshot=weakref.ref(snapshot))
 
 
 def _token_bytes(count: object, most: int) -> int:
