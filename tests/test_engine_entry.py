@@ -19,7 +19,7 @@ import trio.testing
 from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC, frame
-from uma import Message, Request, open_engine
+from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.kv.disk import FOLDER, DiskTier
@@ -60,7 +60,8 @@ async def test_a_chat_of_very_many_tiny_messages_is_not_rendered_on_the_trio_thr
                     await trio.testing.wait_all_tasks_blocked()
                     assert limiter.statistics().tasks_waiting == 1
                     # What is short goes no such way.
-                    await engine.tokenize(Request("b", messages=(Message("user", content),) * 10))
+                    short = (Message("user", content),) * 10
+                    await answer(engine, Request("b", messages=short, sampling=SamplingParams(max_tokens=1)))
 
 
 @pytest.mark.parametrize("waits_for", ["tokens", "disk"])

@@ -15,7 +15,7 @@ from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.order import LANE_DELAY_MS, admission_key
-from uma.engine.policy.overload import BEYOND_REPAIR, Load, retry_after_ms, wait_ms
+from uma.engine.policy.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
 from uma.engine.worker.sequence import Sequence
 from uma.errors import Overloaded
 from uma.metrics import EngineMetrics
@@ -56,7 +56,7 @@ class Gate:
         if (lane >= 0 and ahead >= limit) or waiting >= 2 * limit:
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {limit:,})",
-                retry_after_ms=retry_after_ms(self._metrics.service_ms_ewma / self._max_active, 0),
+                retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, self._max_active),
             )
 
     def check_deadline(self, request: Request, prompt_tokens: int) -> None:

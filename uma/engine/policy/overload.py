@@ -12,6 +12,8 @@ TYPICAL_CHUNK_TOKENS = 256
 LEAST_PREFILL_SHARE = 0.1
 """Of a tick's time, what prefill gets at least however much decodes (the guard's bound sees to it)."""
 LEAST_RETRY_MS = 50
+UNKNOWN_SERVICE_MS = 1000.0
+"""Assumed time from a request's begin to its end, until one has ended."""
 
 
 @attrs.frozen
@@ -45,6 +47,15 @@ def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
     short = load.running + load.ahead_waiting + 1 - load.max_running
     place_ms = short * load.service_ms / load.max_running if short > 0 else 0.0
     return max(reading_ms, place_ms + prompt_tokens * per_token_ms / share)
+
+
+def full_queue_retry_ms(waiting: int, limit: int, service_ms: float, max_running: int) -> int:
+    """When a request that found the queue full should try again: once half of what may wait has been worked off.
+
+    A hint of the next free place would bring all that were refused back at once, to a queue that is full again.
+    """
+    ahead = max(1, waiting - limit // 2)
+    return max(LEAST_RETRY_MS, round(ahead * (service_ms or UNKNOWN_SERVICE_MS) / max_running))
 
 
 def retry_after_ms(wait: float, target_ms: float) -> int:
