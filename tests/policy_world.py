@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.order import due_ms
 
@@ -118,13 +119,17 @@ class World:
         assert plan.decode or plan.prefill, "nothing was planned although there is work"
         began, cost = self.now_ms, self.scheduler.cost
         rows, tokens, decode_ms = len(plan.decode), sum(count for _, count in plan.prefill), 0.0
-        if rows:
-            self.cells += rows
-            decode_ms = self.machine.decode_ms(rows, self.cells)
-            self.now_ms += decode_ms
-            cost.observe_decode(rows, self.cells, decode_ms)
-            for key in plan.decode:
-                self._give(key)
+        for _ in range(plan.steps if rows else 0):
+            keys = [key for key in plan.decode if key in self.running]
+            if not keys:
+                break
+            self.cells += len(keys)
+            step_ms = self.machine.decode_ms(len(keys), self.cells)
+            self.now_ms += step_ms
+            decode_ms += step_ms
+            cost.observe_decode(len(keys), self.cells, step_ms)
+            for key in keys:
+                self._give(key, plan.pace_ms)
         if tokens:
             self.cells += tokens
             position = sum(count * self.running[key].row.position for key, count in plan.prefill) / tokens
@@ -135,16 +140,17 @@ class World:
                 row = self.running[key].row
                 row.remaining -= count
                 if row.remaining == 0:
-                    self._give(key)
+                    self._give(key, plan.pace_ms)
         tick = Tick(plan, rows, tokens, began, decode_ms, self.now_ms - began)
         self.now_ms += GAP_MS
         self.ticks.append(tick)
         return tick
 
-    def _give(self, key: int) -> None:
+    def _give(self, key: int, pace_ms: float) -> None:
         asked = self.running[key]
-        asked.given_ms.append(self.now_ms)
-        asked.row.had_token(self.now_ms)
+        given_ms = reader_ms(asked.row.last_token_ms, self.now_ms, pace_ms)
+        asked.given_ms.append(given_ms)
+        asked.row.had_token(given_ms)
         if asked.is_done:
             self.cells -= asked.row.prompt_tokens + asked.output_tokens - 1
             del self.running[key]

@@ -71,7 +71,7 @@ def hand_overs(monkeypatch: pytest.MonkeyPatch) -> HandOvers:
 
     def watched(deliver: Deliver) -> Outbox:
         def record(deliveries: list[Delivery], *rest: Any) -> None:
-            found.add([event for _, event in deliveries])
+            found.add([event for _, event, _ in deliveries])
             deliver(deliveries, *rest)
 
         return Outbox(record)
@@ -169,7 +169,7 @@ async def test_what_a_tap_leaves_is_read_in_order_and_all_room_is_given_back(
 ) -> None:
     account: Any = Account()
     forgotten: list[int] = []
-    stream = RequestStream(account, lambda: forgotten.append(7))
+    stream = RequestStream(account, lambda: forgotten.append(7), lambda _: None)
     takes: list[bool] = []
     seen = Seen(iter(takes.pop, None))
     stream.tap = seen.tap if is_tapped else None

@@ -46,7 +46,7 @@ def test_nothing_goes_before_it_is_due_and_all_goes_in_one_call_with_the_first_t
     reader.outbox.flush_due(19.0)
     assert reader.calls == []
     reader.outbox.flush_due(21.0)
-    assert reader.calls == [[("stream", token(0)), ("stream", token(1)), ("stream", token(2))]]
+    assert reader.calls == [[("stream", token(0), 0.0), ("stream", token(1), 0.0), ("stream", token(2), 0.0)]]
 
 
 def test_what_cannot_wait_goes_at_the_next_chance_and_takes_along_what_could() -> None:
@@ -55,21 +55,21 @@ def test_what_cannot_wait_goes_at_the_next_chance_and_takes_along_what_could() -
     reader.outbox.add("urgent", token(1), AT_ONCE)
     assert reader.calls == [], "handing over is for when the batch is done"
     reader.outbox.flush_due(-1e9)
-    assert reader.calls == [[("patient", token(0)), ("urgent", token(1))]]
+    assert reader.calls == [[("patient", token(0), 0.0), ("urgent", token(1), 0.0)]]
 
 
 def test_an_event_without_a_time_cannot_wait() -> None:
     reader = Reader()
     reader.outbox.add("stream", token(0))
     reader.outbox.flush_due(0.0)
-    assert reader.given == [("stream", token(0))]
+    assert reader.given == [("stream", token(0), 0.0)]
 
 
 def test_a_moment_nobody_can_name_is_later_than_all() -> None:
     reader = Reader()
     reader.outbox.add("stream", token(0), 1e12)
     reader.outbox.flush_due(math.inf)
-    assert reader.given == [("stream", token(0))]
+    assert reader.given == [("stream", token(0), 0.0)]
 
 
 def test_only_what_cannot_wait_is_waited_for() -> None:
@@ -88,7 +88,7 @@ def test_nobody_who_takes_nothing_stops_the_decode_thread(due_ms: float) -> None
     for number in range(3):
         outbox.add("stream", token(number), due_ms)
         outbox.flush()
-    assert calls == [[("stream", token(number))] for number in range(3)]
+    assert calls == [[("stream", token(number), 0.0)] for number in range(3)]
 
 
 def test_where_nothing_is_held_nobody_is_woken() -> None:
@@ -104,7 +104,7 @@ def test_what_went_leaves_no_due_time_behind() -> None:
     reader.outbox.flush_due(0.0)
     reader.outbox.add("stream", token(1), 100.0)
     reader.outbox.flush_due(50.0)
-    assert reader.given == [("stream", token(0))]
+    assert reader.given == [("stream", token(0), 0.0)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 50))), st.integers(0, 60))
@@ -124,7 +124,7 @@ def test_delivery_may_add_more(events: list[tuple[int, float]], when: int) -> No
         outbox.add(stream, token(number), due_ms)
     outbox.flush_due(float(when))
     outbox.flush()
-    expected = [(stream, token(number)) for number, (stream, _) in enumerate(events)]
+    expected = [(stream, token(number), 0.0) for number, (stream, _) in enumerate(events)]
     assert [each for each in given_events if each[0] != "late"] == expected
     outbox.flush()
     assert len(given_events) == len(expected) + bool(expected)
@@ -142,10 +142,10 @@ class Ticks(RuleBasedStateMachine):
 
     @rule(stream=st.integers(0, 3), wait_ms=st.one_of(st.just(AT_ONCE), st.floats(0, 100)))
     def add(self, stream: int, wait_ms: float) -> None:
-        event = (stream, token(len(self.added)))
-        self.added.append(event)
+        event = token(len(self.added))
+        self.added.append((stream, event, 0.0))
         self.due_ms.append(self.now_ms + wait_ms)
-        self.reader.outbox.add(*event, self.now_ms + wait_ms)
+        self.reader.outbox.add(stream, event, self.now_ms + wait_ms)
 
     @rule(took_ms=st.floats(0.01, 60))
     def tick(self, took_ms: float) -> None:

@@ -234,7 +234,7 @@ async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
     def watched(deliver: Deliver) -> Outbox:
         def record(deliveries: list[Delivery], *rest: Any) -> None:
             known = [step.at_ms for steps in strides for step in steps]
-            for _, event in deliveries:
+            for _, event, _ in deliveries:
                 if isinstance(event, Token):
                     # (The first token is that of the prompt's batch, and is not among the steps.)
                     waits_ms.append(now_ms - known[len(waits_ms) - 1] if waits_ms else 0.0)

@@ -119,7 +119,7 @@ def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: 
     cost = CostModel()
     for size in [size for size in SIZES if size <= 2_048] * 3:
         see(cost, Machine(), tokens=size, at=1_000)
-    chunk = cost.best_chunk(budget, 0.0, standing_at(at), most)
+    chunk = cost.best_chunk(budget, standing_at(at), most)
     assert 0 <= chunk <= most
     assert cost.prefill_ms(chunk, at) <= budget
 
@@ -127,15 +127,14 @@ def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: 
 def test_a_chunk_size_that_the_machine_likes_is_found_behind_one_that_it_does_not() -> None:
     # As measured where kernels have tiles: more tokens may take less time.
     cost = seen({32: 45.0, 64: 85.0, 128: 75.0, 192: 140.0})
-    assert cost.best_chunk(80.0, 0.0, standing_at(0), 4_096) == 128
+    assert cost.best_chunk(80.0, standing_at(0), 4_096) == 128
 
 
-def test_a_chunk_a_little_over_the_budget_is_taken_only_where_it_reads_clearly_faster() -> None:
-    steep = seen({32: 56.0, 64: 84.0, 128: 150.0})
-    even = seen({32: 42.0, 64: 84.0, 128: 168.0})
-    assert steep.best_chunk(75.0, 16.0, standing_at(0), 4_096) == 64
-    assert even.best_chunk(75.0, 16.0, standing_at(0), 4_096) < 64
-    assert steep.best_chunk(75.0, 0.0, standing_at(0), 4_096) < 64
+def test_of_chunks_that_read_equally_fast_the_smallest_is_taken() -> None:
+    even = seen({32: 42.0, 64: 83.0, 128: 165.0, 256: 329.0})
+    steep = seen({32: 56.0, 64: 84.0, 128: 150.0, 256: 280.0})
+    assert even.best_chunk(400.0, standing_at(0), 4_096) == 32
+    assert steep.best_chunk(300.0, standing_at(0), 4_096) == 256
 
 
 # What lies before a chunk
@@ -189,10 +188,10 @@ def test_what_attention_costs_is_known_of_sizes_seen_only_at_the_begin() -> None
 
 
 def test_deep_in_a_prompt_fewer_tokens_fit_the_same_time() -> None:
-    machine, cost = Machine(cell_ms=3e-4), CostModel()
+    machine, cost = Machine(base_ms=30.0, cell_ms=3e-4), CostModel()
     for size in (16, 32, 64, 128):
         read_prompt(cost, machine, 4_000, size)
-    chunks = [cost.best_chunk(130.0, 0.0, standing_at(position), 8_192) for position in (0, 2_000, 6_000)]
+    chunks = [cost.best_chunk(180.0, standing_at(position), 8_192) for position in (0, 2_000, 6_000)]
     assert chunks == sorted(set(chunks), reverse=True)
 
 
@@ -207,9 +206,9 @@ def test_a_rest_that_fills_no_tile_is_predicted_from_the_smaller_size(rest: int)
 
 
 def test_a_rest_is_taken_whole_only_where_a_smaller_size_tells_what_it_costs() -> None:
-    assert seen({32: 25.0, 64: 43.0}).best_chunk(80.0, 0.0, standing_at(0), 40) == 40
-    assert seen({64: 43.0}).best_chunk(80.0, 0.0, standing_at(0), 40) == 32
-    assert seen({64: 43.0}).best_chunk(80.0, 0.0, standing_at(0), 5) == 5, "a whole prompt"
+    assert seen({32: 25.0, 64: 43.0}).best_chunk(80.0, standing_at(0), 40) == 40
+    assert seen({64: 43.0}).best_chunk(80.0, standing_at(0), 40) == 32
+    assert seen({64: 43.0}).best_chunk(80.0, standing_at(0), 5) == 5, "a whole prompt"
 
 
 @given(st.integers(33, 63), st.floats(1, 200))

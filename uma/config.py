@@ -17,7 +17,7 @@ import attrs
 
 from uma.constraints import Length, Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
-from uma.types import SAMPLER_FIELDS, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
+from uma.types import SAMPLER_FIELDS, Pace, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
@@ -126,6 +126,10 @@ class RuntimeConfig:
     slo_ttft_ms: Annotated[float, Range(gt=0)] = setting(2000.0, "time to first token to aim for", "milliseconds")
     slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(
         80.0, "time between tokens to aim for; faster ones may come several at a time", "milliseconds"
+    )
+
+    pace: Pace = setting(
+        "auto", "hand out tokens evenly while prompts are read; off: as they are computed, also where a request asks"
     )
 
     cache_tokens: Annotated[int, Range(-1)] = setting(

@@ -20,6 +20,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
 MAX_SEED = 2**32 - 1
+Pace = Literal["auto", "off"]
+"""Whether tokens computed ahead are handed out evenly."""
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
 
@@ -277,6 +279,9 @@ class Request:
     """False: no `Token` events; `Finished` carries the whole text."""
     priority: Literal[-1, 0, 1] = 0
     slo: Slo = Slo()
+    pace: Pace = "auto"
+    """`auto`: while other prompts are read, tokens computed ahead are given evenly, `target_tbt_ms` apart at most.
+    `off`: each as soon as it is computed."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
 
@@ -313,6 +318,9 @@ class RequestMetrics:
     """Completion tokens after the first, over `decode_ms`."""
     decode_iterations: int
     """Batches that computed one of its tokens, prefill chunks included."""
+    qoe: float = 1.0
+    """Quality of experience from 0 to 1, as Andes (arXiv 2404.16283) defines it: 1 where the reader, at the pace of
+    `target_tbt_ms` from `target_ttft_ms` on, never waited for a token."""
 
 
 @attrs.frozen

@@ -234,18 +234,23 @@ class Engine:
             lane=Priority.INTERACTIVE if is_probe else request.priority,
             arrived_ms=now_ms(),
             target_ttft_ms=0.0 if is_probe else request.slo.target_ttft_ms,
+            expected_ttft_ms=request.slo.target_ttft_ms or self.config.slo_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
             credits=CREDITS,
+            is_paced="off" not in (request.pace, self.config.pace) and request.stream and request.priority >= 0,
             is_probe=is_probe,
             warnings=(cut,) if asked > limit else (),
         )
         sequence.stream = stream = RequestStream(
-            SequenceControl(self.worker.commands, sequence), lambda: self._forget(sequence)
+            SequenceControl(self.worker.commands, sequence), lambda: self._forget(sequence), self._count_dropped
         )
         self._open[sequence] = None
         self.worker.commands.submit(sequence)
         self._wake_worker.ask()
         return stream
+
+    def _count_dropped(self, tokens: int) -> None:
+        self._metrics.tokens_dropped_total += tokens
 
     def _forget(self, sequence: Sequence) -> None:
         if sequence in self._open:

@@ -45,6 +45,12 @@ class EngineMetrics:
 
     tokens_generated_total: int = 0
     """Tokens handed to readers; agrees with the sum of `usage.completion_tokens`."""
+    tokens_dropped_total: int = 0
+    """Tokens computed ahead of their time for readers that cancelled before it came. Their KV stays as cache."""
+    tokens_late_total: int = 0
+    """Tokens that reached their reader later after the one before than a quarter over its `target_tbt_ms`."""
+    lead_ms: float = 0.0
+    """For how long every reader could go on without another token when the last piece of a prompt was planned."""
     prompt_tokens_total: int = 0
     """Prompt tokens of all requests that were started."""
     cached_tokens_total: int = 0
@@ -121,4 +127,5 @@ class EngineMetrics:
                 flat[field.name] = round(value, 3) if isinstance(value, float) else value
         # Two writers, two fields; whoever reads them is told the sum.
         flat["requests_cancelled"] += self.requests_withdrawn
+        flat["tokens_generated_total"] -= self.tokens_dropped_total
         return flat

@@ -1,4 +1,4 @@
-"""From the decode thread to the Trio thread: events by the batch, and a bell.
+"""From the decode thread to the Trio thread: events by the batch, a bell, and one timer for those that are early.
 
 Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket. The Trio thread takes it, and
 the decode thread, which has a batch ready, waits until all events are dealt with. This bell is rung with the GIL held:
@@ -8,13 +8,18 @@ the Trio thread gets it when `llama_decode` begins, and works while that compute
 from __future__ import annotations
 
 import ctypes
+import heapq
+import itertools
+import math
 import os
 import threading
 from collections import deque
 
 import trio
 
+from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Delivery
+from uma.engine.delivery.stream import RequestStream
 
 _write = ctypes.PyDLL(None).write
 """The C library's, called without giving up the GIL: on a pipe that does not block it takes a microsecond."""
@@ -30,6 +35,9 @@ class Mailbox:
         self._bell, self._rope = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._rope, False)
+        self._early: list[tuple[float, int, RequestStream]] = []
+        """A heap: when which stream has to release an event. The number keeps streams from being compared."""
+        self._numbers = itertools.count()
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
         """Have events delivered soon; `taken` is set when they are, and their readers have had a turn."""
@@ -40,6 +48,9 @@ class Mailbox:
     async def run(self) -> None:
         """Deliver what is posted, until cancelled."""
         while True:
+            if self._early and not await self._is_rung_before(self._early[0][0]):
+                self._release(now_ms())
+                continue
             await trio.lowlevel.wait_readable(self._bell)
             os.read(self._bell, MOST_RINGS)
             waiting = self.empty()
@@ -55,13 +66,29 @@ class Mailbox:
         waiting = []
         while self._mail:
             deliveries, taken = self._mail.popleft()
-            for stream, event in deliveries:
-                stream.deliver(event)
+            now = now_ms()
+            for stream, event, not_before_ms in deliveries:
+                if (not_before_ms <= now and not stream.is_ahead) or not stream.keep(event, not_before_ms):
+                    stream.deliver(event)
+                else:
+                    heapq.heappush(self._early, (not_before_ms, next(self._numbers), stream))
             if taken is not None:
                 waiting.append(taken)
         return waiting
 
+    async def _is_rung_before(self, when_ms: float) -> bool:
+        with trio.move_on_after(max(0.0, when_ms - now_ms()) / 1000):
+            await trio.lowlevel.wait_readable(self._bell)
+            return True
+        return False
+
+    def _release(self, until_ms: float) -> None:
+        while self._early and self._early[0][0] <= until_ms:
+            _, _, stream = heapq.heappop(self._early)
+            stream.release(until_ms)
+
     def close(self) -> None:
-        """Once nobody posts or runs it any more."""
+        """Give out what is early, once no thread posts or runs it any more."""
+        self._release(math.inf)
         os.close(self._bell)
         os.close(self._rope)

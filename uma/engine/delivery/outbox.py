@@ -18,8 +18,8 @@ HANDOVER_SEC = 0.002
 """Maximum time the decode thread waits until events that are due at once were taken. Without it the next batch, which
 computes on every core, can keep the Trio thread from running until it ends."""
 
-Delivery = tuple[Any, Event | UmaError]
-"""A request's stream, and its next event."""
+Delivery = tuple[Any, Event | UmaError, float]
+"""A request's stream, its next event, and the time before which the reader is not given it."""
 
 Deliver = Callable[[list[Delivery], threading.Event | None], None]
 """Hands events over to the Trio thread, which sets the `threading.Event`, if there is one, once it has taken them."""
@@ -37,9 +37,11 @@ class Outbox:
         self.due_ms = math.inf
         """When the first of the buffered events must be handed over."""
 
-    def add(self, stream: Any, event: Event | UmaError, due_ms: float = AT_ONCE) -> None:
-        """Buffer an event; all that is buffered goes with it when it is due."""
-        self._buffered.append((stream, event))
+    def add(self, stream: Any, event: Event | UmaError, due_ms: float = AT_ONCE, not_before_ms: float = 0.0) -> None:
+        """Buffer an event, to be handed over by `due_ms`; all that is buffered goes with it. The Trio side keeps it for
+        its reader until `not_before_ms`.
+        """
+        self._buffered.append((stream, event, not_before_ms))
         self.due_ms = min(self.due_ms, due_ms)
 
     def flush_due(self, when_ms: float) -> None:

@@ -6,6 +6,8 @@ decode rows run several steps without re-planning (a stride). The rules, all in 
 
 - A stream's first token, its last event, and any event for a reader that is nearly out of credit are due at once.
 - Every other token is due `hold_ms` after it was sampled.
+- While prompts are read, rows decode ahead (`policy.lead`), and their readers are given each token at its time
+  (`reader_ms`): the Trio side keeps those that are early.
 - A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
 """
 
@@ -33,6 +35,14 @@ def hold_ms(target_tbt_ms: float, *, is_streamed: bool) -> float:
 def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, credits: int) -> float:
     """When a token that was sampled at `sampled_ms` must be handed over. `credits` are the reader's before it."""
     return AT_ONCE if is_first or credits <= LOW_CREDITS else sampled_ms + hold_ms
+
+
+def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float) -> float:
+    """When the reader is given a token that was sampled at `sampled_ms`, after one that it is given at `last_ms`.
+
+    Tokens that were computed ahead go out `pace_ms` apart, and never out of order. The first is given at once.
+    """
+    return max(sampled_ms, last_ms + pace_ms) if last_ms else sampled_ms
 
 
 def uniform_steps(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import attrs
 import trio
 
 from uma.engine.delivery.flow import RETURNED_EVENTS
@@ -27,12 +29,20 @@ class RequestStream:
     """`types.EventStream` of an engine. One task reads it; the Trio thread alone touches it.
 
     What is buffered here never exceeds the credit window (`flow`) and the last event. `on_end` is called once or twice
-    when the request is over for the engine: its last event came, or its reader left.
+    when the request is over for the engine: its last event came, or its reader left. `on_drop` is told how many tokens
+    were computed ahead for a reader that did not want them any more.
+
+    Tokens computed ahead of their time wait in `_ahead`, in order, until `release`.
     """
 
-    def __init__(self, control: Control, on_end: Callable[[], None]) -> None:
+    def __init__(self, control: Control, on_end: Callable[[], None], on_drop: Callable[[int], None]) -> None:
         self._control = control
         self._on_end = on_end
+        self._on_drop = on_drop
+        self._ahead: deque[tuple[float, Event | UmaError]] = deque()
+        self._dropped = 0
+        """Tokens that the reader was not given, because it cancelled before they were due."""
+        self._is_cancelled = False
         self._events: deque[Event | UmaError] = deque()
         self._reader: trio.lowlevel.Task | None = None
         self._read = 0
@@ -40,8 +50,33 @@ class RequestStream:
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether events wait for their time, behind which others have to queue."""
+        return bool(self._ahead)
+
+    def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
+        """For the engine: an event has come before its time. False where it is to be delivered at once instead.
+
+        A failure waits for nothing: what came before it is given out with it. After `cancel` tokens are dropped instead.
+        """
+        if isinstance(event, UmaError):
+            self.release(math.inf)
+            return False
+        if self._is_cancelled:
+            return self._drop(event)
+        self._ahead.append((not_before_ms, event))
+        return True
+
+    def release(self, until_ms: float) -> None:
+        """For the engine: deliver what was kept until now."""
+        while self._ahead and self._ahead[0][0] <= until_ms:
+            self.deliver(self._ahead.popleft()[1])
+
     def deliver(self, event: Event | UmaError) -> None:
-        """For the engine: the next event has come."""
+        """For the engine: the next event is due."""
+        if self._dropped and isinstance(event, Finished):
+            event = self._without_dropped(event)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
             self._count_read()
             return
@@ -55,8 +90,29 @@ class RequestStream:
 
     def cancel(self) -> None:
         """See `types.EventStream.cancel`."""
+        if self._is_over:
+            return
+        self._is_cancelled = True
+        ahead, self._ahead = self._ahead, deque()
+        for _, event in ahead:
+            if not self._drop(event):
+                self.deliver(event)
         if not self._is_over:
             self._control.cancel()
+
+    def _drop(self, event: Event | UmaError) -> bool:
+        """Leave out a token that the reader did not wait for; False for anything else."""
+        if not isinstance(event, Token):
+            return False
+        self._dropped += 1
+        self._on_drop(1)
+        return True
+
+    def _without_dropped(self, last: Finished) -> Finished:
+        """The last event of a request that was cancelled with tokens computed ahead: these were never given."""
+        given = max(0, last.usage.completion_tokens - self._dropped)
+        usage = attrs.evolve(last.usage, completion_tokens=given)
+        return attrs.evolve(last, reason="cancelled", usage=usage)
 
     def abandon(self) -> None:
         """For the engine: the reader has left."""

@@ -8,6 +8,7 @@ its speed changes. It starts knowing nothing, and says so.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 
@@ -23,8 +24,8 @@ SURE_TOKENS = 200
 """Observations that lie closer than this say little about the slope; then what other sizes show counts for more."""
 MOST_ATTENTION = 0.75
 """Of a batch's time, the share that may be put down to attention."""
-WORTH_SLACK = 1.05
-"""Times as many tokens a millisecond that a chunk over the budget must read."""
+NEARLY = 0.96
+"""Share of the best rate with which a smaller chunk is taken."""
 DRIFT_LIMIT = 4.0
 """Bounds of the drift factor."""
 HICCUP = 2.0
@@ -182,24 +183,26 @@ class CostModel:
         """A chunk of a prompt, after `position` tokens of it; 0 while nothing is known."""
         return self._chunks.predict(tokens, position + tokens / 2) * self._drift if tokens else 0.0
 
-    def best_chunk(self, budget_ms: float, slack_ms: float, position: Position, most: int) -> int:
-        """The prefill tokens, up to `most`, to compute in about `budget_ms`; 0 if not even the smallest chunk fits.
+    def best_chunk(self, longest_ms: float, position: Position, most: int) -> int:
+        """The prefill tokens, up to `most`, that read most tokens a millisecond and take `longest_ms` at most; 0 if not
+        even the smallest chunk does.
 
-        `position` says where a chunk of so many tokens would stand, on the average. What is chosen is the largest size
-        predicted to fit; or a larger one that takes up to `slack_ms` longer, if it reads clearly more tokens a
-        millisecond. Sizes are not monotonous: a larger tile may even be cheaper.
+        `position` says where a chunk of so many tokens would stand, on the average. Of sizes that read nearly as fast,
+        all that there is to read is chosen, or else the smallest that was seen: requests that come meanwhile wait for
+        its end. Rates are not monotonous in size.
         """
-        best, best_rate = 0, 0.0
         # What is left of a prompt fills no tile; how that is, has to be known from a smaller size first.
         rest = (most,) if most <= SIZES[0] or self._chunks.has_seen_below(most) else ()
+        rates: dict[int, float] = {}
         for size in (*(size for size in SIZES if size <= most), *rest):
             ms = self.prefill_ms(size, position(size))
-            rate = size / ms if ms > 0 else 0.0
-            if ms <= budget_ms:
-                best, best_rate = max(best, size), rate
-            elif ms <= budget_ms + slack_ms and best and rate >= WORTH_SLACK * best_rate:
-                best, best_rate = size, rate
-        return best
+            if ms <= longest_ms:
+                rates[size] = size / ms if ms > 0 else math.inf
+        enough = NEARLY * max(rates.values(), default=0.0)
+        if rates.get(most, -1.0) >= enough:
+            return most
+        fast = [size for size, rate in rates.items() if rate >= enough]
+        return next((size for size in fast if self._chunks.has_seen(size)), max(fast, default=0))
 
     def has_tried_beyond(self, chunk: int) -> bool:
         """Whether the next size after `chunk` was ever seen."""

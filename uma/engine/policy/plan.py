@@ -9,14 +9,16 @@ import attrs
 
 from uma.engine.policy.cost import SIZES, CostModel
 from uma.engine.policy.guard import LatencyGuard
+from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, lead_ms, longest_piece_ms, pace_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
-SLACK = 0.25
-"""Of the budget, by how much a tick may be longer where that reads prompts at a clearly better rate."""
+LEAST_SHARE = 0.5
+"""Of a decode step, the time for prompts after it where streams cannot have their targets anyway: they are read at a
+third of the machine at least."""
 TRY_LARGER_EVERY = 16
 """One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
 HOPELESS = 1.25
@@ -42,6 +44,22 @@ class Plan:
     """A token for each, nothing to read, nobody held back: as it will be until somebody comes, goes or pauses."""
     is_one_by_one: bool = False
     """Each decode row is a batch of its own, for here that is faster."""
+    steps: int = 1
+    """Decode steps of each row before the prefill."""
+    pace_ms: float = 0.0
+    """Least time between two tokens of a row at its reader; 0: each goes out as it comes."""
+    lead_ms: float = 0.0
+    """For how long every reader can go on without another token, when the plan was made."""
+
+
+@attrs.frozen
+class Piece:
+    """What to read of the prompts, and how far to decode ahead for it."""
+
+    tokens: int
+    steps: int = 1
+    pace_ms: float = 0.0
+    lead_ms: float = 0.0
 
 
 class Scheduler:
@@ -65,10 +83,17 @@ class Scheduler:
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
         gone = {row.key for row in preempted}
         waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
-        prefill = self._choose_prefill(waiting, decode, state, free, now_ms)
-        one_by_one = self._one_by_one.choose(len(decode), state.used_cells)
-        keys = tuple(row.key for row in decode)
-        return Plan(keys, prefill, tuple(row.key for row in preempted), held, is_one_by_one=one_by_one)
+        piece, prefill = self._choose_prefill(waiting, decode, state, free, now_ms)
+        return Plan(
+            tuple(row.key for row in decode),
+            prefill,
+            tuple(row.key for row in preempted),
+            held,
+            is_one_by_one=self._one_by_one.choose(len(decode), state.used_cells),
+            steps=piece.steps,
+            pace_ms=piece.pace_ms,
+            lead_ms=piece.lead_ms,
+        )
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there is room for all, and nobody is to be held back: the shortest way will do."""
@@ -127,21 +152,22 @@ class Scheduler:
 
     def _choose_prefill(
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
-    ) -> tuple[tuple[int, int], ...]:
+    ) -> tuple[Piece, tuple[tuple[int, int], ...]]:
         room = min(self.targets.batch_tokens, free_cells)
         if (
             not waiting
             or room <= 0
             or not self._guard.allows_prefill(decode, now_ms, self.cost.decode_ms(len(decode), state.used_cells))
         ):
-            return ()
+            return NOTHING, ()
         waiting = self._readable_together(first_token_first(waiting))
         # Nobody decodes, or only background streams: they slow down nobody's prompts but those of their own lane.
         if all(row.lane < min(waiting[0].lane, 0) for row in decode):
             waiting = self._ending_together(waiting)
-            left = min(room, self.targets.solo_tokens)
+            piece = Piece(self.targets.solo_tokens)
         else:
-            left = min(room, self._budget_tokens(waiting, decode, state))
+            piece = self._choose_piece(waiting, decode, state, free_cells, now_ms)
+        left = min(room - (piece.steps - 1) * len(decode), piece.tokens)
         chosen: list[tuple[int, int]] = []
         for row in waiting:
             if left <= 0:
@@ -151,7 +177,7 @@ class Scheduler:
                 break
             chosen.append((row.key, count))
             left -= count
-        return tuple(chosen)
+        return piece, tuple(chosen)
 
     def _readable_together(self, waiting: list[Row]) -> list[Row]:
         """Of the rows in their order, those that go well in one batch with the first."""
@@ -175,24 +201,40 @@ class Scheduler:
             chosen.append(row)
         return chosen or waiting[:1]
 
-    def _budget_tokens(self, waiting: list[Row], decode: list[Row], state: State) -> int:
-        """Prefill tokens that fit the tick's time."""
+    def _choose_piece(
+        self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
+    ) -> Piece:
+        """The piece that reads most tokens a millisecond of those that no reader has to wait for."""
         wanted = sum(row.remaining for row in waiting)
+        step_ms = self.cost.decode_ms(len(decode), state.used_cells)
+        # The target of a background stream throttles no prompt, nor does one that decoding alone cannot meet.
+        readers = [row for row in decode if row.lane >= 0 and row.target_tbt_ms > HOPELESS * step_ms]
+        target_ms = min(self.targets.tick_budget_ms, min((row.target_tbt_ms for row in readers), default=math.inf))
+        pace = pace_ms(target_ms)
+        lead = lead_ms(readers, pace, now_ms)
         if not self.cost.knows_prefill:
-            return self.targets.start_chunk_tokens
-        decode_ms = self.cost.decode_ms(len(decode), state.used_cells)
-        # A background stream's wish throttles nobody, nor does one that decoding alone cannot meet.
-        wishes = [row.target_tbt_ms for row in decode if row.lane >= 0 and row.target_tbt_ms > HOPELESS * decode_ms]
-        budget_ms = min(self.targets.tick_budget_ms, *wishes, math.inf)
-        left_ms = budget_ms - decode_ms
-        slack_ms = SLACK * budget_ms
+            return Piece(self.targets.start_chunk_tokens, 1, pace, lead)
+        if pace <= HOPELESS * step_ms:
+            return Piece(self._tokens_within(max(target_ms - step_ms, LEAST_SHARE * step_ms), waiting, wanted))
+        # Each step takes a cell for each row; half of the free ones are for the prompts.
+        max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
+        longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, longest_piece_ms(lead, pace, step_ms, max_steps))
+        tokens = self._tokens_within(longest_ms, waiting, wanted)
+        piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
+        return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
+
+    def _tokens_within(self, longest_ms: float, waiting: list[Row], wanted: int) -> int:
+        """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
         position = partial(_mean_position, waiting)
-        chunk = self.cost.best_chunk(left_ms, slack_ms, position, wanted)
+        chunk = self.cost.best_chunk(longest_ms, position, wanted)
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
-                chunk = self.cost.worth_trying(chunk, left_ms + slack_ms, position, wanted)
+                chunk = self.cost.worth_trying(chunk, longest_ms, position, wanted)
         return max(chunk, min(SMALLEST_CHUNK, wanted))
+
+
+NOTHING = Piece(0)
 
 
 def _mean_position(rows: list[Row], tokens: int) -> float:

@@ -49,7 +49,7 @@ class Row(Protocol):
 
     @property
     def last_token_ms(self) -> float:
-        """When its last token was sampled; 0 before the first."""
+        """When its last token is handed to its reader, which can be ahead of now; 0 before the first."""
 
     @property
     def last_gap_ms(self) -> float:

@@ -7,7 +7,7 @@ taken apart, and a row that fails alone ends alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
 import attrs
@@ -36,6 +36,8 @@ class Tick:
     """Every sequence with a slot decodes and none waits, so the same rows can go on for several steps."""
     is_one_by_one: bool = False
     """Each decode row is a batch of its own, because here that is faster."""
+    steps: int = 1
+    """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
     hold_ms: float = 0.0
     """Maximum time between the first and the last token of a stride."""
     learns: bool = True
@@ -75,6 +77,8 @@ class Executor:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
         if tick.decode:
             yield from self._decode(tick)
+            if not (yield from self._decode_ahead(tick)):
+                return
         # Those that the decode rows needed the cells of have lost their slots.
         prefill = [each for each in tick.prefill if each[0].holding is not None]
         if prefill:
@@ -89,6 +93,23 @@ class Executor:
                     yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
         else:
             yield from self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
+
+    def _decode_ahead(self, tick: Tick) -> Generator[Results, None, bool]:
+        """The steps after the first of a tick that reads prompts. False where a command came before they were done."""
+        steps = tick.steps - 1
+        while steps > 0:
+            rows = [each for each in tick.decode if each.status is Status.DECODING and each.missing == 1]
+            if not rows:
+                return True
+            if self._runner.is_called:
+                return False
+            most = min(steps, self._pool.free_cells // len(rows))
+            stride = plan_stride(map(steps_ahead, rows), tick.hold_ms, self._runner.decode_ms, most)
+            before = rows[0].computed
+            for batch in [[row] for row in rows] if tick.is_one_by_one else [rows]:
+                yield from self._decode_at_once(batch, stride, learns=False)
+            steps -= max(1, rows[0].computed - before)
+        return True
 
     def _stride(self, tick: Tick) -> Stride:
         """How far the rows can go on: until one of them can change, or a reader's token is due."""

@@ -160,8 +160,12 @@ class DecodeWorker:
             is_steady=plan.is_everyday,
             is_one_by_one=plan.is_one_by_one,
             learns=is_due or not plan.is_everyday,
+            steps=plan.steps,
         )
-        if plan.is_everyday:
+        self._output.pace_ms = plan.pace_ms
+        if plan.pace_ms:
+            self._metrics.lead_ms = plan.lead_ms
+        if plan.is_everyday or plan.steps > 1:
             tick.hold_ms = min(map(patience_ms, tick.decode), default=0.0)
         self._steady = tick if plan.is_everyday and tick.decode else None
         return tick, bool(plan.preempt)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.delivery.pacing import due_ms, hold_ms, uniform_steps
+from uma.engine.delivery.pacing import due_ms, hold_ms, reader_ms, uniform_steps
 from uma.engine.worker.sampling import Sampled
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Finished, FinishReason, Token
+
+LATE = 1.25
+"""Times its `target_tbt_ms` after the token before: then a token counts as late."""
 
 
 def patience_ms(sequence: Sequence) -> float:
@@ -37,6 +40,8 @@ class Output:
         self._vocab = vocab
         self._metrics = metrics
         self._outbox = outbox
+        self.pace_ms = 0.0
+        """Least time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
 
     def accept(self, sequence: Sequence, given: tuple[Sampled, ...], now_ms: float) -> FinishReason | None:
         """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;
@@ -60,7 +65,8 @@ class Output:
         is_last = sequence.generated + 1 >= sequence.max_tokens
         if is_last and not sequence.text.stopped:
             text += sequence.text.finish()
-        self._count(sequence, now_ms)
+        given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms) if sequence.is_paced else now_ms
+        self._count(sequence, given_ms)
         self._give(sequence, token, text, now_ms)
         if sequence.text.stopped:
             return "stop"
@@ -76,13 +82,14 @@ class Output:
             metrics.ttft_ms.observe(now_ms - sequence.arrived_ms)
         else:
             metrics.inter_token_ms.observe(sequence.last_gap_ms)
+            metrics.tokens_late_total += sequence.last_gap_ms > LATE * sequence.target_tbt_ms
 
     def _give(self, sequence: Sequence, token: int, text: str, now_ms: float) -> None:
         if not sequence.request.stream:
             sequence.pieces.append(text)
             return
         due = due_ms(now_ms, patience_ms(sequence), is_first=sequence.generated == 1, credits=sequence.credits)
-        self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due)
+        self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due, sequence.last_token_ms)
         sequence.credits -= 1
 
     def last_event(self, sequence: Sequence, reason: FinishReason, now_ms: float) -> Finished:
@@ -106,6 +113,7 @@ class Output:
         if not held:
             return
         if sequence.request.stream:
-            self._outbox.add(sequence.stream, Token(sequence.request.id, held, sequence.tokens[-1]))
+            event = Token(sequence.request.id, held, sequence.tokens[-1])
+            self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms)
         else:
             sequence.pieces.append(held)

@@ -192,7 +192,9 @@ class Residency:
         self._unpin(sequence)
         self._give_back(sequence, event)
         self._count_end(sequence, event)
-        self._outbox.add(sequence.stream, event)
+        # The end comes behind tokens that were computed ahead; a cancel or a fault waits for nothing.
+        is_paced = isinstance(event, Finished) and event.reason != "cancelled" and sequence.is_paced
+        self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_paced else 0.0)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
         self._trace.ended(sequence, event.reason if isinstance(event, Finished) else event.code)

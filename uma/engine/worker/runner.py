@@ -69,6 +69,11 @@ class ModelRunner:
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
+    @property
+    def is_called(self) -> bool:
+        """A command has come that waits for the decode thread."""
+        return self._commands.is_called
+
     def decode(self, sequences: list[Sequence], stride: Stride) -> tuple[int, list[Step]]:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
@@ -101,7 +106,7 @@ class ModelRunner:
             steps.append(Step(given, at_ms, took_ms))
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = len(steps) == stride.steps or at_ms + took_ms > last_ms
-            if is_over or self._commands.is_called:
+            if is_over or self.is_called:
                 return code, steps
             tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1]
             # A row with a fault, or with more than one token, is none that this batch can go on with.

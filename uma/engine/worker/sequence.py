@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from uma.engine.delivery.detokenize import TextStream
+from uma.engine.delivery.experience import Experience
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
 from uma.llama.sampler import Sampler
@@ -120,9 +121,13 @@ class Sequence:
     lane: int
     arrived_ms: float
     target_ttft_ms: float | None
+    expected_ttft_ms: float
+    """What `experience` takes for `target_ttft_ms` where the request has none: the engine's own target."""
     target_tbt_ms: float
     credits: int
     """Events for which the reader has space; at 0 the sequence pauses."""
+    is_paced: bool = False
+    """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
     is_probe: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -140,6 +145,7 @@ class Sequence:
     """When its first token is due (`policy.order.due_ms`), fixed on arrival."""
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
+    experience: Experience = attrs.field(init=False)
     """Time between its last two tokens."""
     cells: int = 0
     """KV cells that preempting it would free; current only where the scheduler has to know."""
@@ -159,6 +165,7 @@ class Sequence:
 
     def __attrs_post_init__(self) -> None:
         self.text = TextStream(self.request.sampling.stop)
+        self.experience = Experience(self.arrived_ms + self.expected_ttft_ms, self.target_tbt_ms)
 
     def change(self, change: Change) -> None:
         """Move to the state that the table names. Raises `IllegalTransitionError`, and changes nothing, without one."""
@@ -194,10 +201,11 @@ class Sequence:
         return sampling.ignore_eos or self.generated < sampling.min_tokens
 
     def had_token(self, now_ms: float) -> None:
-        """Count a token that the reader is given."""
+        """Count a token that the reader is given at `now_ms`, which can be later than now."""
         self.generated += 1
         self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
         self.last_token_ms = now_ms
+        self.experience.had_token(now_ms)
         if self.generated == 1:
             self.first_token_ms = now_ms
 
@@ -221,5 +229,6 @@ class Sequence:
             ttft_ms=round(first - self.arrived_ms, 3) if first else 0.0,
             batch_size=self.largest_batch,
             tokens_per_second=round((self.generated - 1) * 1000 / decode_ms, 2) if decode_ms > 0 else 0.0,
+            qoe=self.experience.qoe,
             decode_iterations=self.iterations,
         )

@@ -1,0 +1,50 @@
+"""How far to decode ahead before a piece of a prompt is read.
+
+A stream is smooth if its reader gets tokens evenly, not if they are computed evenly. So while prompts are read, decode
+rows run several steps, their tokens are handed out one by one at the pace of `target_tbt_ms`, and meanwhile a piece is
+read that is as large as those tokens cover. Large pieces read more tokens a millisecond.
+
+A row's lead is the time for which its reader can go on from tokens that are computed. A cycle of `n` steps of `step_ms`
+and a piece of `piece_ms` keeps every reader supplied if `lead + n * pace >= n * step + piece + step`: the tokens last
+until the first step after the piece. Andes (arXiv 2404.16283) paces in the client for the same reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from uma.engine.policy.state import Row
+
+PACE_SHARE = 0.9
+"""Of `target_tbt_ms`, the time between two tokens that are handed out; the rest is for timers and wakeups."""
+SAFETY = 1.1
+"""Times as long as predicted that a piece may take before a reader waits."""
+MAX_STEPS = 16
+"""Maximum decode steps before a piece: what is computed ahead is lost when the reader cancels, and takes its credit."""
+TTFT_SHARE = 0.125
+"""Of `slo_ttft_ms`, the longest piece: a new request waits for the end of the one that is read."""
+
+
+def pace_ms(target_ms: float) -> float:
+    """Time between two tokens that are handed out to a reader with this target."""
+    return PACE_SHARE * target_ms
+
+
+def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
+    """For how long the readers of these rows can go on: the shortest of their leads, and never negative."""
+    return max(0.0, min((row.last_token_ms + pace - now_ms for row in rows), default=math.inf))
+
+
+def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -> float:
+    """The longest piece that a lead and `max_steps` more steps cover; negative where not even the steps are."""
+    return (lead + max_steps * (pace - step_ms) - step_ms) / SAFETY
+
+
+def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:
+    """Decode steps before a piece, so that every reader is supplied until after it; at least one.
+
+    `pace` must be longer than `step_ms`.
+    """
+    short_ms = SAFETY * piece_ms + step_ms - lead
+    return max(1, math.ceil(short_ms / (pace - step_ms))) if short_ms > 0 else 1
