@@ -58,7 +58,7 @@ class RequestStream:
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
         """For the engine: an event has come before its time. False where it is to be delivered at once instead.
 
-        A failure waits for nothing: what came before it is given out with it. After `cancel` tokens are dropped instead.
+        A failure waits for nothing: what came before it goes out with it. After `cancel` tokens are dropped instead.
         """
         if isinstance(event, UmaError):
             self.release(math.inf)
