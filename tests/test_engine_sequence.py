@@ -43,6 +43,7 @@ def make_sequence() -> Sequence:
         lane=0,
         arrived_ms=0.0,
         target_ttft_ms=None,
+        expected_ttft_ms=2_000.0,
         target_tbt_ms=80.0,
         credits=CREDITS,
     )
