@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from uma.constraints import Length, Range, Text, hints_of
+from uma.errors import BadRequest
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, urgency
 from uma.http.gateway import Gateway
@@ -21,7 +22,7 @@ from uma.http.page.live import LiveFeed
 from uma.http.page.markdown import render
 from uma.http.problem import NotFound, Problem
 from uma.protocol.converter import unstructure
-from uma.types import Activity, Message, Request, SamplingParams
+from uma.types import Activity, Message, Request, SamplerSettings, SamplingParams
 
 PROGRESS_SEC = 0.25
 """While a prompt waits or is read, its reader is told this often how far it is."""
@@ -95,6 +96,8 @@ class Page:
     async def ask(self, http: Exchange) -> None:
         """Begin an answer, and stream it."""
         body = read(await http.fields(), AnswerBody, http)
+        if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
+            raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
         wish = urgency(body, http)
         request = Request(
             id=f"page-{http.id}",
@@ -180,13 +183,14 @@ def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:
 
 
 def sampling_ranges() -> dict[str, dict[str, float]]:
-    """Default, minimum and maximum of each number among the sampling parameters, as their class has them."""
+    """Default, minimum and maximum of each number among the sampling parameters, as their classes have them."""
+    neutral = attrs.asdict(SamplerSettings())
     found = {}
     for field in attrs.fields(SamplingParams):
         ranges = _ranges(hints_of(SamplingParams)[field.name])
         if ranges:
             low = ranges[0].ge if ranges[0].ge is not None else ranges[0].gt
-            bounds = {"default": field.default, "minimum": low, "maximum": ranges[0].le}
+            bounds = {"default": neutral.get(field.name, field.default), "minimum": low, "maximum": ranges[0].le}
             found[field.name] = {name: value for name, value in bounds.items() if value is not None}
     return found
 

@@ -1,13 +1,14 @@
-/** A lane for each request: what was computed for it in each quarter of the last minute's seconds, as coloured ticks. */
+/** A lane for each request: what was computed for it in each quarter of a second of the last 30, as coloured ticks. */
 
 import { h, number } from "./dom.js";
-import { INTERVAL_MS, WINDOW_MS } from "./series.js";
+import { INTERVAL_MS } from "./series.js";
 
 /** @typedef {import("./types.js").Frame} Frame */
 /** @typedef {import("./types.js").RunningRequest} RunningRequest */
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
 
-const COLUMNS = WINDOW_MS / INTERVAL_MS;
+const SHOWN_MS = 30_000;
+const COLUMNS = SHOWN_MS / INTERVAL_MS;
 const LINGER_MS = 8_000;
 const MAX_LANES = 64;
 const SEEN_LATE_MS = 2 * INTERVAL_MS;
@@ -31,7 +32,7 @@ class Lane {
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.state = h("span", { class: "lane-state" });
     this.figures = h("span", { class: "lane-figures" });
-    const name = h("span", { class: "lane-name", title: request.id }, request.id.length > 18 ? `${request.id.slice(0, 17)}…` : request.id);
+    const name = h("span", { class: "lane-name", title: request.id }, request.id.length > 14 ? `${request.id.slice(0, 13)}…` : request.id);
     const lane = LANE_NAMES.get(request.priority) ?? "normal";
     this.element = h("li", { class: "lane" }, h("div", { class: "lane-label" }, name, h("span", { class: `badge is-${lane}` }, lane)), this.canvas, h("div", { class: "lane-side" }, this.state, this.figures));
   }
@@ -68,7 +69,7 @@ class Lane {
     this.figures.textContent = `${number(prompt_tokens)} in${cached} · ${number(generated_tokens)} out`;
   }
 
-  /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line", string>} colours */
+  /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line" | "wait", string>} colours */
   paint(column, colours) {
     const { canvas } = this;
     const scale = devicePixelRatio;
@@ -92,7 +93,10 @@ class Lane {
       if (tick.cached) draw(colours.cached, x, 1);
       if (tick.prefill) draw(colours.prefill, tick.cached ? x + step : x, Math.log2(1 + tick.prefill) / Math.log2(1 + FULL_PREFILL));
       if (tick.decode) draw(colours.decode, x, Math.log2(1 + tick.decode) / Math.log2(1 + FULL_DECODE));
-      if (tick.waits) context.fillRect(x, height / 2, bar / 2, scale * 2);
+      if (tick.waits) {
+        context.fillStyle = colours.wait;
+        context.fillRect(x, height / 2, bar / 2, 2 * scale);
+      }
     }
   }
 }
@@ -150,7 +154,7 @@ export class Lanes {
   paint() {
     const style = getComputedStyle(this.list);
     const probe = (/** @type {string} */ name) => colourOf(this.list, style.getPropertyValue(name));
-    const colours = { prefill: probe("--prefill"), decode: probe("--decode"), cached: probe("--cached"), line: probe("--line") };
+    const colours = { prefill: probe("--prefill"), decode: probe("--decode"), cached: probe("--cached"), line: probe("--line"), wait: probe("--line-strong") };
     for (const lane of this.lanes.values()) lane.paint(this.column, colours);
   }
 }

@@ -80,20 +80,21 @@ export class LiveView {
     this.series = new Series();
     this.isShown = false;
     this.tiles = {
-      tokens: new Tile("Tokens written", "decode"),
-      prompt: new Tile("Prompt tokens read", "prefill"),
+      tokens: new Tile("Writing", "decode"),
+      prompt: new Tile("Reading prompts", "prefill"),
       first: new Tile("First token"),
       between: new Tile("Between tokens"),
       cache: new Tile("Cache hit rate"),
       preempted: new Tile("Preemptions"),
     };
-    this.cells = { used: new Part("used", "in use"), cached: new Part("cached", "cached, given up when needed"), free: new Part("free", "free") };
+    this.cells = { used: new Part("used", "in use"), cached: new Part("cached", "cached"), free: new Part("free", "free") };
     this.queue = { interactive: new Part("interactive", "interactive"), normal: new Part("normal", "normal"), background: new Part("background", "background") };
     this.count = h("span", { class: "panel-note" });
     this.nothing = h("p", { class: "nothing" }, "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.");
     const list = h("ul", { class: "lanes", "aria-label": "Running requests" });
     const more = h("p", { class: "panel-note" });
     this.lanes = new Lanes(list, more);
+    this.axis = h("div", { class: "axis", "aria-hidden": "true" }, ...["30 s ago", "20 s", "10 s", "now"].map((text) => h("span", {}, text)));
     this.state = h("p", { class: "live-state", role: "status" }, "Connecting …");
     this.build(list, more);
     document.addEventListener("visibilitychange", () => this.run());
@@ -104,7 +105,6 @@ export class LiveView {
   build(list, more) {
     const keys = [["prefill", "prompt read"], ["cached", "found in the cache"], ["decode", "tokens written"]];
     const legend = h("ul", { class: "legend" }, ...keys.map(([kind, name]) => h("li", {}, h("span", { class: `swatch is-${kind}` }), name)));
-    this.axis = h("div", { class: "axis", "aria-hidden": "true" }, ...["1 min ago", "45 s", "30 s", "15 s", "now"].map((text) => h("span", {}, text)));
     this.element.replaceChildren(
       h(
         "div",
@@ -166,15 +166,15 @@ export class LiveView {
   showTiles() {
     const { series, tiles } = this;
     const { metrics } = series.newest;
-    tiles.tokens.show(number(series.rate("tokens_generated_total", SMOOTH_MS)), "a second", `${number(metrics.tokens_generated_total)} since the start`);
+    tiles.tokens.show(number(series.rate("tokens_generated_total", SMOOTH_MS)), "tokens/s", `${number(metrics.tokens_generated_total)} since the start`);
     tiles.tokens.draw(series.rates("tokens_generated_total"));
-    tiles.prompt.show(number(series.rate("prefill_tokens_total", SMOOTH_MS)), "a second", `${number(metrics.prefill_tokens_total)} since the start`);
+    tiles.prompt.show(number(series.rate("prefill_tokens_total", SMOOTH_MS)), "tokens/s", `${number(metrics.prefill_tokens_total)} since the start`);
     tiles.prompt.draw(series.rates("prefill_tokens_total"));
     this.showPercentiles(tiles.first, "ttft_ms_buckets");
     this.showPercentiles(tiles.between, "inter_token_ms_buckets");
     const prompts = series.growth("prompt_tokens_total") || metrics.prompt_tokens_total;
     const cached = series.growth("prompt_tokens_total") ? series.growth("cached_tokens_total") : metrics.cached_tokens_total;
-    tiles.cache.show(prompts ? number((100 * cached) / prompts) : "–", prompts ? "%" : "", "of prompt tokens were not computed again");
+    tiles.cache.show(prompts ? number((100 * cached) / prompts) : "–", prompts ? "%" : "", "of the prompts' tokens");
     tiles.preempted.show(number(metrics.preemptions_total), "", `${number(series.growth("preemptions_total"))} in the last minute`);
   }
 
@@ -182,7 +182,7 @@ export class LiveView {
   showPercentiles(tile, name) {
     const [half, most, worst] = [0.5, 0.95, 0.99].map((share) => this.series.percentile(name, share));
     if (half === null || most === null || worst === null) tile.show("–", "", "no token yet");
-    else tile.show(number(half, half < 10 ? 1 : 0), "ms median", `95 %: ${duration(most)} · 99 %: ${duration(worst)}`);
+    else tile.show(number(half, half < 10 ? 1 : 0), "ms", `median · 95 %: ${duration(most)} · 99 %: ${duration(worst)}`);
   }
 
   /** @param {Frame} frame */

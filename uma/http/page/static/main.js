@@ -53,6 +53,8 @@ function refresh() {
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
+  // A reload, or the address in another window, leads back to this conversation.
+  if (!isLive && chat.conversations.includes(chat.current)) history.replaceState(null, "", `#c/${chat.current.id}`);
 }
 
 /** @param {string} hash */
