@@ -1,6 +1,6 @@
 """A real Chromium for tests of the page, and a real server with a model that answers what a test needs.
 
-Where no browser is installed these tests are skipped by name; with `UMA_TEST_BROWSER=required` they fail instead.
+Where no browser is installed these tests are skipped by name; with `TEST_BROWSER=required` they fail instead.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def find_chromium() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
-    if os.environ.get("UMA_TEST_BROWSER") == "required":
-        pytest.fail("no Chromium is installed, and UMA_TEST_BROWSER=required asks for one: apt-get install chromium")
+    if os.environ.get("TEST_BROWSER") == "required":
+        pytest.fail("no Chromium is installed, and TEST_BROWSER=required asks for one: apt-get install chromium")
     pytest.skip("no Chromium is installed: the page is not tested")
 
 
@@ -93,11 +93,21 @@ def visitor(browser: Browser, url: str, *, width: int = 1200, height: int = 800)
 
 
 def node_module(*path: str) -> Path:
-    """A file of an npm package, from `UMA_NODE_MODULES`; skips where it is not installed."""
-    folder = os.environ.get("UMA_NODE_MODULES", "")
+    """A file of an npm package in the folder that `NODE_PATH` names; skips the test where it is not installed."""
+    folder = os.environ.get("NODE_PATH", "")
     found = Path(folder, *path)
     if folder and found.exists():
         return found
-    if os.environ.get("UMA_TEST_BROWSER") == "required":
-        pytest.fail(f"{'/'.join(path)} is not installed: npm install, and name its node_modules in UMA_NODE_MODULES")
-    pytest.skip(f"{path[0]} is not installed (UMA_NODE_MODULES names a node_modules folder that has it)")
+    if os.environ.get("TEST_BROWSER") == "required":
+        pytest.fail(f"{path[0]} is not installed: npm install {path[0]}, and name its node_modules in NODE_PATH")
+    pytest.skip(f"{path[0]} is not installed (NODE_PATH names a node_modules folder that has it)")
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core has against the page as it is now."""
+    script = node_module("axe-core", "axe.min.js").read_text(encoding="utf-8")
+    # By the debugger: the page's own policy lets no script in.
+    page.context.new_cdp_session(page).send("Runtime.evaluate", {"expression": script})
+    found = page.evaluate("axe.run()")
+    assert found["passes"], "axe has looked at nothing"
+    return [f"{each['id']}: {node['html'][:200]}" for each in found["violations"] for node in each["nodes"]]

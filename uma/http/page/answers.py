@@ -7,6 +7,7 @@ slow one simply finds several versions' changes in one event. So memory is bound
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ from uma.http.gateway import Gateway
 from uma.http.page.markdown import GrowingText
 from uma.http.problem import NotFound
 from uma.types import EventStream, Finished, Request, Source, Token
+
+logger = logging.getLogger("uma.http")
 
 KEEP_SEC = 60.0
 """An answer without a reader goes on, and can be picked up again, for this long."""
@@ -83,6 +86,12 @@ class Answer:
             self.error = error
             self.stop()
             self._arrival.unpark_all()
+
+    def give_up(self, error: UmaError) -> None:
+        """Nothing will come any more, not even what has been generated: its readers are told `error`."""
+        self.error = error
+        self.is_over = True
+        self._rendered.unpark_all()
 
     @contextmanager
     def reader(self) -> Iterator[None]:
@@ -211,6 +220,10 @@ class Answers:
     async def _run(self, answer: Answer, token: str) -> None:
         try:
             await answer.run(self.gateway.source, self._renderers)
+        except Exception:
+            # A bug that one answer has met ends that answer. The others know nothing of it.
+            logger.exception("event=page.answer_crashed request=%s", answer.id)
+            answer.give_up(UmaError("a fault in the server itself; its log says more"))
         finally:
             del self._by_token[token]
 

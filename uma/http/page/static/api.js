@@ -60,9 +60,17 @@ async function failureOf(response) {
   const retry = Number(response.headers.get("retry-after-ms")) || null;
   try {
     const { error } = await response.json();
-    return { code: String(error.code ?? response.status), message: String(error.message), retry_after_ms: retry };
+    return {
+      code: String(error.code ?? response.status),
+      message: String(error.message),
+      retry_after_ms: retry,
+    };
   } catch {
-    return { code: String(response.status), message: `The server answered ${response.status}.`, retry_after_ms: retry };
+    return {
+      code: String(response.status),
+      message: `The server answered ${response.status}.`,
+      retry_after_ms: retry,
+    };
   }
 }
 

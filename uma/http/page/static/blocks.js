@@ -45,7 +45,11 @@ function dress(block) {
     pre.tabIndex = 0;
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
-    const button = h("button", { type: "button", class: "copy-code", "aria-label": "Copy the code", title: "Copy the code" }, icon("copy"));
+    const button = h(
+      "button",
+      { type: "button", class: "copy-code", "aria-label": "Copy the code", title: "Copy the code" },
+      icon("copy"),
+    );
     button.addEventListener("click", () => copy(button, code.textContent ?? ""));
     const frame = h("div", { class: "code" });
     pre.replaceWith(frame);

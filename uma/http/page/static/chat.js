@@ -45,7 +45,8 @@ export class Chat {
       toast("This browser keeps nothing for this page: conversations are lost when it is closed.");
     }
     for (const conversation of this.conversations)
-      for (const message of Object.values(conversation.messages)) if (message.token) void this.follow(conversation, message);
+      for (const message of Object.values(conversation.messages))
+        if (message.token) void this.follow(conversation, message);
   }
 
   /** The run in the branch that is shown, if there is one. */
@@ -143,7 +144,8 @@ export class Chat {
     this.runs.delete(message.id);
     this.remember(message.text, run.blocks);
     await this.save(conversation);
-    if (conversation === this.current && message.done) announce(`The answer is complete: ${message.done.usage.completion_tokens} tokens.`);
+    if (conversation === this.current && message.done)
+      announce(`The answer is complete: ${message.done.usage.completion_tokens} tokens.`);
     this.does.onChange();
   }
 
@@ -203,13 +205,25 @@ export class Chat {
   };
 
   welcome() {
-    const ideas = this.does.suggestions().map((text) => h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text));
-    return [h("h2", {}, "What would you like to know?"), h("p", {}, "The model runs on this machine. Conversations stay in this browser."), h("div", { class: "ideas" }, ...ideas)];
+    const ideas = this.does
+      .suggestions()
+      .map((text) =>
+        h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
+      );
+    return [
+      h("h2", {}, "What would you like to know?"),
+      h("p", {}, "The model runs on this machine. Conversations stay in this browser."),
+      h("div", { class: "ideas" }, ...ideas),
+    ];
   }
 
   /** Have finished answers rendered that this page has not shown yet. @param {Message[]} path */
   async renderMissing(path) {
-    const texts = path.filter((each) => each.role === "assistant" && each.text && !each.token && !this.rendered.has(each.text)).map((each) => each.text);
+    const texts = path
+      .filter(
+        (each) => each.role === "assistant" && each.text && !each.token && !this.rendered.has(each.text),
+      )
+      .map((each) => each.text);
     for (let at = 0; at < texts.length; at += RENDER_AT_ONCE) {
       const some = texts.slice(at, at + RENDER_AT_ONCE);
       try {

@@ -114,7 +114,15 @@ export class Composer {
       this.showFiles();
       this.input.focus();
     };
-    const items = this.files.map((file) => h("li", { class: "file" }, icon("file"), file.name, iconButton("x", `Remove ${file.name}`, remove(file), "small")));
+    const items = this.files.map((file) =>
+      h(
+        "li",
+        { class: "file" },
+        icon("file"),
+        file.name,
+        iconButton("x", `Remove ${file.name}`, remove(file), "small"),
+      ),
+    );
     this.list.replaceChildren(...items);
     this.list.hidden = !items.length;
     this.fit();

@@ -56,7 +56,13 @@ export function icon(name) {
  * @param {string} [more] Further classes.
  */
 export function iconButton(name, label, onClick, more = "") {
-  const attributes = { type: "button", class: `icon-button ${more}`, "aria-label": label, title: label, onclick: onClick };
+  const attributes = {
+    type: "button",
+    class: `icon-button ${more}`,
+    "aria-label": label,
+    title: label,
+    onclick: onClick,
+  };
   return h("button", attributes, icon(name));
 }
 

@@ -11,30 +11,46 @@ const SHOWN_MS = 30_000;
 const COLUMNS = SHOWN_MS / INTERVAL_MS;
 const LINGER_MS = 8_000;
 const MAX_LANES = 64;
-const SEEN_LATE_MS = 2 * INTERVAL_MS;
+/** Frames that come at most so many columns apart leave no request's beginning unseen. */
+const MAX_GAP = 4;
 /** As many tokens as make a tick of full height. */
 const FULL_PREFILL = 512;
 const FULL_DECODE = 64;
-const LANE_NAMES = new Map([[1, "interactive"], [0, "normal"], [-1, "background"]]);
+const LANE_NAMES = new Map([
+  [1, "interactive"],
+  [0, "normal"],
+  [-1, "background"],
+]);
 
 class Lane {
-  /** @param {RunningRequest} request */
-  constructor(request) {
+  /**
+   * @param {RunningRequest} request
+   * @param {boolean} isLate It ran before anybody looked: when its tokens were computed is not known.
+   */
+  constructor(request, isLate) {
     /** By column number since the server's clock began. @type {Map<number, Tick>} */
     this.ticks = new Map();
     this.last = request;
     this.endedAt = 0;
-    // One that ran before anybody looked: when its tokens were computed is not known.
-    const isLate = request.age_ms > SEEN_LATE_MS;
     this.computed = isLate ? request.computed_tokens : request.cached_tokens;
     this.generated = isLate ? request.generated_tokens : 0;
     this.tellsCached = !isLate;
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.state = h("span", { class: "lane-state" });
     this.figures = h("span", { class: "lane-figures" });
-    const name = h("span", { class: "lane-name", title: request.id }, request.id.length > 14 ? `${request.id.slice(0, 13)}…` : request.id);
+    const name = h(
+      "span",
+      { class: "lane-name", title: request.id },
+      request.id.length > 14 ? `${request.id.slice(0, 13)}…` : request.id,
+    );
     const lane = LANE_NAMES.get(request.priority) ?? "normal";
-    this.element = h("li", { class: "lane" }, h("div", { class: "lane-label" }, name, h("span", { class: `badge is-${lane}` }, lane)), this.canvas, h("div", { class: "lane-side" }, this.state, this.figures));
+    this.element = h(
+      "li",
+      { class: "lane" },
+      h("div", { class: "lane-label" }, name, h("span", { class: `badge is-${lane}` }, lane)),
+      this.canvas,
+      h("div", { class: "lane-side" }, this.state, this.figures),
+    );
   }
 
   /** @param {RunningRequest} request @param {number} column */
@@ -64,7 +80,11 @@ class Lane {
   describe() {
     const { prompt_tokens, cached_tokens, computed_tokens, generated_tokens, is_preempted } = this.last;
     const isReading = computed_tokens < prompt_tokens && generated_tokens === 0;
-    this.state.textContent = is_preempted ? "preempted" : isReading ? `reading ${Math.floor((100 * computed_tokens) / prompt_tokens)} %` : "writing";
+    this.state.textContent = is_preempted
+      ? "preempted"
+      : isReading
+        ? `reading ${Math.floor((100 * computed_tokens) / prompt_tokens)} %`
+        : "writing";
     const cached = cached_tokens ? `, ${number(cached_tokens)} cached` : "";
     this.figures.textContent = `${number(prompt_tokens)} in${cached} · ${number(generated_tokens)} out`;
   }
@@ -91,7 +111,12 @@ class Lane {
       context.fillStyle = colours.line;
       context.fillRect(x, height - scale, step, scale);
       if (tick.cached) draw(colours.cached, x, 1);
-      if (tick.prefill) draw(colours.prefill, tick.cached ? x + step : x, Math.log2(1 + tick.prefill) / Math.log2(1 + FULL_PREFILL));
+      if (tick.prefill)
+        draw(
+          colours.prefill,
+          tick.cached ? x + step : x,
+          Math.log2(1 + tick.prefill) / Math.log2(1 + FULL_PREFILL),
+        );
       if (tick.decode) draw(colours.decode, x, Math.log2(1 + tick.decode) / Math.log2(1 + FULL_DECODE));
       if (tick.waits) {
         context.fillStyle = colours.wait;
@@ -109,11 +134,14 @@ export class Lanes {
     /** @type {Map<string, Lane>} */
     this.lanes = new Map();
     this.column = 0;
+    this.isWatching = false;
   }
 
   /** @param {Frame} frame */
   take(frame) {
-    this.column = Math.round(frame.at_ms / INTERVAL_MS);
+    const column = Math.round(frame.at_ms / INTERVAL_MS);
+    this.isWatching = column - this.column <= MAX_GAP;
+    this.column = column;
     const running = frame.activity?.running ?? [];
     const ids = new Set(running.map((each) => each.id));
     for (const [id, lane] of this.lanes) {
@@ -132,7 +160,7 @@ export class Lanes {
     if (lane && !lane.endedAt) return lane;
     if (lane) this.drop(request.id, lane); // an id that is used again
     if (this.lanes.size >= MAX_LANES && !this.makeRoom()) return null;
-    lane = new Lane(request);
+    lane = new Lane(request, !this.isWatching);
     this.lanes.set(request.id, lane);
     this.list.append(lane.element);
     return lane;
@@ -154,7 +182,13 @@ export class Lanes {
   paint() {
     const style = getComputedStyle(this.list);
     const probe = (/** @type {string} */ name) => colourOf(this.list, style.getPropertyValue(name));
-    const colours = { prefill: probe("--prefill"), decode: probe("--decode"), cached: probe("--cached"), line: probe("--line"), wait: probe("--line-strong") };
+    const colours = {
+      prefill: probe("--prefill"),
+      decode: probe("--decode"),
+      cached: probe("--cached"),
+      line: probe("--line"),
+      wait: probe("--line-strong"),
+    };
     for (const lane of this.lanes.values()) lane.paint(this.column, colours);
   }
 }

@@ -18,7 +18,13 @@ class Tile {
     this.value = h("span", { class: "tile-value" }, "–");
     this.unit = h("span", { class: "tile-unit" });
     this.note = h("dd", { class: "tile-note" });
-    this.element = h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, this.value, this.unit), this.note);
+    this.element = h(
+      "div",
+      { class: "tile" },
+      h("dt", {}, name),
+      h("dd", {}, this.value, this.unit),
+      this.note,
+    );
     if (!line) return;
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("class", `spark is-${line}`);
@@ -43,7 +49,10 @@ class Tile {
   /** @param {{age_ms: number, value: number}[]} points */
   draw(points) {
     const most = Math.max(1, ...points.map(({ value }) => value));
-    const spots = points.map(({ age_ms, value }) => `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`);
+    const spots = points.map(
+      ({ age_ms, value }) =>
+        `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`,
+    );
     if (!spots.length) return;
     const first = spots[0].split(",")[0];
     this.line?.setAttribute("d", `M${spots.join("L")}`);
@@ -70,7 +79,13 @@ class Part {
 /** @param {string} title @param {Part[]} parts @param {string} id */
 function barOf(title, parts, id) {
   const legend = h("ul", { class: "legend" }, ...parts.map((part) => part.element));
-  return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, title), h("div", { class: "bar", "aria-hidden": "true" }, ...parts.map((part) => part.bar)), legend);
+  return h(
+    "section",
+    { class: "panel", "aria-labelledby": id },
+    h("h2", { id }, title),
+    h("div", { class: "bar", "aria-hidden": "true" }, ...parts.map((part) => part.bar)),
+    legend,
+  );
 }
 
 export class LiveView {
@@ -87,14 +102,30 @@ export class LiveView {
       cache: new Tile("Cache hit rate"),
       preempted: new Tile("Preemptions"),
     };
-    this.cells = { used: new Part("used", "in use"), cached: new Part("cached", "cached"), free: new Part("free", "free") };
-    this.queue = { interactive: new Part("interactive", "interactive"), normal: new Part("normal", "normal"), background: new Part("background", "background") };
+    this.cells = {
+      used: new Part("used", "in use"),
+      cached: new Part("cached", "cached"),
+      free: new Part("free", "free"),
+    };
+    this.queue = {
+      interactive: new Part("interactive", "interactive"),
+      normal: new Part("normal", "normal"),
+      background: new Part("background", "background"),
+    };
     this.count = h("span", { class: "panel-note" });
-    this.nothing = h("p", { class: "nothing" }, "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.");
+    this.nothing = h(
+      "p",
+      { class: "nothing" },
+      "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.",
+    );
     const list = h("ul", { class: "lanes", "aria-label": "Running requests" });
     const more = h("p", { class: "panel-note" });
     this.lanes = new Lanes(list, more);
-    this.axis = h("div", { class: "axis", "aria-hidden": "true" }, ...["30 s ago", "20 s", "10 s", "now"].map((text) => h("span", {}, text)));
+    this.axis = h(
+      "div",
+      { class: "axis", "aria-hidden": "true" },
+      ...["30 s ago", "20 s", "10 s", "now"].map((text) => h("span", {}, text)),
+    );
     this.state = h("p", { class: "live-state", role: "status" }, "Connecting …");
     this.build(list, more);
     document.addEventListener("visibilitychange", () => this.run());
@@ -103,16 +134,37 @@ export class LiveView {
 
   /** @param {HTMLElement} list @param {HTMLElement} more */
   build(list, more) {
-    const keys = [["prefill", "prompt read"], ["cached", "found in the cache"], ["decode", "tokens written"]];
-    const legend = h("ul", { class: "legend" }, ...keys.map(([kind, name]) => h("li", {}, h("span", { class: `swatch is-${kind}` }), name)));
+    const keys = [
+      ["prefill", "prompt read"],
+      ["cached", "found in the cache"],
+      ["decode", "tokens written"],
+    ];
+    const legend = h(
+      "ul",
+      { class: "legend" },
+      ...keys.map(([kind, name]) => h("li", {}, h("span", { class: `swatch is-${kind}` }), name)),
+    );
     this.element.replaceChildren(
       h(
         "div",
         { class: "live-body", tabindex: 0, role: "region", "aria-label": "Figures and lanes" },
         this.state,
         h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
-        h("div", { class: "panels" }, barOf("KV cells", Object.values(this.cells), "cells-title"), barOf("Waiting by priority", Object.values(this.queue), "queue-title")),
-        h("section", { class: "panel", "aria-labelledby": "lanes-title" }, h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), this.count, legend), this.nothing, list, more, this.axis),
+        h(
+          "div",
+          { class: "panels" },
+          barOf("KV cells", Object.values(this.cells), "cells-title"),
+          barOf("Waiting by priority", Object.values(this.queue), "queue-title"),
+        ),
+        h(
+          "section",
+          { class: "panel", "aria-labelledby": "lanes-title" },
+          h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), this.count, legend),
+          this.nothing,
+          list,
+          more,
+          this.axis,
+        ),
       ),
     );
   }
@@ -157,7 +209,9 @@ export class LiveView {
     this.showBars(frame);
     this.lanes.take(frame);
     const running = frame.activity?.running.length ?? frame.metrics.active_sequences;
-    this.count.textContent = frame.activity ? `${number(running)} running` : `${number(running)} running; this server is too old to tell of each`;
+    this.count.textContent = frame.activity
+      ? `${number(running)} running`
+      : `${number(running)} running; this server is too old to tell of each`;
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
@@ -166,23 +220,46 @@ export class LiveView {
   showTiles() {
     const { series, tiles } = this;
     const { metrics } = series.newest;
-    tiles.tokens.show(number(series.rate("tokens_generated_total", SMOOTH_MS)), "tokens/s", `${number(metrics.tokens_generated_total)} since the start`);
+    tiles.tokens.show(
+      number(series.rate("tokens_generated_total", SMOOTH_MS)),
+      "tokens/s",
+      `${number(metrics.tokens_generated_total)} since the start`,
+    );
     tiles.tokens.draw(series.rates("tokens_generated_total"));
-    tiles.prompt.show(number(series.rate("prefill_tokens_total", SMOOTH_MS)), "tokens/s", `${number(metrics.prefill_tokens_total)} since the start`);
+    tiles.prompt.show(
+      number(series.rate("prefill_tokens_total", SMOOTH_MS)),
+      "tokens/s",
+      `${number(metrics.prefill_tokens_total)} since the start`,
+    );
     tiles.prompt.draw(series.rates("prefill_tokens_total"));
     this.showPercentiles(tiles.first, "ttft_ms_buckets");
     this.showPercentiles(tiles.between, "inter_token_ms_buckets");
     const prompts = series.growth("prompt_tokens_total") || metrics.prompt_tokens_total;
-    const cached = series.growth("prompt_tokens_total") ? series.growth("cached_tokens_total") : metrics.cached_tokens_total;
-    tiles.cache.show(prompts ? number((100 * cached) / prompts) : "–", prompts ? "%" : "", "of the prompts' tokens");
-    tiles.preempted.show(number(metrics.preemptions_total), "", `${number(series.growth("preemptions_total"))} in the last minute`);
+    const cached = series.growth("prompt_tokens_total")
+      ? series.growth("cached_tokens_total")
+      : metrics.cached_tokens_total;
+    tiles.cache.show(
+      prompts ? number((100 * cached) / prompts) : "–",
+      prompts ? "%" : "",
+      "of the prompts' tokens",
+    );
+    tiles.preempted.show(
+      number(metrics.preemptions_total),
+      "",
+      `${number(series.growth("preemptions_total"))} in the last minute`,
+    );
   }
 
   /** @param {Tile} tile @param {string} name */
   showPercentiles(tile, name) {
     const [half, most, worst] = [0.5, 0.95, 0.99].map((share) => this.series.percentile(name, share));
     if (half === null || most === null || worst === null) tile.show("–", "", "no token yet");
-    else tile.show(number(half, half < 10 ? 1 : 0), "ms", `median · 95 %: ${duration(most)} · 99 %: ${duration(worst)}`);
+    else
+      tile.show(
+        number(half, half < 10 ? 1 : 0),
+        "ms",
+        `median · 95 %: ${duration(most)} · 99 %: ${duration(worst)}`,
+      );
   }
 
   /** @param {Frame} frame */
@@ -192,7 +269,9 @@ export class LiveView {
     this.cells.used.show(metrics.kv_cells_used - cached, total);
     this.cells.cached.show(cached, total);
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
-    const [first, normal, last] = activity ? [activity.waiting_interactive, activity.waiting_normal, activity.waiting_background] : [0, metrics.queued_requests, 0];
+    const [first, normal, last] = activity
+      ? [activity.waiting_interactive, activity.waiting_normal, activity.waiting_background]
+      : [0, metrics.queued_requests, 0];
     const most = Math.max(8, first + normal + last);
     this.queue.interactive.show(first, most);
     this.queue.normal.show(normal, most);

@@ -31,11 +31,19 @@ function defaults() {
 function suggestions() {
   return info?.model.is_builtin
     ? ["Tell me a story about a fox", "What is UMA?", "How do I serve my own model?"]
-    : ["Explain what a KV cache does", "Write a haiku about waiting in a queue", "Show me a Python function that merges two sorted lists"];
+    : [
+        "Explain what a KV cache does",
+        "Write a haiku about waiting in a queue",
+        "Show me a Python function that merges two sorted lists",
+      ];
 }
 
 const chat = new Chat({ onChange: refresh, defaults, suggestions });
-const composer = new Composer({ send: (text, files) => chat.send(text, files), stop: () => chat.stop(), openSettings: editSettings });
+const composer = new Composer({
+  send: (text, files) => chat.send(text, files),
+  stop: () => chat.stop(),
+  openSettings: editSettings,
+});
 const sidebar = new Sidebar((id) => go(`#c/${id}`));
 const live = new LiveView(byId("live-view", HTMLElement));
 
@@ -48,13 +56,18 @@ function refresh() {
   composer.setAnswering(Boolean(chat.running));
   composer.chips.replaceChildren(icon("tune"), summary(chat.current.settings));
   composer.chips.setAttribute("aria-label", `Instructions and sampling: ${summary(chat.current.settings)}`);
-  sidebar.render([...chat.conversations].sort((a, b) => b.updated - a.updated), chat.current.id, chat.answering);
+  sidebar.render(
+    [...chat.conversations].sort((a, b) => b.updated - a.updated),
+    chat.current.id,
+    chat.answering,
+  );
   byId("menu", HTMLDetailsElement).hidden = isLive || !chat.conversations.includes(chat.current);
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
   // A reload, or the address in another window, leads back to this conversation.
-  if (!isLive && chat.conversations.includes(chat.current)) history.replaceState(null, "", `#c/${chat.current.id}`);
+  if (!isLive && chat.conversations.includes(chat.current))
+    history.replaceState(null, "", `#c/${chat.current.id}`);
 }
 
 /** @param {string} hash */
@@ -72,7 +85,8 @@ function route() {
   byId(isLive ? "tab-live" : "tab-chat", HTMLElement).setAttribute("aria-current", "page");
   live.setShown(isLive);
   const id = location.hash.startsWith("#c/") ? location.hash.slice(3) : undefined;
-  if (!isLive && (id !== chat.current.id || !chat.thread.hasChildNodes())) chat.open(id ?? (location.hash === "#chat" ? chat.current.id : undefined));
+  if (!isLive && (id !== chat.current.id || !chat.thread.hasChildNodes()))
+    chat.open(id ?? (location.hash === "#chat" ? chat.current.id : undefined));
   refresh();
 }
 
@@ -112,17 +126,25 @@ async function importFile() {
 
 function rename() {
   const title = byId("title", HTMLElement);
-  const input = h("input", { class: "title-input", "aria-label": "Name of the conversation", maxlength: 200 });
+  const input = h("input", {
+    class: "title-input",
+    "aria-label": "Name of the conversation",
+    maxlength: 200,
+  });
   input.value = chat.current.title;
+  let isOver = false;
   const end = (/** @type {boolean} */ isKept) => {
-    if (!input.isConnected) return;
+    if (isOver) return;
+    isOver = true; // taking the focus away ends it once more
     if (isKept && input.value.trim()) chat.current.title = input.value.trim();
     input.replaceWith(title);
     void chat.save(chat.current);
     refresh();
   };
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" || event.key === "Escape") end(event.key === "Enter");
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    end(event.key === "Enter");
+    byId("menu", HTMLElement).querySelector("summary")?.focus();
   });
   input.addEventListener("blur", () => end(true));
   title.replaceWith(input);
@@ -151,7 +173,15 @@ function askForKey() {
     dialog.close();
     void connect();
   };
-  const form = h("form", { class: "sheet-body", onsubmit: save }, h("h2", { id: "key-title" }, "This server needs a key"), h("p", {}, "Whoever runs it can make one with “uma key new”. It is kept in this browser."), h("label", { for: "key" }, "Key"), input, h("button", { class: "button primary" }, "Go on"));
+  const form = h(
+    "form",
+    { class: "sheet-body", onsubmit: save },
+    h("h2", { id: "key-title" }, "This server needs a key"),
+    h("p", {}, "Whoever runs it can make one with “uma key new”. It is kept in this browser."),
+    h("label", { for: "key" }, "Key"),
+    input,
+    h("button", { class: "button primary" }, "Go on"),
+  );
   dialog.replaceChildren(form);
   dialog.showModal();
 }
@@ -173,8 +203,14 @@ async function connect() {
   if (!info) return;
   composer.maxBytes = info.limits.max_prompt_bytes;
   const { name, quantization, parameters } = info.model;
-  const size = parameters >= 1e9 ? `${number(parameters / 1e9, 1)} B` : `${number(parameters / 1e6, parameters < 1e7 ? 1 : 0)} M`;
-  byId("model-card", HTMLElement).replaceChildren(h("b", {}, name), h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`));
+  const size =
+    parameters >= 1e9
+      ? `${number(parameters / 1e9, 1)} B`
+      : `${number(parameters / 1e6, parameters < 1e7 ? 1 : 0)} M`;
+  byId("model-card", HTMLElement).replaceChildren(
+    h("b", {}, name),
+    h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`),
+  );
   if (!chat.thread.hasChildNodes()) chat.render();
 }
 
@@ -198,9 +234,13 @@ function listen() {
       run();
     });
   choose("rename", rename);
-  choose("export", () => download(`${chat.current.title || "conversation"}.json`, exportJson([chat.current])));
+  choose("export", () =>
+    download(`${chat.current.title || "conversation"}.json`, exportJson([chat.current])),
+  );
   choose("delete", removeCurrent);
-  byId("export-all", HTMLElement).addEventListener("click", () => download("uma-conversations.json", exportJson(chat.conversations)));
+  byId("export-all", HTMLElement).addEventListener("click", () =>
+    download("uma-conversations.json", exportJson(chat.conversations)),
+  );
   byId("import", HTMLElement).addEventListener("click", () => byId("import-file", HTMLInputElement).click());
   byId("import-file", HTMLElement).addEventListener("change", importFile);
   document.addEventListener("keydown", (event) => {

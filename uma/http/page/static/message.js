@@ -24,7 +24,13 @@ function switcher(message, siblings, actions) {
   previous.disabled = at === 0;
   next.disabled = at === siblings.length - 1;
   const label = `Version ${at + 1} of ${siblings.length}`;
-  return h("span", { class: "versions", role: "group", "aria-label": label }, previous, h("span", {}, `${at + 1}/${siblings.length}`), next);
+  return h(
+    "span",
+    { class: "versions", role: "group", "aria-label": label },
+    previous,
+    h("span", {}, `${at + 1}/${siblings.length}`),
+    next,
+  );
 }
 
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
@@ -69,7 +75,11 @@ function editing(article, message, actions) {
     h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
   ];
   article.classList.add("is-edited");
-  article.replaceChildren(h("h2", { class: "hidden" }, "You"), input, h("div", { class: "edit-foot" }, ...buttons));
+  article.replaceChildren(
+    h("h2", { class: "hidden" }, "You"),
+    input,
+    h("div", { class: "edit-foot" }, ...buttons),
+  );
   input.focus();
 }
 
@@ -133,13 +143,17 @@ export class AnswerView {
       iconButton("again", "Answer again", () => actions.again(message)),
       iconButton("branch", "Branch off into a new chat", () => actions.branchOff(message)),
     );
-    this.foot.replaceChildren(...[failureOf(message, actions), endOf(message)].filter((each) => each !== null), h("div", { class: "foot-row" }, buttons, figures(message)));
+    this.foot.replaceChildren(
+      ...[failureOf(message, actions), endOf(message)].filter((each) => each !== null),
+      h("div", { class: "foot-row" }, buttons, figures(message)),
+    );
   }
 }
 
 /** @param {Run} run */
 function statusOf(run) {
-  if (run.isReconnecting) return [h("span", { class: "pulse" }), "The connection broke off. Picking the answer up again …"];
+  if (run.isReconnecting)
+    return [h("span", { class: "pulse" }), "The connection broke off. Picking the answer up again …"];
   if (run.message.text) return [];
   const { prompt_tokens: prompt, computed_tokens: computed = 0 } = run.progress;
   if (!prompt) return [h("span", { class: "pulse" }), "Waiting for its turn …"];
@@ -151,7 +165,11 @@ function statusOf(run) {
 /** @param {Message} message @param {Actions} actions */
 function failureOf(message, actions) {
   if (!message.failure) return null;
-  const again = h("button", { type: "button", class: "button", onclick: () => actions.again(message) }, "Try again");
+  const again = h(
+    "button",
+    { type: "button", class: "button", onclick: () => actions.again(message) },
+    "Try again",
+  );
   return h("div", { class: "failure", role: "alert" }, h("p", {}, message.failure.message), again);
 }
 
@@ -171,13 +189,30 @@ function endOf(message) {
 function figures({ done }) {
   if (!done) return null;
   const { usage, metrics } = done;
-  const figure = (/** @type {string} */ value, /** @type {string} */ name, /** @type {string} */ title) => h("span", { title }, h("b", {}, value), ` ${name}`);
+  const figure = (/** @type {string} */ value, /** @type {string} */ name, /** @type {string} */ title) =>
+    h("span", { title }, h("b", {}, value), ` ${name}`);
   return h(
     "p",
     { class: "figures" },
-    figure(number(metrics.tokens_per_second, 1), "tokens/s", `${number(usage.completion_tokens)} tokens in ${duration(metrics.decode_ms)}`),
-    figure(duration(metrics.ttft_ms), "to the first token", `of which ${duration(metrics.queue_ms)} in the queue`),
-    figure(`${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`, "prompt tokens cached", "These were computed for an earlier request and did not have to be read again"),
-    figure(number(usage.completion_tokens), "tokens", `computed beside at most ${metrics.batch_size - 1} other requests`),
+    figure(
+      number(metrics.tokens_per_second, 1),
+      "tokens/s",
+      `${number(usage.completion_tokens)} tokens in ${duration(metrics.decode_ms)}`,
+    ),
+    figure(
+      duration(metrics.ttft_ms),
+      "to the first token",
+      `of which ${duration(metrics.queue_ms)} in the queue`,
+    ),
+    figure(
+      `${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`,
+      "prompt tokens cached",
+      "These were computed for an earlier request and did not have to be read again",
+    ),
+    figure(
+      number(usage.completion_tokens),
+      "tokens",
+      `computed beside at most ${metrics.batch_size - 1} other requests`,
+    ),
   );
 }

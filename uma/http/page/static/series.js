@@ -17,7 +17,11 @@ export class Series {
   add(frame) {
     const newest = this.frames.at(-1);
     // A server that was started again counts from zero: what was before says nothing about it.
-    if (newest && (frame.at_ms <= newest.at_ms || frame.metrics.requests_total < newest.metrics.requests_total)) this.frames = [];
+    if (
+      newest &&
+      (frame.at_ms <= newest.at_ms || frame.metrics.requests_total < newest.metrics.requests_total)
+    )
+      this.frames = [];
     this.frames.push(frame);
     while (frame.at_ms - this.frames[0].at_ms > WINDOW_MS) this.frames.shift();
   }
@@ -77,7 +81,10 @@ export class Series {
  */
 export function quantile(now, then, share) {
   if (!now) return null;
-  const bounds = Object.keys(now).filter((bound) => bound !== "inf").map(Number).sort((a, b) => a - b);
+  const bounds = Object.keys(now)
+    .filter((bound) => bound !== "inf")
+    .map(Number)
+    .sort((a, b) => a - b);
   const count = (/** @type {string | number} */ bound) => now[bound] - (then[bound] ?? 0);
   const total = count("inf");
   if (total <= 0) return null;

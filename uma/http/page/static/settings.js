@@ -12,20 +12,74 @@ export const DEFAULTS = { system: "", priority: 1, sampling: { temperature: 0.7,
 
 /** @type {Field[]} */
 const SLIDERS = [
-  { name: "temperature", label: "Temperature", help: "How freely the next token is drawn. 0 always takes the likeliest one.", step: 0.05 },
-  { name: "top_p", label: "Top p", help: "Draws only from the likeliest tokens that together have this probability. 1 is off.", step: 0.01 },
-  { name: "min_p", label: "Min p", help: "Leaves out tokens that are less likely than this share of the likeliest one. 0 is off.", step: 0.01 },
-  { name: "repetition_penalty", label: "Repetition penalty", help: "Over 1, tokens among the last 64 become less likely.", step: 0.05 },
-  { name: "frequency_penalty", label: "Frequency penalty", help: "Lowers a token once for every time it occurs among the last 64.", step: 0.1 },
-  { name: "presence_penalty", label: "Presence penalty", help: "Lowers a token that occurs among the last 64, however often.", step: 0.1 },
+  {
+    name: "temperature",
+    label: "Temperature",
+    help: "How freely the next token is drawn. 0 always takes the likeliest one.",
+    step: 0.05,
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    help: "Draws only from the likeliest tokens that together have this probability. 1 is off.",
+    step: 0.01,
+  },
+  {
+    name: "min_p",
+    label: "Min p",
+    help: "Leaves out tokens that are less likely than this share of the likeliest one. 0 is off.",
+    step: 0.01,
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    help: "Over 1, tokens among the last 64 become less likely.",
+    step: 0.05,
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    help: "Lowers a token once for every time it occurs among the last 64.",
+    step: 0.1,
+  },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    help: "Lowers a token that occurs among the last 64, however often.",
+    step: 0.1,
+  },
 ];
 
 /** @type {Field[]} */
 const NUMBERS = [
-  { name: "top_k", label: "Top k", help: "Draws only from this many of the likeliest tokens. 0 is off.", step: 1, empty: "0" },
-  { name: "max_tokens", label: "Most tokens", help: "The answer ends after this many. Empty: the server's limit.", step: 1, empty: "limit" },
-  { name: "min_tokens", label: "Fewest tokens", help: "The answer does not end by itself before this many.", step: 1, empty: "0" },
-  { name: "seed", label: "Seed", help: "The same seed draws the same answer again. Empty: a new one each time.", step: 1, empty: "random" },
+  {
+    name: "top_k",
+    label: "Top k",
+    help: "Draws only from this many of the likeliest tokens. 0 is off.",
+    step: 1,
+    empty: "0",
+  },
+  {
+    name: "max_tokens",
+    label: "Most tokens",
+    help: "The answer ends after this many. Empty: the server's limit.",
+    step: 1,
+    empty: "limit",
+  },
+  {
+    name: "min_tokens",
+    label: "Fewest tokens",
+    help: "The answer does not end by itself before this many.",
+    step: 1,
+    empty: "0",
+  },
+  {
+    name: "seed",
+    label: "Seed",
+    help: "The same seed draws the same answer again. Empty: a new one each time.",
+    step: 1,
+    empty: "random",
+  },
 ];
 
 const LANES = [
@@ -60,13 +114,25 @@ export function openSettings(settings, info, onChange) {
     openSettings(draft, info, onChange);
   };
   dialog.replaceChildren(
-    h("header", { class: "sheet-head" }, h("h2", { id: "settings-title" }, "Instructions and sampling"), iconButton("x", "Close", () => dialog.close())),
+    h(
+      "header",
+      { class: "sheet-head" },
+      h("h2", { id: "settings-title" }, "Instructions and sampling"),
+      iconButton("x", "Close", () => dialog.close()),
+    ),
     h(
       "div",
       { class: "sheet-body" },
       instructions(draft, changed),
       lanes(draft, changed),
-      h("fieldset", {}, h("legend", {}, "Sampling"), ...SLIDERS.map((field) => slider(field, draft, info, changed)), h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))), stops(draft, changed)),
+      h(
+        "fieldset",
+        {},
+        h("legend", {}, "Sampling"),
+        ...SLIDERS.map((field) => slider(field, draft, info, changed)),
+        h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))),
+        stops(draft, changed),
+      ),
       h("button", { type: "button", class: "button", onclick: reset }, "Set sampling back"),
     ),
   );
@@ -75,13 +141,28 @@ export function openSettings(settings, info, onChange) {
 
 /** @param {Settings} draft @param {() => void} changed */
 function instructions(draft, changed) {
-  const area = h("textarea", { id: "system", rows: 4, "aria-describedby": "system-help", placeholder: "You are a helpful assistant." });
+  const area = h("textarea", {
+    id: "system",
+    rows: 4,
+    "aria-describedby": "system-help",
+    placeholder: "You are a helpful assistant.",
+  });
   area.value = draft.system;
   area.addEventListener("input", () => {
     draft.system = area.value;
     changed();
   });
-  return h("div", { class: "field" }, h("label", { for: "system" }, "Instructions (system prompt)"), area, h("p", { class: "help", id: "system-help" }, "Stand before the whole conversation. Many models keep to them, small ones often do not."));
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: "system" }, "Instructions (system prompt)"),
+    area,
+    h(
+      "p",
+      { class: "help", id: "system-help" },
+      "Stand before the whole conversation. Many models keep to them, small ones often do not.",
+    ),
+  );
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -103,14 +184,28 @@ function slider(field, draft, info, changed) {
   const start = Number(draft.sampling[field.name] ?? range.default ?? 0);
   const id = `set-${field.name}`;
   const lowest = Math.max(range.minimum, field.name === "repetition_penalty" ? field.step : range.minimum);
-  const input = h("input", { type: "range", id, min: lowest, max: range.maximum ?? 2, step: field.step, value: start, "aria-describedby": `${id}-help` });
+  const input = h("input", {
+    type: "range",
+    id,
+    min: lowest,
+    max: range.maximum ?? 2,
+    step: field.step,
+    value: start,
+    "aria-describedby": `${id}-help`,
+  });
   const shown = h("output", { for: id }, String(start));
   input.addEventListener("input", () => {
     shown.textContent = input.value;
     draft.sampling[field.name] = Number(input.value);
     changed();
   });
-  return h("div", { class: "field" }, h("div", { class: "field-head" }, h("label", { for: id }, field.label), shown), input, h("p", { class: "help", id: `${id}-help` }, field.help));
+  return h(
+    "div",
+    { class: "field" },
+    h("div", { class: "field-head" }, h("label", { for: id }, field.label), shown),
+    input,
+    h("p", { class: "help", id: `${id}-help` }, field.help),
+  );
 }
 
 /** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
@@ -119,14 +214,29 @@ function numberField(field, draft, info, changed) {
   const id = `set-${field.name}`;
   const most = field.name === "max_tokens" ? info?.limits.max_tokens : range.maximum;
   const placeholder = field.name === "max_tokens" && info ? number(info.limits.max_tokens) : field.empty;
-  const input = h("input", { type: "number", id, inputmode: "numeric", min: Math.max(0, range.minimum), max: most, step: field.step, placeholder, "aria-describedby": `${id}-help` });
+  const input = h("input", {
+    type: "number",
+    id,
+    inputmode: "numeric",
+    min: Math.max(0, range.minimum),
+    max: most,
+    step: field.step,
+    placeholder,
+    "aria-describedby": `${id}-help`,
+  });
   input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
   input.addEventListener("input", () => {
     if (input.value === "") delete draft.sampling[field.name];
     else if (input.validity.valid) draft.sampling[field.name] = Number(input.value);
     changed();
   });
-  return h("div", { class: "field" }, h("label", { for: id }, field.label), input, h("p", { class: "help", id: `${id}-help` }, field.help));
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: id }, field.label),
+    input,
+    h("p", { class: "help", id: `${id}-help` }, field.help),
+  );
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -140,5 +250,15 @@ function stops(draft, changed) {
     else delete draft.sampling.stop;
     changed();
   });
-  return h("div", { class: "field" }, h("label", { for: "set-stop" }, "Stop strings"), area, h("p", { class: "help", id: "set-stop-help" }, "One a line, 16 at most. The answer ends before any of them."));
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: "set-stop" }, "Stop strings"),
+    area,
+    h(
+      "p",
+      { class: "help", id: "set-stop-help" },
+      "One a line, 16 at most. The answer ends before any of them.",
+    ),
+  );
 }

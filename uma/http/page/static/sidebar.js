@@ -56,15 +56,21 @@ export class Sidebar {
         heading = when(each.updated);
         parts.push(h("p", { class: "list-head" }, heading));
       }
-      const link = h("button", { type: "button", class: "conversation", "aria-current": each.id === current ? "true" : undefined }, h("span", { class: "name" }, each.title || "New chat"));
-      if (answering.has(each.id)) link.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
+      const link = h(
+        "button",
+        { type: "button", class: "conversation", "aria-current": each.id === current ? "true" : undefined },
+        h("span", { class: "name" }, each.title || "New chat"),
+      );
+      if (answering.has(each.id))
+        link.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
       link.addEventListener("click", () => {
         this.open(each.id);
         this.show(false);
       });
       parts.push(link);
     }
-    if (!parts.length) parts.push(h("p", { class: "list-empty" }, "Conversations stay in this browser and are listed here."));
+    if (!parts.length)
+      parts.push(h("p", { class: "list-empty" }, "Conversations stay in this browser and are listed here."));
     this.list.replaceChildren(...parts);
   }
 }

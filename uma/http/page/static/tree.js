@@ -9,12 +9,21 @@ const FORMAT = "uma-conversations";
 
 /** An id that nobody else has, and a secret. */
 export function freshId() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
+    byte.toString(16).padStart(2, "0"),
+  ).join("");
 }
 
 /** @param {Settings} settings @returns {Conversation} */
 export function newConversation(settings) {
-  return { id: freshId(), title: "", updated: Date.now(), settings: structuredClone(settings), messages: {}, leaf: null };
+  return {
+    id: freshId(),
+    title: "",
+    updated: Date.now(),
+    settings: structuredClone(settings),
+    messages: {},
+    leaf: null,
+  };
 }
 
 /** The messages of the branch that is shown, first to last. @param {Conversation} conversation @returns {Message[]} */
@@ -25,7 +34,11 @@ export function branch(conversation) {
 /** @param {Conversation} conversation @param {string | null} id @returns {Message[]} */
 export function pathTo(conversation, id) {
   const found = [];
-  for (let at = id ? conversation.messages[id] : undefined; at; at = at.parent ? conversation.messages[at.parent] : undefined)
+  for (
+    let at = id ? conversation.messages[id] : undefined;
+    at;
+    at = at.parent ? conversation.messages[at.parent] : undefined
+  )
     found.unshift(at);
   return found;
 }
@@ -55,7 +68,9 @@ function titleOf(message) {
 /** The message and those that stand in its place in other branches. @param {Conversation} conversation @param {Message} message */
 export function siblings(conversation, message) {
   const all = Object.values(conversation.messages);
-  return all.filter((each) => each.parent === message.parent).sort((a, b) => a.at - b.at || (a.id < b.id ? -1 : 1));
+  return all
+    .filter((each) => each.parent === message.parent)
+    .sort((a, b) => a.at - b.at || (a.id < b.id ? -1 : 1));
 }
 
 /** Show the branch through `id`, as far as it goes. @param {Conversation} conversation @param {string} id */
@@ -102,7 +117,9 @@ function contentOf(message) {
 export function exportJson(conversations) {
   const clean = conversations.map((each) => ({
     ...each,
-    messages: Object.fromEntries(Object.entries(each.messages).map(([id, message]) => [id, { ...message, token: undefined }])),
+    messages: Object.fromEntries(
+      Object.entries(each.messages).map(([id, message]) => [id, { ...message, token: undefined }]),
+    ),
   }));
   return `${JSON.stringify({ format: FORMAT, version: 1, conversations: clean }, null, 2)}\n`;
 }
@@ -124,7 +141,11 @@ export function importJson(text) {
 function readConversation(raw) {
   const { system = "", priority = 1, sampling = {} } = raw.settings ?? {};
   const lane = /** @type {-1 | 0 | 1} */ ([-1, 0, 1].includes(priority) ? priority : 1);
-  const conversation = newConversation({ system: String(system), priority: lane, sampling: readSampling(sampling) });
+  const conversation = newConversation({
+    system: String(system),
+    priority: lane,
+    sampling: readSampling(sampling),
+  });
   conversation.title = String(raw.title ?? "").slice(0, 200);
   if (Number.isFinite(raw.updated)) conversation.updated = raw.updated;
   for (const each of Object.values(raw.messages ?? {})) {
@@ -132,7 +153,8 @@ function readConversation(raw) {
     conversation.messages[message.id] = message;
   }
   for (const message of Object.values(conversation.messages))
-    if (message.parent !== null && !conversation.messages[message.parent]) throw new Error("A message has no parent.");
+    if (message.parent !== null && !conversation.messages[message.parent])
+      throw new Error("A message has no parent.");
   checkForLoops(conversation);
   if (typeof raw.leaf === "string" && conversation.messages[raw.leaf]) conversation.leaf = raw.leaf;
   return conversation;
@@ -149,12 +171,25 @@ function checkForLoops(conversation) {
 
 /** @param {any} raw @returns {Message} */
 function readMessage(raw) {
-  if (typeof raw?.id !== "string" || typeof raw.text !== "string" || !["user", "assistant"].includes(raw.role))
+  if (
+    typeof raw?.id !== "string" ||
+    typeof raw.text !== "string" ||
+    !["user", "assistant"].includes(raw.role)
+  )
     throw new Error("A message has no id, no text or no known role.");
   /** @type {Message} */
-  const message = { id: raw.id, parent: typeof raw.parent === "string" ? raw.parent : null, role: raw.role, text: raw.text, at: Number(raw.at) || 0 };
+  const message = {
+    id: raw.id,
+    parent: typeof raw.parent === "string" ? raw.parent : null,
+    role: raw.role,
+    text: raw.text,
+    at: Number(raw.at) || 0,
+  };
   if (Array.isArray(raw.files))
-    message.files = raw.files.map((/** @type {any} */ file) => ({ name: String(file.name), text: String(file.text) }));
+    message.files = raw.files.map((/** @type {any} */ file) => ({
+      name: String(file.name),
+      text: String(file.text),
+    }));
   if (raw.done?.usage && raw.done.metrics) message.done = raw.done;
   return message;
 }
@@ -164,7 +199,10 @@ function readSampling(raw) {
   /** @type {import("./types.js").Sampling} */
   const found = {};
   for (const [name, value] of Object.entries(raw))
-    if (typeof value === "number" || (Array.isArray(value) && value.every((each) => typeof each === "string")))
+    if (
+      typeof value === "number" ||
+      (Array.isArray(value) && value.every((each) => typeof each === "string"))
+    )
       found[name] = value;
   return found;
 }

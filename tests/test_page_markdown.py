@@ -1,0 +1,148 @@
+"""Markdown as it grows is what it is as a whole, and nothing that leaves the renderer can do harm."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma.http.page.markdown import MAX_BLOCK_CHARS, GrowingText, render
+
+PARTS = (
+    "# Head\n",
+    "text ",
+    "*emphasis*",
+    "**bold",
+    "`code`",
+    "\n",
+    "\n\n",
+    "- item\n",
+    "1. item\n",
+    "  ",
+    "    ",
+    "> quote\n",
+    "```python\n",
+    "```\n",
+    "def f():\n",
+    "| a | b |\n",
+    "|---|--:|\n",
+    "---\n",
+    "[x](http://a.b)",
+    "[x](javascript:alert(1))",
+    "![x](http://a.b/c.png)",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "&lt;b&gt;",
+    "\r\n",
+    "\r",
+    "\u2028",
+    "\x00",
+    "<!--",
+    "~~struck~~",
+    '~~~html"onclick=alert(1)\n',
+)
+markdown = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join)
+
+ALLOWED = {
+    *("p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li"),
+    *("pre", "code", "span", "strong", "em", "s", "a", "table", "thead", "tbody", "tr", "th", "td"),
+}
+ATTRIBUTES = {"href", "title", "target", "rel", "start", "class", "data-language"}
+
+
+class Checker(HTMLParser):
+    """Fails at any tag, attribute or address that is not among the few allowed ones."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in ALLOWED
+        for name, value in attrs:
+            assert name in ATTRIBUTES
+            if name == "href":
+                assert re.match(r"(https?|mailto):", value or "")
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data!r}")
+
+
+def check(blocks: list[str]) -> None:
+    for block in blocks:
+        checker = Checker()
+        checker.feed(block)
+        checker.close()
+
+
+@given(markdown)
+def test_only_harmless_html_comes_out(text: str) -> None:
+    check(render(text))
+
+
+@given(markdown, st.integers(1, 7))
+def test_a_text_that_grows_ends_as_the_whole_does(text: str, step: int) -> None:
+    growing = GrowingText()
+    for end in range(0, len(text), step):
+        growing.update(text[:end])
+        check(growing.blocks)
+    growing.finish(text)
+    assert growing.blocks == render(text)
+
+
+LESSON = """# A
+
+Paragraph one,
+still one.
+
+- a
+- b
+
+  more
+
+```py
+x = 1
+
+y = 2
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+End.
+"""
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_what_is_shown_while_a_text_grows_is_final_where_another_block_follows(step: int) -> None:
+    growing = GrowingText()
+    whole = render(LESSON)
+    for end in range(0, len(LESSON), step):
+        growing.update(LESSON[:end])
+        shown = growing.blocks[:-2]
+        assert shown == whole[: len(shown)]
+
+
+def test_only_the_last_block_is_parsed_again() -> None:
+    growing = GrowingText()
+    text = "A paragraph.\n\n" * 2_000
+    growing.update(text)
+    first = growing.blocks[0]
+    growing.update(text + "More.")
+    assert growing.blocks[0] is first
+    assert growing.blocks[-1] == "<p>More.</p>\n"
+
+
+def test_a_block_that_never_ends_becomes_plain_text() -> None:
+    growing = GrowingText()
+    text = "```python\n" + "x = [1, 2]\n" * (MAX_BLOCK_CHARS // 8)
+    growing.update(text)
+    assert growing.blocks == [f"<pre>{text}</pre>"]
+
+
+def test_a_reference_that_comes_last_holds_for_what_was_before() -> None:
+    growing = GrowingText()
+    text = "See [the page].\n\nMore.\n\n[the page]: https://example.org\n"
+    growing.update(text)
+    growing.finish(text)
+    assert 'href="https://example.org"' in growing.blocks[0]
