@@ -31,9 +31,11 @@ from models import write_model
 FLAGS = (
     *("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"),  # tokens do not depend on company
     *("--max-tokens", "64", "--max-tx-bytes", "65536", "--tx-timeout-sec", "2", "--idle-timeout-sec", "5"),
-    *("--log-level", "warning"),
+    *("--log-level", "warning", "--cache-ram-mb", "64"),
 )
 ALONE_SEC = 5.0
+MAX_GROWN_BYTES = 512 * 2**20
+"""By how much the server may have grown: its cache, buffers of 64 sessions, and what the allocator keeps of both."""
 FAULTS = ("Traceback", "traceback=", "session.crashed", " error ")
 
 
@@ -107,7 +109,16 @@ def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: l
     print(f"longest wait {amid.longest_ms:.1f} ms, alone {alone.longest_ms:.1f} ms, allowed {_allowed(alone):.0f} ms")
     print(f"99 % of waits within {amid.percentile(99):.2f} ms, alone {alone.percentile(99):.2f} ms")
     print(f"the server has grown by {grown / 2**20:.0f} MiB")
-    wanted = ("requests_total", "requests_rejected", "requests_cancelled", "requests_error", "sessions_total")
+    if grown > MAX_GROWN_BYTES:
+        problems.append(f"the server has grown by {grown:,} bytes; {MAX_GROWN_BYTES:,} are allowed")
+    wanted = (
+        "requests_total",
+        "requests_rejected",
+        "requests_cancelled",
+        "requests_error",
+        "sessions_total",
+        "cache_ram_bytes",
+    )
     print(", ".join(f"{name} {settled[name]:,}" for name in wanted))
     return problems
 

@@ -40,23 +40,32 @@ _METADATA = hints_of(Request)["metadata"]
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
-def parse_message(
-    payload: bytes,
+def read_object(payload: bytes) -> dict[str, Any]:
+    """A payload's JSON object. Raises `InvalidJson` for what is none."""
+    try:
+        value = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"the frame is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidJson(f"the frame is not a JSON object, but {show(value)}")
+    return value
+
+
+def message_of(
+    fields: dict[str, Any],
     *,
     strict: bool = False,
     n_vocab: int | None = None,
     max_tokens: int | None = None,
     version: str | None = None,
 ) -> ClientMessage:
-    """A client's message, in a session of this `version` (None: the newest).
+    """A client's message, in a session of this `version` (None: the newest). `fields` are used up.
 
     Unknown fields are ignored and named in the message's `warnings`; `strict` refuses them. `max_tokens` is the
     server's limit: a request over it is cut to it, with a warning. `n_vocab` bounds `token_ids`.
 
-    Raises `InvalidJson` for what is no JSON object, and `BadRequest` with a line for each wrong field. Of a key that
-    comes twice, the last counts.
+    Raises `BadRequest` with a line for each wrong field. Of a key that comes twice, the last counts.
     """
-    fields = _object(payload)
     if "type" not in fields and "event" in fields:
         return _parse_cancel(fields, strict)
     kind = fields.pop("type", "generate")
@@ -79,12 +88,8 @@ def parse_message(
     return MetricsQuery(**_own_fields(flat), warnings=warnings)
 
 
-def whose(payload: bytes) -> tuple[str | None, dict[str, Any] | None]:
-    """The id and the metadata of a payload that was refused, for its error; None for what cannot be read or used."""
-    try:
-        fields = _object(payload)
-    except InvalidJson:
-        return None, None
+def marks_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
+    """The id and the metadata of a message that was refused, for its error; None for what cannot be used."""
     id, metadata = fields.get("id"), fields.get("metadata")
     return (
         id if isinstance(id, str) and 1 <= len(id) <= 128 else None,
@@ -100,9 +105,9 @@ def encode_message(message: ClientMessage) -> bytes:
 def parse_event(payload: bytes) -> ServerEvent:
     """A server's event. Fields and events that this side does not know are ignored: the server may be newer.
 
-    Raises `InvalidJson` or `BadRequest`, as `parse_message` does.
+    Raises `InvalidJson` or `BadRequest`, as `read_object` and `message_of` do.
     """
-    fields = _object(payload)
+    fields = read_object(payload)
     name = fields.pop("event", None)
     if name == "token":
         return _parse_token(fields)
@@ -148,16 +153,6 @@ def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | N
 def fragment(metadata: Mapping[str, Any]) -> orjson.Fragment:
     """`metadata` written once, for many events."""
     return orjson.Fragment(orjson.dumps(metadata))
-
-
-def _object(payload: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(payload)
-    except orjson.JSONDecodeError as error:
-        raise InvalidJson(f"the frame is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidJson(f"the frame is not a JSON object, but {show(value)}")
-    return value
 
 
 def _frame(fields: Mapping[str, Any]) -> bytes:

@@ -62,9 +62,10 @@ from uma.protocol.codec import (
     encode_message,
     encode_token,
     fragment,
+    marks_of,
+    message_of,
     parse_event,
-    parse_message,
-    whose,
+    read_object,
 )
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
 from uma.protocol.messages import (
@@ -178,15 +179,19 @@ class ServerSession:
     def parse(self, payload: bytes) -> Parsed:
         """What a payload says. Never raises. Any thread; the payload before it must have been admitted."""
         try:
-            return parse_message(
-                payload,
+            fields = read_object(payload)
+        except UmaError as error:
+            return Unparsed(error)
+        try:
+            return message_of(
+                fields,
                 strict=self._strict,
                 n_vocab=self._n_vocab,
                 max_tokens=self._max_tokens,
                 version=self.version,
             )
         except UmaError as error:
-            return Unparsed(error, *whose(payload))
+            return Unparsed(error, *marks_of(fields))
 
     def admit(self, parsed: Parsed) -> Incoming | None:
         """Take in what `parse` gave, in the order of the payloads. Never raises.

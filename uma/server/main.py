@@ -30,6 +30,10 @@ WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
 
 INTERRUPTED = 128 + signal.SIGINT
 
+GC_THRESHOLDS = (50_000, 20, 20)
+"""Objects made before Python looks for cycles among the young ones, and how often among older ones. With its defaults a
+frame of 200,000 empty lists is looked through some 300 times while it is read: 150 ms for all, where 15 are needed."""
+
 OnReady = Callable[[ServerInfo], None]
 
 
@@ -77,6 +81,7 @@ async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequenc
                 # What is there by now stays: looking through it again at each collection would be felt as a gap.
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
                 _announce(on_ready, engine.info)
                 log(logger, logging.INFO, "server.ready", socket=config.socket, protocol=config.protocol)
                 await run.ended.wait()
