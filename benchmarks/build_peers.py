@@ -14,15 +14,16 @@ fetched (the web page and TLS of llama-server are left out, both of which would 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.cache import LLAMA_CPP_PYTHON, cache_dir, peer_binary, peer_python
-from uma.llama import trust
+from uma.llama import library, trust
+from uma.llama.trust import Verdict
 
 TARGETS = ("llama-server", "llama-batched-bench")
 
@@ -44,21 +45,22 @@ FLAGS = (
     "-DLLAMA_BUILD_APP=OFF",
 )
 
-WITHOUT = {
-    "AMX": ("-DCMAKE_C_FLAGS=-U__AMX_INT8__", "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__"),
-    "CPU_REPACK": ("-DGGML_CPU_REPACK=OFF",),
-}
-"""Flags that leave out an extra buffer type. With GGML_NATIVE the compiler's own macro decides on AMX."""
+MACROS = {"AMX": "-U__AMX_INT8__"}
+"""Compiler flags that leave out an extra buffer type: with GGML_NATIVE the compiler's own macro decides on AMX."""
+OPTIONS = {"CPU_REPACK": "-DGGML_CPU_REPACK=OFF"}
+"""CMake's, for others."""
 
 
-def flags_without(faulty: Iterable[str]) -> tuple[str, ...]:
-    """Flags of a build without these extra buffer types, as far as a plain build has them."""
-    return tuple(flag for name in faulty for flag in WITHOUT.get(name, ()))
-
-
-def faulty_types() -> tuple[str, ...]:
-    """The extra buffer types that UMA leaves out on this machine because they compute wrongly."""
-    return tuple(name for name, _ in trust.verdict().faults)
+def flags_for(verdict: Verdict) -> tuple[str, ...]:
+    """Flags of a build that computes with the extra buffer types that UMA's library has and that are sound there."""
+    faulty = dict(verdict.faults)
+    macros = [MACROS[name] for name in faulty if name in MACROS]
+    if "AMX" in verdict.usable:
+        macros.append(library.AMX_REPAIR)  # or GCC 12 would build peers that die
+    options = tuple(OPTIONS[name] for name in faulty if name in OPTIONS)
+    if not macros:
+        return options
+    return (*options, f"-DCMAKE_C_FLAGS={' '.join(macros)}", f"-DCMAKE_CXX_FLAGS={' '.join(macros)}")
 
 
 def source_package(cache: Path) -> Path:
@@ -84,7 +86,7 @@ def build_llama_cpp(cache: Path, jobs: int) -> None:
     build = cache / "build"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     subprocess.run(
-        ["cmake", *generator, "-S", str(tree), "-B", str(build), *FLAGS, *flags_without(faulty_types())], check=True
+        ["cmake", *generator, "-S", str(tree), "-B", str(build), *FLAGS, *flags_for(trust.verdict())], check=True
     )
     subprocess.run(["cmake", "--build", str(build), "-j", str(jobs), "--target", *TARGETS], check=True)
 
@@ -94,12 +96,12 @@ def make_peer_venv(cache: Path) -> None:
     if not peer_python().exists():
         subprocess.run([sys.executable, "-m", "venv", str(cache / "peer-venv")], check=True)
     pip = [str(peer_python()), "-m", "pip", "install", "--quiet"]
-    flags = flags_without(faulty_types())
+    flags = flags_for(trust.verdict())
     if flags:
         # pip keeps wheels by version alone, so one that was built with other flags must not be taken from its cache.
         pip += ["--no-cache-dir", "--no-binary", "llama-cpp-python"]
     wanted = f"llama-cpp-python[server]=={LLAMA_CPP_PYTHON}"
-    subprocess.run([*pip, wanted], env={**os.environ, "CMAKE_ARGS": " ".join(flags)} if flags else None, check=True)
+    subprocess.run([*pip, wanted], env={**os.environ, "CMAKE_ARGS": shlex.join(flags)} if flags else None, check=True)
 
 
 def main() -> int:

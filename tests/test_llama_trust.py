@@ -7,6 +7,7 @@ the same on every CPU, and one of these has a fault.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -366,6 +367,42 @@ def test_a_cpu_is_told_by_its_features_model_and_microcode_and_not_by_its_load(t
     three.write_text(core.format(0, 1000, "avx2 amx_tile"))
     assert library.cpu_identity(one) == library.cpu_identity(two) != library.cpu_identity(three)
     assert library.cpu_name(one) == "A"
+
+
+TILES = """
+#include <immintrin.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+struct config { unsigned char palette = 0, start = 0, reserved[14] = {0}; unsigned short bytes[16] = {0};
+                unsigned char rows[16] = {0}; };
+__attribute__((noinline)) void load() {
+    alignas(64) config tiles = {};
+    tiles.palette = 1;
+    for (int at = 0; at < 8; at++) { tiles.rows[at] = at < 2 ? 8 : 16; tiles.bytes[at] = at == 2 ? 32 : 64; }
+    _tile_loadconfig(&tiles);
+}
+int main() {
+    if (syscall(SYS_arch_prctl, 0x1023, 18)) return 77;
+    load();
+    alignas(64) volatile unsigned char kept[64] = {};
+    __asm__ volatile("sttilecfg %0" : "=m"(*(volatile unsigned char(*)[64])kept));
+    printf("%d %d %d %d", kept[48], kept[50], kept[16], kept[20]);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+@pytest.mark.skipif("amx_tile" not in " ".join(library.cpu_identity()), reason="this CPU has no AMX")
+def test_the_header_of_the_rebuild_gives_amx_its_whole_configuration(tmp_path: Path) -> None:
+    source, program = tmp_path / "tiles.cpp", tmp_path / "tiles"
+    source.write_text(TILES)
+    flags = ["-O3", "-march=native", *library.AMX_REPAIR.split(" ")]
+    subprocess.run(["c++", *flags, str(source), "-o", str(program)], check=True)
+    done = run_to_end(str(program))
+    if done.returncode == 77:
+        pytest.skip("this system does not let programs use AMX")
+    assert (done.returncode, done.stdout) == (0, "8 16 64 32")
 
 
 def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
@@ -70,11 +71,15 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     return platform.processor() or platform.machine()
 
 
-def rebuild_command(compiler: str = "") -> str:
-    """The command that builds the pinned llama-cpp-python for this CPU; `compiler` goes ahead of it."""
+AMX_REPAIR = "-include " + str(files("uma") / "data" / "amx_tile_config.h")
+"""A C++ flag that makes GCC 12 build AMX correctly, and that other compilers do not mind."""
+
+
+def rebuild_command(variables: str = "") -> str:
+    """The command that builds the pinned llama-cpp-python for this CPU; `variables` go ahead of it."""
     try:
         pinned = f"llama-cpp-python=={version('llama-cpp-python')}"
     except PackageNotFoundError:
         pinned = "llama-cpp-python"
     pip = "pip install --force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python"
-    return f"{compiler} {pip} {pinned}".strip()
+    return f"{variables} {pip} {pinned}".strip()

@@ -50,8 +50,9 @@ VERSION = 1
 """Counts the changes of the probe: verdicts of another version are not used."""
 FAULTS = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"})
 """Signals that code raises by itself, always again. Others come from outside (SIGKILL where memory ran out)."""
+REPAIRS = {"AMX": f'CXXFLAGS="{library.AMX_REPAIR}"'}
+"""What mends a type in a rebuild, where that is known; another compiler than GCC otherwise."""
 CLANG = "CC=clang CXX=clang++"
-"""The compiler to advise: it builds AMX correctly where GCC 12 does not."""
 
 _lock = threading.Lock()
 
@@ -258,8 +259,8 @@ def describe(found: Verdict) -> list[str]:
         ]
     return [
         f"llama.cpp's extra buffer type {name} is not used, which can be slower: a process that computed with it "
-        f"{seen} (this build, on {library.cpu_name()}); to have it, rebuild with another compiler: "
-        f"{library.rebuild_command(CLANG)}"
+        f"{seen} (this build, on {library.cpu_name()}); to have it, rebuild: "
+        f"{library.rebuild_command(REPAIRS.get(name, CLANG))}"
         for name, seen in found.faults
     ]
 
