@@ -8,8 +8,10 @@ import pytest
 from engine_world import config_for
 
 from models import Kind, write_model
-from uma import open_engine
+from uma import RuntimeConfig, open_engine
+from uma.engine import sizing
 from uma.engine.sizing import free_memory_bytes
+from uma.llama.model import Model
 
 GIB = 2**30
 
@@ -41,6 +43,32 @@ def test_without_a_container_it_is_what_the_machine_has(tmp_path: Path) -> None:
 
 def test_where_nobody_tells_there_is_still_some(tmp_path: Path) -> None:
     assert free_memory_bytes(tmp_path / "none", tmp_path) > 0
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "tokens", "is_told"),
+    [
+        (100_000, 32_768, False),  # a quarter of the memory is plenty
+        (40, 16_384, False),  # a quarter would be too little for four conversations, and more is there
+        (10, None, True),  # not enough for four
+    ],
+)
+def test_the_context_holds_four_conversations_or_says_why_not(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    free_mib: int,
+    tokens: int | None,
+    is_told: bool,
+) -> None:
+    with Model.load(tiny) as model:
+        # One cell of this model as large as of one with some hundred million parameters.
+        monkeypatch.setattr(model, "kv_bytes_per_token", lambda *_: 1_500)
+        taken = model.info.size_bytes if model.is_mapped else 0
+        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_mib * 2**20 + taken)
+        found = sizing.context_params(model, RuntimeConfig(model=str(tiny))).n_ctx
+    assert found == tokens if tokens is not None else 512 < found < 16_384
+    assert ("less than 4 conversations" in caplog.text) == is_told
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from benchmarks.scenarios import (
     long_context,
     memory,
     mixed,
+    neighbours,
     overhead,
     overload,
     prefix,
@@ -41,5 +42,6 @@ ALL: tuple[Scenario, ...] = tuple(
         tradeoff,
         layouts,
         weights,
+        neighbours,
     )
 )

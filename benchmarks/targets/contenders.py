@@ -14,6 +14,8 @@ from benchmarks.targets.uma import uma_server
 
 UMA = "UMA"
 SLOW = "llama_cpp.server"
+DEFAULTS = "defaults"
+"""In the place of a layout: UMA as it starts without an option, whatever context a scenario gives the others."""
 
 
 def contenders(bench: Bench, index: int, *, with_slow: bool = False) -> list[str]:
@@ -58,7 +60,11 @@ async def open_contender(
 
 
 def uma_layout(layout: str, *, n_ctx: int, slots: int) -> dict[str, object]:
-    """UMA's settings for a KV layout. With a buffer each it keeps one more than slots, for health probes."""
+    """UMA's settings for a KV layout, or none for its defaults. With a buffer each it keeps one more than slots, for
+    health probes.
+    """
+    if layout == DEFAULTS:
+        return {}
     if layout == "unified":
         return {"n_ctx": n_ctx, "kv_unified": "on"}
     return {"n_ctx": n_ctx // slots * (slots + 1), "kv_unified": "off", "max_sequences": slots}

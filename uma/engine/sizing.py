@@ -4,6 +4,7 @@ configuration, never guessed, and told in `capabilities`.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from pathlib import Path
@@ -24,12 +25,16 @@ LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 MOST_STREAM_TOKENS = 4_096
 """with split KV this many for each sequence,"""
 MEMORY_SHARE = 4
-"""and at most a quarter of the memory that is free."""
+"""and at most a quarter of the memory that is free;"""
+LEAST_CONVERSATIONS, MOST_MEMORY_SHARE = 4, 0.7
+"""but where that is less than so many conversations of `MOST_STREAM_TOKENS` need, up to this share of it."""
 WEIGHTS_SHARE = 2
 """Weights are read into memory that is free, and not mapped, if they take no more than half of it."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Cells that may hold nothing but cache: a sixteenth of all, and no fewer than this."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
+_log = logging.getLogger("uma.engine")
+
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 """Where Linux tells what is free: on the machine, and within a container's limit."""
 
@@ -65,8 +70,19 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:
         wanted = streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
     else:
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), MOST_POOL_TOKENS)
-    cell_bytes = model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
-    affordable = free_memory_bytes() // MEMORY_SHARE // max(cell_bytes, 1)
+    cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
+    # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
+    free_bytes = max(0, free_memory_bytes() - (model.info.size_bytes if model.is_mapped else 0))
+    affordable = free_bytes // MEMORY_SHARE // cell_bytes
+    least = min(wanted, LEAST_CONVERSATIONS * min(model.n_ctx_train, MOST_STREAM_TOKENS))
+    if affordable < least:
+        affordable = min(least, int(MOST_MEMORY_SHARE * free_bytes) // cell_bytes)
+    if 512 <= affordable < least:
+        _log.warning(
+            "the context has %s tokens, less than %d conversations of %s: %s MiB of memory are free; a smaller "
+            "--cache-type-k and --cache-type-v hold more",
+            f"{affordable:,}", LEAST_CONVERSATIONS, f"{least // LEAST_CONVERSATIONS:,}", f"{free_bytes // 2**20:,}",
+        )  # fmt: skip
     if affordable < 512:
         raise ConfigError(
             f"n_ctx: there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "

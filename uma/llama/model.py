@@ -40,7 +40,9 @@ ELEMENT_BYTES = {
 class Model:
     """Owner of a loaded model. Any number of contexts, of any threads, may use it; close it after they are closed."""
 
-    def __init__(self, handle: int, parts: list[Header], *, is_builtin: bool, vocab_only: bool = False) -> None:
+    def __init__(
+        self, handle: int, parts: list[Header], *, is_builtin: bool, vocab_only: bool = False, is_mapped: bool = False
+    ) -> None:
         self._handle: int | None = handle
         self._parts = parts
         self._lock = threading.Lock()
@@ -48,6 +50,8 @@ class Model:
         self._close_wanted = False
         self.path = parts[0].path
         self.vocab_only = vocab_only
+        self.is_mapped = is_mapped
+        """Whether the weights are pages of their file, and not memory of this process's own."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.memory = _memory_of(handle, parts[0].architecture)
@@ -98,7 +102,7 @@ class Model:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
             _check_generates_text(handle, parts[0])
-            model = cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only)
+            model = cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only, is_mapped=is_mapped)
         except BaseException:
             lib.llama_model_free(handle)
             raise
