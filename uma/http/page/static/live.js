@@ -208,10 +208,13 @@ export class LiveView {
     this.showTiles();
     this.showBars(frame);
     this.lanes.take(frame);
-    const running = frame.activity?.running.length ?? frame.metrics.active_sequences;
-    this.count.textContent = frame.activity
-      ? `${number(running)} running`
-      : `${number(running)} running; this server is too old to tell of each`;
+    const started = frame.activity?.running ?? [];
+    const preempted = started.filter((each) => each.is_preempted).length;
+    const running = frame.activity ? started.length - preempted : frame.metrics.active_sequences;
+    const more = frame.activity
+      ? preempted && `, ${number(preempted)} preempted`
+      : "; this server is too old to tell of each";
+    this.count.textContent = `${number(running)} running${more || ""}`;
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
