@@ -25,7 +25,7 @@ def test_every_python_snippet_runs_and_prints(snippet: str) -> None:
 
 
 def test_the_table_names_every_command_and_no_other() -> None:
-    named = set(re.findall(r"^\| `uma (\w+)` \|", README, re.MULTILINE))
+    named = set(re.findall(r"^\| `uma ([\w-]+)` \|", README, re.MULTILINE))
     subparsers = next(action for action in build_parser()._actions if action.choices)
     assert named == set(subparsers.choices or ())
 

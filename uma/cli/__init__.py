@@ -65,7 +65,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE
-    code: int = importlib.import_module(f"uma.cli.{options.command}").main(options)
+    code: int = importlib.import_module(f"uma.cli.{options.command.replace('-', '_')}").main(options)
     return code
 
 

@@ -199,6 +199,19 @@ def _describe_contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
 
 
+def _describe_engine_zmq(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bind",
+        metavar="ENDPOINT",
+        default="ipc://infer.ipc",
+        help="ZeroMQ endpoint of the ROUTER socket (default: ipc://infer.ipc)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow tcp on other addresses than loopback (default: off)"
+    )
+    add_settings(parser)
+
+
 PLACE = """\
 The model: a server that listens on --socket answers, where there is one; it keeps its model loaded, so the answer
 begins sooner. Where none listens on the usual socket the model is loaded in this process, and that is said; on a
@@ -280,6 +293,13 @@ COMMANDS: tuple[Command, ...] = (
         "limits, cancel ...) and for things it does not declare, which must be refused by name. Exit code 1 where a "
         "claim is false.",
         " check",
+    ),
+    Command(
+        "engine-zmq",
+        "serve a model to RustInfer's server, as its engine",
+        _describe_engine_zmq,
+        "As `uma run`, and on a ZeroMQ ROUTER socket the messages of RustInfer's protocol 1.0, in JSON or MessagePack. "
+        "There is no authentication: whoever reaches the endpoint can use the model. Needs pip install '.[zmq]'.",
     ),
 )
 

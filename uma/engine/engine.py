@@ -130,6 +130,10 @@ class Engine:
         """See `types.Source.tokenize`."""
         return await self._prompts.explain(request)
 
+    async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that a chat template has been applied to elsewhere, for a request's `token_ids`."""
+        return await self._prompts.read_rendered(text)
+
     async def health(self, *, probe: bool = True) -> Health:
         """See `types.Source.health`. A probe goes before everything else; without an answer the status is `stalled`."""
         began = now_ms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 
 import trio
 
@@ -49,6 +50,17 @@ class PromptReader:
             vocab = self._model.vocab
             return Tokenized(tuple(tokens), added_tokens=int(vocab.adds_bos and tokens[0] == vocab.bos))
         return Tokenized(tuple(tokens), await trio.to_thread.run_sync(self._text_of, request))
+
+    async def read_rendered(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that a chat template has been applied to elsewhere: spellings of special tokens are these
+        tokens, and BOS is added where the text does not begin with it. Raises what `read` does.
+        """
+        self._check_bytes(Request(id="rendered", prompt=text), len(text))
+        add_special = self._model.chat_template.needs_bos(text)
+        ids = await trio.to_thread.run_sync(
+            partial(self._model.vocab.tokenize, text, add_special=add_special, parse_special=True)
+        )
+        return tuple(ids.tolist())
 
     def _text_of(self, request: Request) -> str:
         if request.messages is not None:

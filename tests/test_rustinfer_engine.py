@@ -1,0 +1,278 @@
+"""The ZeroMQ engine with RustInfer's own messages: answers, errors, many peers, and peers that vanish."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgpack
+import pytest
+import rustinfer_fixture as rust
+import trio
+import zmq
+from engine_world import answer, ask, config_for
+from rustinfer_fixture import Peer, inference
+
+from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, uma_command
+from uma.bridges.rustinfer.engine import RustInferEngine
+from uma.bridges.rustinfer.socket import RouterSocket
+from uma.engine import Engine, open_engine
+
+MAX_MESSAGE_BYTES = 10_000
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    """A ZeroMQ context for peers."""
+    with zmq.Context() as made:
+        yield made
+
+
+@attrs.frozen
+class World:
+    """A real engine behind a ROUTER socket."""
+
+    engine: Engine
+    bridge: RustInferEngine
+
+    @property
+    def endpoint(self) -> str:
+        """Where peers connect."""
+        return self.bridge.socket.endpoint
+
+
+@asynccontextmanager
+async def serving(directory: Path, model: Path, **settings: Any) -> AsyncIterator[World]:
+    async with open_engine(config_for(model, **settings)) as engine, trio.open_nursery() as nursery:
+        socket = RouterSocket(f"ipc://{directory}/zmq", 4 * MAX_MESSAGE_BYTES)
+        bridge = RustInferEngine(engine, engine.tokenize_rendered, socket, MAX_MESSAGE_BYTES, 16, PATIENCE_SEC)
+        await nursery.start(lambda *, task_status: bridge.serve(task_status=task_status))
+        yield World(engine, bridge)
+        bridge.begin_drain()
+
+
+async def run(work: Any, *args: Any) -> Any:
+    """Blocking peers work in a thread, bounded."""
+    with trio.fail_after(PATIENCE_SEC):
+        return await trio.to_thread.run_sync(work, *args)
+
+
+def chat(peer: Peer, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """All messages of one answer."""
+    peer.ask(request)
+    answers = [peer.receive()]
+    while answers[-1].get("chunk_type") == "Token":
+        answers.append(peer.receive())
+    return answers
+
+
+async def test_a_whole_answer_is_what_the_engine_gives(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+    async with serving(socket_dir, tiny) as world:
+        expected = (await answer(world.engine, ask(max_tokens=8, ignore_eos=False, stream=False))).finished
+        peer = Peer(context, world.endpoint)
+        (got,) = await run(chat, peer, inference())
+        peer.close()
+    response = got["Inference"]
+    assert (response["status"], response["error"]) == ("Success", None)
+    assert (response["text"], response["tokens"]) == (expected.text, list(expected.token_ids or ()))
+    assert response["num_tokens"] == expected.usage.completion_tokens
+    assert set(response["metrics"]) == set(rust.METRICS_FIELDS)
+
+
+async def test_a_stream_adds_up_to_the_same_answer_and_ends_with_done(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
+) -> None:
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        (whole,) = await run(chat, peer, inference(max_tokens=20))
+        *tokens, done = await run(chat, peer, inference(max_tokens=20, stream=True))
+        peer.close()
+    assert "".join(each["token"] for each in tokens) == whole["Inference"]["text"]
+    assert [each["token_id"] for each in tokens if each["token_id"] is not None] == whole["Inference"]["tokens"]
+    assert done["chunk_type"] == "Done"
+    assert done["finish_reason"] == ("length" if whole["Inference"]["num_tokens"] == 20 else "stop")
+    assert done["metrics"]["batch_size"] >= 1
+
+
+@pytest.mark.parametrize("write", [rust.named_bytes, rust.compact_bytes])
+async def test_messagepack_is_answered_in_kind(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any], write: Any
+) -> None:
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        peer.send(write({"Inference": inference()}) if write is rust.named_bytes else write(inference()))
+        data = await run(peer.socket.recv)
+        peer.close()
+    got = msgpack.unpackb(data) if write is rust.named_bytes else rust.from_compact(data)
+    assert got["Inference"]["status"] == "Success"
+
+
+async def test_a_req_socket_gets_its_answer(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint, zmq.REQ)
+        (got,) = await run(chat, peer, inference())
+        peer.close()
+    assert got["Inference"]["status"] == "Success"
+
+
+async def test_metrics_are_complete_and_count_what_was_served(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
+) -> None:
+    def work(peer: Peer) -> Any:
+        (served,) = chat(peer, inference())
+        peer.send(rust.json_bytes("MetricsQuery"))
+        return served["Inference"], peer.receive()["Metrics"]
+
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        served, metrics = await run(work, peer)
+        peer.close()
+    assert (set(metrics["engine"]), set(metrics["cache"])) == (set(rust.ENGINE_FIELDS), set(rust.CACHE_FIELDS))
+    assert metrics["engine"]["completed_requests"] == 1
+    assert metrics["engine"]["total_tokens_generated"] == served["num_tokens"]
+    assert metrics["engine"]["avg_prefill_time_ms"] > 0
+    assert metrics["cache"]["total_capacity"] > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "id"),
+    [
+        (b"", ""),
+        (b"{", ""),
+        (b"\xc1\xff", ""),
+        (rust.json_bytes({"Inference": inference(temperature=9.0)}), inference()["request_id"]),
+        (rust.json_bytes({"Unknown": {"request_id": "u"}}), "u"),
+        (rust.json_bytes({"Inference": inference(prompt="x" * 2 * MAX_MESSAGE_BYTES)}), inference()["request_id"]),
+    ],
+)
+async def test_a_message_that_cannot_be_taken_is_answered_and_the_next_one_is_served(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any], data: bytes, id: str
+) -> None:
+    def work(peer: Peer) -> tuple[Any, Any]:
+        peer.send(data)
+        raw = peer.socket.recv()
+        refusal = rust.msgpack.unpackb(raw) if raw[0] != ord("{") else rust.json.loads(raw)
+        return refusal["Inference"], chat(peer, inference())[0]["Inference"]
+
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        refusal, served = await run(work, peer)
+        peer.close()
+    assert (refusal["status"], refusal["request_id"]) == ("Error", id)
+    assert refusal["error"]
+    assert served["status"] == "Success"
+
+
+async def test_the_engine_s_own_refusal_reaches_the_peer_with_its_code(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
+) -> None:
+    async with serving(socket_dir, tiny, n_ctx=512) as world:
+        peer = Peer(context, world.endpoint)
+        (whole,) = await run(chat, peer, inference(prompt="y " * 900))
+        (chunk,) = await run(chat, peer, inference(prompt="y " * 900, stream=True))
+        peer.close()
+    assert whole["Inference"]["error"].startswith("E_LIMIT_PROMPT_TOO_LARGE: ")
+    assert chunk["chunk_type"] == "Error"
+    assert chunk["finish_reason"].startswith("E_LIMIT_PROMPT_TOO_LARGE: ")
+
+
+async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+    def work(peer: Peer) -> Any:
+        peer.ask(inference(stream=True, max_tokens=2_000))
+        peer.receive()
+        peer.ask(inference())
+        while (got := peer.receive()).get("chunk_type") == "Token":
+            pass
+        return got
+
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        got = await run(work, peer)
+        peer.close()
+    assert "is running already" in got["Inference"]["error"]
+
+
+async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+    async with serving(socket_dir, tiny, n_ctx=8_192) as world:
+        peer = Peer(context, world.endpoint)
+        for index in range(4):
+            # Half of them send nothing before their end, so that no answer can run into the closed door.
+            peer.ask(inference(request_id=str(index), stream=index % 2 == 0, max_tokens=100_000))
+        await run(peer.receive)
+        peer.close()
+        with trio.fail_after(PATIENCE_SEC):
+            while (await world.engine.metrics())["requests_cancelled"] < 4:
+                await world.engine.health()
+        other = Peer(context, world.endpoint)
+        (served,) = await run(chat, other, inference())
+        other.close()
+    assert served["Inference"]["status"] == "Success"
+
+
+async def test_32_peers_with_8_requests_each_get_their_own_answers(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
+) -> None:
+    def work(peer: Peer, number: int) -> dict[str, str]:
+        for index in range(8):
+            peer.ask(inference(request_id=f"{number}-{index}", prompt=f"{number % 4} {index}", stream=index % 2 == 0))
+        texts = {f"{number}-{index}": "" for index in range(8)}
+        ended = 0
+        while ended < 8:
+            got = peer.receive()
+            if "Inference" in got:
+                texts[got["Inference"]["request_id"]] = got["Inference"]["text"]
+                ended += 1
+            else:
+                texts[got["request_id"]] += got["token"] or ""
+                ended += got["chunk_type"] == "Done"
+        return texts
+
+    found: dict[int, dict[str, str]] = {}
+
+    async def one(endpoint: str, number: int) -> None:
+        peer = Peer(context, endpoint)
+        found[number] = await run(work, peer, number)
+        peer.close()
+
+    async with serving(socket_dir, tiny) as world:
+        async with trio.open_nursery() as nursery:
+            for number in range(32):
+                nursery.start_soon(one, world.endpoint, number)
+        expected = {
+            (kind, index): (await answer(world.engine, ask(f"{kind} {index}", max_tokens=8, ignore_eos=False))).text
+            for kind in range(4)
+            for index in range(8)
+        }
+    for number, texts in found.items():
+        for index in range(8):
+            assert texts[f"{number}-{index}"] == expected[number % 4, index]
+
+
+def test_the_command_serves_until_sigterm(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+    import signal
+    import subprocess
+
+    endpoint = f"ipc://{socket_dir}/z"
+    flags = ["--bind", endpoint, "--socket", str(socket_dir / "uma.sock"), "--model", str(tiny), "--threads", "1"]
+    process = subprocess.Popen(uma_command("engine-zmq", *flags), stderr=subprocess.PIPE, env=clean_environ())
+    server = ServerProcess(process, socket_dir / "uma.sock")
+    try:
+        server.log.wait_for(f"zmq     {endpoint}")
+        peer = Peer(context, endpoint)
+        (got,) = chat(peer, inference())
+        peer.close()
+        assert got["Inference"]["status"] == "Success"
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5599", "tcp://*:5599", "carrier-pigeon://home", "ipc://"])
+def test_an_endpoint_that_others_can_reach_or_that_is_none_is_refused(endpoint: str) -> None:
+    done = run_to_end(*uma_command("engine-zmq", "--bind", endpoint))
+    assert done.returncode == 2
+    assert done.stderr.startswith("uma: error: --bind: ")

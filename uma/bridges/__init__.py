@@ -1,0 +1,1 @@
+"""UMA as the engine of other systems: each bridge speaks one system's contract, over `types.Source`."""

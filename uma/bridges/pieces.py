@@ -1,0 +1,39 @@
+"""Tells a stream's tokens from the text that comes without one, for contracts in which ids and text go together."""
+
+from __future__ import annotations
+
+import attrs
+
+from uma.types import Token
+
+
+@attrs.define
+class TokenFollower:
+    """Follows one stream's `Token` events.
+
+    Text that an engine still held at the end comes in one more event with the last token's id. Whether an event with
+    the same id as the one before is that or a repeated token is known only from what follows, so it waits for that.
+    """
+
+    _count: int = attrs.field(default=0, init=False)
+    _last_id: int = attrs.field(default=-1, init=False)
+    _doubtful: Token | None = attrs.field(default=None, init=False)
+
+    def take(self, event: Token) -> tuple[Token, ...]:
+        """The events that are tokens for certain, now that `event` has come."""
+        ready = () if self._doubtful is None else (self._doubtful,)
+        self._count += len(ready)
+        self._doubtful = None
+        if event.token_id == self._last_id and event.text:
+            self._doubtful = event
+            return ready
+        self._last_id = event.token_id
+        self._count += 1
+        return (*ready, event)
+
+    def finish(self, completion_tokens: int) -> tuple[Token | None, str]:
+        """What was still in doubt, at the stream's end: a token, or text without a token."""
+        event, self._doubtful = self._doubtful, None
+        if event is None:
+            return None, ""
+        return (event, "") if self._count < completion_tokens else (None, event.text)

@@ -1,0 +1,125 @@
+"""Bytes to requests and answers to bytes: JSON or MessagePack, told apart by the first byte and answered in kind.
+
+A JSON message begins with `{`, `"` or white space. In MessagePack these bytes are small numbers, which no message is.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Any
+
+import attrs
+import msgpack
+import orjson
+
+from uma.bridges.rustinfer.messages import (
+    ANSWER_VARIANTS,
+    METRICS_QUERY,
+    Answer,
+    InferenceRequest,
+    by_name,
+    compact,
+    named,
+)
+from uma.constraints import show
+from uma.contracts.parse import parse
+from uma.errors import BadRequest, InvalidJson
+
+JSON_STARTS = frozenset(b'{"[ \t\r\n')
+SEARCHED_BYTES = 512
+"""Of an oversized message, so much of its beginning and of its end is searched for the request's id."""
+
+
+class Form(Enum):
+    """How a peer writes its messages."""
+
+    JSON = "JSON"
+    NAMED = "MessagePack, structs as maps"
+    COMPACT = "MessagePack, structs as lists"
+
+
+class MetricsQuery:
+    """The request for `EngineMetrics`."""
+
+
+@attrs.frozen
+class BadMessageError(Exception):
+    """A message that cannot be taken. `request_id` is the one it names, if it can be told."""
+
+    reason: str
+    form: Form
+    request_id: str | None = None
+
+
+def decode(data: bytes) -> tuple[InferenceRequest | MetricsQuery, Form]:
+    """A server's message, and the form that it came in. Raises `BadMessageError`."""
+    form = Form.JSON if data[:1] and data[0] in JSON_STARTS else Form.NAMED
+    try:
+        value = orjson.loads(data) if form is Form.JSON else msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise BadMessageError(f"the message is no {form.name.replace('NAMED', 'MessagePack')}: {error}", form) from None
+    except RecursionError:
+        raise BadMessageError("the message is nested too deep", form) from None
+    if value in (METRICS_QUERY, {METRICS_QUERY: None}):
+        return MetricsQuery(), form
+    return _inference(value, form)
+
+
+def _inference(value: Any, form: Form) -> tuple[InferenceRequest, Form]:
+    if not isinstance(value, dict) or set(value) != {"Inference"}:
+        expected = f'expected {{"Inference": …}} or "{METRICS_QUERY}", not {show(value)}'
+        raise BadMessageError(expected, form, _id_in(value))
+    fields = value["Inference"]
+    if isinstance(fields, list) and form is Form.NAMED:
+        form, fields = Form.COMPACT, by_name(fields, InferenceRequest)
+    try:
+        return parse(fields, InferenceRequest, strict=False), form
+    except (BadRequest, InvalidJson) as error:
+        raise BadMessageError(error.message, form, _id_in(fields)) from None
+
+
+def _id_in(value: Any) -> str | None:
+    """A request's id, wherever a message that is otherwise wrong has it."""
+    if not isinstance(value, dict):
+        return None
+    found = value.get("request_id")
+    if isinstance(found, str):
+        return found[:128]
+    return next((id for each in value.values() if (id := _id_in(each)) is not None), None)
+
+
+_JSON_ID = re.compile(rb'"request_id"\s*:\s*"([^"\\]{1,128})"')
+_PACKED_ID = re.compile(rb"request_id(?:[\xa1-\xbf]|\xd9.)", re.DOTALL)
+"""The key and the head of the string after it, whose last byte has its length."""
+
+
+def refuse_oversized(data: bytes, limit: int) -> BadMessageError:
+    """For a message that is not even parsed: what is wrong, with the id that stands near its beginning or end."""
+    form = Form.JSON if data[:1] and data[0] in JSON_STARTS else Form.NAMED
+    ends = (data[:SEARCHED_BYTES], data[-SEARCHED_BYTES:])
+    id = next((id for end in ends if (id := _id_near(end, form)) is not None), None)
+    return BadMessageError(f"the message has {len(data):,} bytes; at most {limit:,} are taken", form, id)
+
+
+def _id_near(data: bytes, form: Form) -> str | None:
+    if form is Form.JSON:
+        found = _JSON_ID.search(data)
+        return found[1].decode("utf-8", "replace") if found else None
+    found = _PACKED_ID.search(data)
+    if found is None:
+        return None
+    last = found[0][-1]
+    size = last & 0x1F if len(found[0]) == len(b"request_id") + 1 else last
+    return data[found.end() : found.end() + min(size, 128)].decode("utf-8", "replace")
+
+
+def encode(answer: Answer, form: Form) -> bytes:
+    """An answer in the form of its request."""
+    body = compact(answer) if form is Form.COMPACT else named(answer)
+    variant = ANSWER_VARIANTS.get(type(answer))
+    whole = body if variant is None else {variant: body}
+    if form is Form.JSON:
+        return orjson.dumps(whole)
+    packed: bytes = msgpack.packb(whole)
+    return packed

@@ -1,0 +1,228 @@
+"""Requests from RustInfer's servers to a `types.Source`, and answers back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count
+
+import attrs
+import trio
+
+from uma.bridges.pieces import TokenFollower
+from uma.bridges.rustinfer.codec import BadMessageError, Form, MetricsQuery, decode, encode, refuse_oversized
+from uma.bridges.rustinfer.messages import (
+    NO_METRICS,
+    Answer,
+    EngineMetrics,
+    InferenceMetrics,
+    InferenceRequest,
+    InferenceResponse,
+    StreamChunk,
+)
+from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, RouterSocket
+from uma.contracts.load import RequestTimes, cache_stats_of, engine_stats_of
+from uma.errors import UmaError
+from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
+
+TokenizeRendered = Callable[[str], Awaitable[tuple[int, ...]]]
+"""Token ids of a prompt that has its chat template applied: spellings of special tokens are these tokens."""
+
+OVERSIZE_FACTOR = 4
+"""Messages up to this many times the limit are refused with an error; a peer that sends a longer one is hung up on."""
+
+_log = logging.getLogger("uma.bridges.rustinfer")
+
+
+@attrs.frozen
+class Caller:
+    """Where an answer goes, and in which form."""
+
+    to: Envelope
+    form: Form
+
+
+@attrs.define(eq=False)
+class RustInferEngine:
+    """Serves one ROUTER socket from one source. Belongs to the source's Trio thread."""
+
+    source: Source
+    tokenize: TokenizeRendered
+    socket: RouterSocket
+    max_message_bytes: int
+    max_peer_requests: int
+    """Requests of one peer, running and waiting; more are refused."""
+    drain_timeout_sec: float
+    times: RequestTimes = attrs.field(factory=RequestTimes, init=False)
+    _running: dict[tuple[bytes, str], trio.CancelScope] = attrs.field(factory=dict, init=False)
+    _connections: dict[int, set[tuple[bytes, str]]] = attrs.field(factory=dict, init=False)
+    """Running requests by connection."""
+    _ids: count[int] = attrs.field(factory=lambda: count(1), init=False)
+    _drained: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _draining: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `begin_drain`, and return once all requests have ended or `drain_timeout_sec` is over."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._receive, nursery)
+            task_status.started()
+            await self._draining.wait()
+            with trio.move_on_after(self.drain_timeout_sec):
+                await self._drained.wait()
+            nursery.cancel_scope.cancel()
+        self.socket.close()
+
+    def begin_drain(self) -> None:
+        """Refuse new requests; those running go on."""
+        self._draining.set()
+        self._note_drained()
+
+    async def _receive(self, nursery: trio.Nursery) -> None:
+        while True:
+            to, message = await self.socket.receive()
+            # A descriptor is used again by the next connection: hear of ends before a request counts for it.
+            self._bury()
+            self._take(to, message, nursery)
+
+    # In
+
+    def _take(self, to: Envelope, message: bytes, nursery: trio.Nursery) -> None:
+        try:
+            if len(message) > self.max_message_bytes:
+                raise refuse_oversized(message, self.max_message_bytes)
+            request, form = decode(message)
+        except BadMessageError as error:
+            _log.warning("event=rustinfer.refused reason=%r", error.reason)
+            self._refuse(Caller(to, error.form), error.request_id or "", error.reason, nursery)
+            return
+        caller = Caller(to, form)
+        if isinstance(request, MetricsQuery):
+            nursery.start_soon(self._tell_metrics, caller)
+        elif (problem := self._objection(to.peer, request)) is not None:
+            self._refuse(caller, request.request_id, problem, nursery)
+        else:
+            key = (to.peer, request.request_id)
+            self._running[key] = trio.CancelScope()
+            self._connections.setdefault(to.connection, set()).add(key)
+            nursery.start_soon(self._serve, caller, request, key)
+
+    def _objection(self, peer: bytes, request: InferenceRequest) -> str | None:
+        if self._draining.is_set():
+            return "E_RUNTIME_SHUTDOWN: the engine is stopping and takes no new requests"
+        if (peer, request.request_id) in self._running:
+            return f"E_PROTO_BAD_REQUEST: request_id: {request.request_id!r} is running already"
+        if sum(each == peer for each, _ in self._running) >= self.max_peer_requests:
+            return f"E_LIMIT_OVERLOADED: {self.max_peer_requests} requests of this server run or wait already"
+        return None
+
+    def _refuse(self, caller: Caller, id: str, why: str, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._post, caller, InferenceResponse(id, "Error", None, None, 0, why, NO_METRICS))
+
+    async def _watch(self) -> None:
+        """Free what vanished peers had running."""
+        while True:
+            await self.socket.something_ended()
+            self._bury()
+
+    def _bury(self) -> None:
+        for connection in self.socket.ended_connections():
+            for key in self._connections.pop(connection, ()):
+                self._running[key].cancel()
+
+    # Out
+
+    async def _serve(self, caller: Caller, request: InferenceRequest, key: tuple[bytes, str]) -> None:
+        try:
+            with self._running[key], suppress(PeerGoneError):
+                await self._generate(caller, request)
+        finally:
+            del self._running[key]
+            self._connections.get(caller.to.connection, set()).discard(key)
+            self._note_drained()
+
+    async def _generate(self, caller: Caller, request: InferenceRequest) -> None:
+        follower = TokenFollower()
+        try:
+            async with self.source.generate(await self._request(request)) as stream:
+                async for event in stream:
+                    if isinstance(event, Token):
+                        for token in follower.take(event):
+                            await self._send(caller, _token(request, token.text, token.token_id))
+                    elif isinstance(event, Finished):
+                        await self._finish(caller, request, event, follower)
+        except UmaError as error:
+            await self._send(caller, _failure(request, f"{error.code}: {error.message}"))
+
+    async def _finish(
+        self, caller: Caller, request: InferenceRequest, event: Finished, follower: TokenFollower
+    ) -> None:
+        self.times.add(event.metrics.queue_ms, event.metrics.prefill_ms, event.metrics.decode_ms)
+        token, rest = follower.finish(event.usage.completion_tokens)
+        if token is not None:
+            await self._send(caller, _token(request, token.text, token.token_id))
+        if rest:
+            await self._send(caller, _token(request, rest, None))
+        await self._send(caller, _end(request, event))
+
+    async def _request(self, asked: InferenceRequest) -> Request:
+        sampling = SamplingParams(
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            stop=asked.stop_sequences,
+        )
+        return Request(
+            id=f"rustinfer-{next(self._ids)}",
+            token_ids=await self.tokenize(asked.prompt),
+            sampling=sampling,
+            stream=asked.stream,
+            priority=(asked.priority > 0) - (asked.priority < 0),  # type: ignore[arg-type]
+        )
+
+    async def _tell_metrics(self, caller: Caller) -> None:
+        snapshot = await self.source.metrics()
+        stats = engine_stats_of(snapshot, self.times, queue_capacity=self.source.info.limits.max_queue)
+        await self._post(caller, EngineMetrics(stats, cache_stats_of(snapshot)))
+
+    async def _post(self, caller: Caller, answer: Answer) -> None:
+        with suppress(PeerGoneError):
+            await self._send(caller, answer)
+
+    async def _send(self, caller: Caller, answer: Answer) -> None:
+        await self.socket.send(caller.to, encode(answer, caller.form))
+
+    def _note_drained(self) -> None:
+        if self._draining.is_set() and not self._running:
+            self._drained.set()
+
+
+def _token(request: InferenceRequest, text: str, token_id: int | None) -> StreamChunk:
+    return StreamChunk(request.request_id, "Token", text, token_id, None, None)
+
+
+def _end(request: InferenceRequest, event: Finished) -> Answer:
+    metrics = _metrics(event.metrics)
+    if request.stream:
+        return StreamChunk(request.request_id, "Done", None, None, event.reason, metrics)
+    count = event.usage.completion_tokens
+    return InferenceResponse(request.request_id, "Success", event.text, event.token_ids, count, None, metrics)
+
+
+def _failure(request: InferenceRequest, why: str) -> Answer:
+    if request.stream:
+        return StreamChunk(request.request_id, "Error", None, None, why, None)
+    return InferenceResponse(request.request_id, "Error", None, None, 0, why, NO_METRICS)
+
+
+def _metrics(metrics: RequestMetrics) -> InferenceMetrics:
+    return InferenceMetrics(
+        round(metrics.prefill_ms),
+        round(metrics.decode_ms),
+        round(metrics.queue_ms),
+        metrics.batch_size,
+        metrics.tokens_per_second,
+        metrics.decode_iterations,
+    )

@@ -1,0 +1,131 @@
+"""A ROUTER socket under Trio: messages in, messages out, and news of peers that are gone.
+
+ZeroMQ has one descriptor for all that happens to a socket, and tells only changes on it: whatever call has looked at
+the socket may have used the news up. So after each send the reader is woken where there is something to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import trio
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from uma.errors import ConfigError
+
+HEARTBEAT_MS = 1_000
+HEARTBEAT_TIMEOUT_MS = 5_000
+"""A peer that is silent for so long, heartbeats included, is gone."""
+RETRY_SEC = 0.005
+"""A peer whose buffer is full is tried again after this: ZeroMQ does not tell when one peer's buffer has space."""
+LINGER_MS = 500
+QUEUED_MESSAGES = 4_096
+"""Messages of one peer that ZeroMQ holds until the peer reads them."""
+
+
+@attrs.frozen
+class Envelope:
+    """A message's way back: the peer's identity, and what stood between it and the message (REQ's empty frame)."""
+
+    frames: tuple[bytes, ...]
+    connection: int
+    """The descriptor of the peer's connection, by which ZeroMQ tells of its end."""
+
+    @property
+    def peer(self) -> bytes:
+        """The peer's identity."""
+        return self.frames[0]
+
+
+class PeerGoneError(Exception):
+    """The peer that a message was for is not connected any more."""
+
+
+class RouterSocket:
+    """A bound ROUTER socket. Belongs to one Trio thread; one task receives, any may send."""
+
+    def __init__(self, endpoint: str, max_message_bytes: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, LINGER_MS),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),
+            (zmq.SNDHWM, QUEUED_MESSAGES),
+            (zmq.MAXMSGSIZE, max_message_bytes),
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+            (zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS),
+        ):
+            self._socket.setsockopt(option, value)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+        self._nap = trio.CancelScope()
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"--bind: {endpoint}: {error.strerror}") from error
+        self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def close(self) -> None:
+        """Hang up on all peers, once they have read what was sent or `LINGER_MS` are over."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._context.term()
+
+    async def receive(self) -> tuple[Envelope, bytes]:
+        """The next message. A cancelled wait loses none."""
+        while True:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                await self._wait()
+                continue
+            connection = int(frames[-1].get(zmq.SRCFD))
+            *envelope, message = (frame.bytes for frame in frames)
+            if envelope:
+                return Envelope(tuple(envelope), connection), message
+
+    async def _wait(self) -> None:
+        """Wait until something may have come."""
+        with trio.CancelScope() as self._nap:
+            await trio.lowlevel.wait_readable(self._socket.fileno())
+
+    async def send(self, to: Envelope, message: bytes) -> None:
+        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`."""
+        while not self.try_send(to, message):  # noqa: ASYNC110  (nothing tells when a peer has read)
+            await trio.sleep(RETRY_SEC)
+
+    def try_send(self, to: Envelope, message: bytes) -> bool:
+        """Send to a peer; False where its buffer is full. Raises `PeerGoneError`."""
+        try:
+            self._socket.send_multipart([*to.frames, message], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise PeerGoneError from None
+        finally:
+            if _is_readable(self._socket):
+                self._nap.cancel()
+        return True
+
+    def ended_connections(self) -> Iterator[int]:
+        """The descriptors of connections that have ended since the last call. Never waits."""
+        while _is_readable(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                yield int(event["value"])
+
+    async def something_ended(self) -> None:
+        """Wait until `ended_connections` may have news."""
+        await trio.lowlevel.wait_readable(self._monitor.fileno())
+
+
+def _is_readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,0 +1,67 @@
+"""`uma engine-zmq`: as `uma run`, and RustInfer's messages on a ZeroMQ socket beside it."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import sys
+from functools import partial
+from urllib.parse import urlsplit
+
+from uma.cli.options import load_settings
+from uma.cli.run import announce
+from uma.config import RuntimeConfig
+from uma.errors import ConfigError
+from uma.types import ServerInfo, Source
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    config = load_settings(options).config
+    check_endpoint(options.bind, is_insecure=options.insecure)
+    try:
+        from uma.bridges.rustinfer.engine import OVERSIZE_FACTOR, RustInferEngine  # noqa: PLC0415
+        from uma.bridges.rustinfer.socket import RouterSocket  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"engine-zmq needs {error.name}: pip install '.[zmq]'") from None
+    from uma.engine import Engine  # noqa: PLC0415  (slow to import, as all below)
+    from uma.server import run_server  # noqa: PLC0415
+
+    socket = RouterSocket(options.bind, OVERSIZE_FACTOR * config.max_frame_bytes)
+
+    def engine(source: Source, config: RuntimeConfig) -> RustInferEngine:
+        assert isinstance(source, Engine)
+        return RustInferEngine(
+            source,
+            source.tokenize_rendered,
+            socket,
+            config.max_frame_bytes,
+            config.max_session_queue,
+            config.drain_timeout_sec,
+        )
+
+    return run_server(config, on_ready=partial(_announce, config, socket.endpoint), beside=[engine])
+
+
+def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:
+    """Raise `ConfigError` for an endpoint that other machines can reach, unless that is asked for."""
+    scheme, _, place = endpoint.partition("://")
+    if scheme not in ("ipc", "tcp", "inproc") or not place:
+        raise ConfigError(f"--bind: {endpoint!r} must be ipc://PATH or tcp://ADDRESS:PORT")
+    if scheme != "tcp" or is_insecure:
+        return
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host in ("localhost", "lo")
+    if not is_local:
+        raise ConfigError(
+            f"--bind: {endpoint} can be reached from other machines, and there is no authentication; "
+            "--insecure allows it"
+        )
+
+
+def _announce(config: RuntimeConfig, endpoint: str, info: ServerInfo) -> None:
+    announce(config, info)
+    print(f"zmq     {endpoint}", file=sys.stderr, flush=True)
