@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,7 +155,7 @@ async def test_a_message_that_cannot_be_taken_is_answered_and_the_next_one_is_se
     def work(peer: Peer) -> tuple[Any, Any]:
         peer.send(data)
         raw = peer.socket.recv()
-        refusal = rust.msgpack.unpackb(raw) if raw[0] != ord("{") else rust.json.loads(raw)
+        refusal = msgpack.unpackb(raw) if raw[0] != ord("{") else json.loads(raw)
         return refusal["Inference"], chat(peer, inference())[0]["Inference"]
 
     async with serving(socket_dir, tiny) as world:
