@@ -113,6 +113,11 @@ class Terminal:
         """Whether the terminal itself shows what is typed."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
+    @property
+    def drops_output(self) -> bool:
+        """Whether Ctrl-C and Ctrl-Z have the terminal drop output that it has not shown yet."""
+        return not termios.tcgetattr(self._master)[3] & termios.NOFLSH
+
     def wait_for(self, text: str, times: int = 1) -> None:
         """Wait until `text` is to be seen (`times` over). Fails when the program ends first or nothing comes."""
         self.wait_until(lambda: self.text.count(text) >= times, f"{text!r} x {times}")

@@ -119,9 +119,11 @@ def test_ctrl_z_during_an_answer_leaves_the_shell_a_terminal_as_it_should_be(ser
     with chat(server, home, *LONG) as terminal:
         begin_a_story(terminal)
         assert not terminal.echoes
+        assert not terminal.drops_output
         terminal.type("\x1a")
         os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED | os.WNOWAIT)
         assert terminal.echoes
+        assert terminal.drops_output
         terminal.wait_until(lambda: terminal.is_cursor_shown, "the cursor")
         n_words = len(terminal.text.split())
         terminal.signal(signal.SIGCONT)
@@ -249,7 +251,7 @@ def test_a_server_that_goes_away_costs_an_answer_and_not_the_conversation(socket
         ask(terminal, "remember this")
         server.process.kill()
         server.wait()
-        tell(terminal, "another question", "The conversation is kept.")
+        tell(terminal, "another question", "The conversation is kept, ")
         with running_server(path) as again:
             before = terminal.text.count("served")
             ask(terminal, "and now?")
@@ -281,15 +283,45 @@ def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: Server
             )
         )
         tell(terminal, "/load long.json", "1 turn from long.json")
-        tell(terminal, "more", "The conversation has become too long: /undo takes back the last turn")
+        tell(terminal, "more", "The conversation has become too long; the question was not kept. /undo takes back")
         assert len(questions(terminal, home)) == 1, "what could not be answered is no part of it"
         tell(terminal, "/undo", "Taken back")
         ask(terminal, "hello again")
         assert questions(terminal, home) == ["hello again"]
 
 
-def test_a_chat_in_this_process_needs_no_server(socket_dir: Path, home: Path, tiny: Path) -> None:
-    command = uma_command("chat", "--socket", str(socket_dir / "none"), "--model", str(tiny), *LONG)
+def test_a_first_question_that_is_too_long_is_told_as_that(server: ServerProcess) -> None:
+    done = piped(server, "word " * 3_000 + "\n")
+    assert done.returncode == 1
+    assert "prompt too large: " in done.stderr
+    assert "That question is too long and was not kept" in done.stderr
+    assert "/undo" not in done.stderr
+
+
+def test_a_chat_stays_with_the_model_that_it_began_with(socket_dir: Path, home: Path, tiny: Path) -> None:
+    path = socket_dir / "uma.sock"
+    with running_server(path, "--model", str(tiny)) as server, chat(server, home, *SHORT) as terminal:
+        ask(terminal, "remember this")
+        server.process.kill()
+        server.wait()
+        tell(terminal, "lost", "The conversation is kept, the question is not.")
+        tell(terminal, "nobody", "start it again with")
+        assert "loaded in this process" not in terminal.text
+        with running_server(path) as other:
+            tell(terminal, "another", "/switch goes on with")
+            assert other.metrics()["tokens_generated_total"] == 0
+        with running_server(path, "--model", str(tiny)):
+            ask(terminal, "and now?")
+        with running_server(path) as other:
+            tell(terminal, "gone again", "/switch goes on with")
+            tell(terminal, "/switch", "The next question goes to whatever model the server has.")
+            ask(terminal, "and you?")
+            assert "demonstration model" in terminal.text
+        assert questions(terminal, home) == ["remember this", "and now?", "and you?"]
+
+
+def test_a_chat_in_this_process_needs_no_server(home: Path, tiny: Path) -> None:
+    command = uma_command("chat", "--local", "--model", str(tiny), *LONG)
     with Terminal(command, environ_of(home)) as terminal:
         wait_for_prompt(terminal)
         assert "loaded in this process" in terminal.text

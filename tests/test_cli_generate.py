@@ -109,15 +109,35 @@ def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(at: tuple[
 
 
 @pytest.mark.parametrize("state", ["none", "stale"])
-def test_without_a_server_the_model_is_loaded_here(state: str, socket_dir: Path, tiny: Path) -> None:
+def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_is_said(
+    state: str, socket_dir: Path, tiny: Path
+) -> None:
+    path = socket_dir / "uma" / "uma.sock"
+    if state == "stale":
+        path.parent.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    done = generate("hello", "--model", str(tiny), "--max-tokens", "5", XDG_RUNTIME_DIR=str(socket_dir))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.decode() == f"uma: no server listens on {path}: loading {tiny} here\n"
+    assert done.stdout
+
+
+@pytest.mark.parametrize("state", ["none", "stale", "a file"])
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_a_socket_that_was_named_must_have_a_server(way: str, state: str, socket_dir: Path) -> None:
     path = socket_dir / "uma.sock"
     if state == "stale":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
-    done = generate("hello", "--socket", str(path), "--model", str(tiny), "--max-tokens", "5", "--temperature", "0")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == b""
-    assert done.stdout
+    elif state == "a file":
+        path.touch()
+    done = generate("hello", "--socket", str(path)) if way == "option" else generate("hello", UMA_SOCKET=str(path))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == (
+        f"uma: error: {path}: no server listens there; start one with `uma run --socket {path}`, "
+        "or load the model here with --local\n"
+    )
 
 
 def test_text_comes_as_it_is_generated(at: tuple[str, str], server: ServerProcess) -> None:
@@ -133,6 +153,25 @@ def test_the_prompt_comes_from_standard_input(arguments: tuple[str, ...], at: tu
     given = generate("Tell me about a fox and a ü", *greedy)
     assert piped.returncode == 0
     assert piped.stdout == given.stdout
+
+
+def test_words_and_standard_input_are_one_prompt(at: tuple[str, str]) -> None:
+    greedy = (*at, "--temperature", "0", "--max-tokens", "12", "--ignore-eos")
+    expected = generate("Summarise this:\n\nA fox\nand an owl", *greedy).stdout
+    assert generate("Summarise", "this:", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
+    assert generate("Summarise this:", "-", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
+    around = generate("A", "-", "B", *greedy, stdin=b"text\n").stdout
+    assert around == generate("A\n\ntext\n\nB", *greedy).stdout
+    assert generate("--raw", "A fo", *greedy, stdin=b"x and").stdout == generate("--raw", "A fox and", *greedy).stdout
+
+
+def test_a_standard_input_that_does_not_begin_is_told(at: tuple[str, str]) -> None:
+    command = uma_command("generate", "hello", *at, "--max-tokens", "2")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ()) as process:
+        assert process.stderr is not None
+        assert b"waiting for standard input" in process.stderr.readline()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def usage(*arguments: str, stdin: bytes = b"") -> int:
@@ -283,6 +322,13 @@ def test_a_closed_standard_output_is_an_error(command: str, at: tuple[str, str])
     done = through_shell(f"uma {command.format(at=shlex.join(at))} >&-")
     assert done.returncode == 1
     assert done.stderr.decode().splitlines()[-1] == "uma: error: standard output: Bad file descriptor"
+
+
+def test_a_context_of_another_size_than_was_asked_for_is_told(tiny: Path) -> None:
+    to_tiny = ("hello", "--local", "--model", str(tiny), "--max-tokens", "2", *ONE_THREAD)
+    done = generate(*to_tiny, "--n-ctx", "10")
+    assert (done.returncode, b"event=context.rounded n_ctx=256 asked=10" in done.stderr) == (0, True)
+    assert b"context.rounded" not in generate(*to_tiny, "--n-ctx", "1024").stderr
 
 
 def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:

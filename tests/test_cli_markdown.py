@@ -143,6 +143,22 @@ def test_a_terminal_that_gets_narrower_and_wider_shows_each_word_once() -> None:
     assert screen.text.split() == words
 
 
+@pytest.mark.parametrize("columns", [40, 100])
+def test_an_answer_that_was_suspended_is_left_once_also_in_another_width(columns: int) -> None:
+    screen = Screen(60, 12)
+    words = [f"word{number}" for number in range(60)]
+    for index, word in enumerate(words):
+        screen.live.add(word + " ")
+        screen.live.draw()
+        if index == 30:
+            screen.live.pause()
+            assert not screen.emulated.cursor.hidden
+            screen.write("[1]+ Stopped\r\n$ fg\r\n")
+            screen.resize(columns, 12)
+    screen.live.finish()
+    assert screen.text.split() == ["[1]+", "Stopped", "$", "fg", *words]
+
+
 def test_dots_are_shown_until_there_is_something_to_read() -> None:
     screen = Screen(40, 6)
     screen.live.draw()

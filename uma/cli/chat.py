@@ -17,7 +17,7 @@ from uma.cli.conversation import Conversation
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.slash import COMMANDS, NO_ROOM
-from uma.cli.source import Opened, open_source
+from uma.cli.source import Bond, Opened, open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View, standard_view
 from uma.config import Loaded, nearest
@@ -46,7 +46,8 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
     question: str | None = None
     while True:
         try:
-            place = open_source(loaded, interrupts, local=options.local, say=chat.view.tell, again=chat.is_hung_up_on)
+            is_local = options.local or chat.is_local
+            place = open_source(loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
             async with place as opened:
                 chat.meet(opened)
                 question = await chat.talk(question)
@@ -70,6 +71,10 @@ class Chat:
     opened: Opened | None = None
     """None once the server is gone."""
     info: ServerInfo | None = None
+    bond: Bond | None = None
+    """Set once the conversation has begun on a server: it never goes on with another model unasked."""
+    is_local: bool = False
+    """The conversation began with a model in this process, and stays with it."""
     last: Finished | None = None
     last_file: Path | None = None
     """Where `/save` writes when no name is given."""
@@ -84,6 +89,7 @@ class Chat:
         """There is someone to talk to: say who, unless it is the same as before."""
         is_known = self.is_hung_up_on and opened.source.info == self.info
         self.opened, self.info = opened, opened.source.info
+        self.bond, self.is_local = Bond(self.info.model) if opened.is_server else None, not opened.is_server
         if not is_known:
             self._introduce(opened)
 
@@ -196,10 +202,21 @@ class Chat:
         self.is_hung_up_on = False
         self.view.complain(error.message)
         if isinstance(error, PromptTooLarge):
-            self.view.tell(f"The conversation has become too long: {NO_ROOM}.")
+            if self.conversation.turns:
+                self.view.tell(f"The conversation has become too long; the question was not kept. {NO_ROOM}.")
+            else:
+                self.view.tell("That question is too long and was not kept; a larger --n-ctx gives more room.")
         elif isinstance(error, (*HUNG_UP, ShuttingDown)):
             self.opened = None
-            self.view.tell("The conversation is kept. The next question looks for a server, or loads the model here.")
+            self.view.tell("The conversation is kept, the question is not. The next one looks for the server again.")
+
+    def switch(self) -> None:
+        """From the next question on, whatever model the server has is welcome."""
+        if self.bond is None:
+            self.view.complain("the model of this chat is loaded in this process; there is no other to go on with")
+        else:
+            self.bond = Bond(None)
+            self.view.tell("The next question goes to whatever model the server has.")
 
     def command(self, line: str) -> None:
         """Obey a line that begins with a slash."""

@@ -7,6 +7,7 @@ goes to standard error.
 from __future__ import annotations
 
 import argparse
+import select
 import signal
 import sys
 from functools import partial
@@ -23,6 +24,8 @@ from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
 from uma.types import Capabilities, Event, Finished, Message, Priority, Prompt, Request, SamplingParams, Token
 
+WAIT_SEC = 1.0
+"""Standard input that has not begun by then is told, since it may be a pipe that nothing ever comes from."""
 REQUEST_ID = "generate"
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -79,17 +82,20 @@ def quiet(loaded: Loaded) -> Loaded:
 
 
 def read_prompt(arguments: list[str], *, is_literal: bool) -> str:
-    """The prompt from the command line, or from standard input where there is none or `-`.
+    """The prompt from the command line and standard input, which goes where `-` stands, else after the words.
 
+    Words are joined by blanks, and set off from standard input by a blank line, which a literal prompt goes without.
     The newline that ends a text file is dropped, except where the prompt is literal. Raises `ConfigError` for a
     prompt that is empty or not UTF-8.
     """
-    if arguments not in ([], ["-"]):
-        prompt = " ".join(arguments)
-    else:
-        prompt = _from_standard_input()
-        if not is_literal:
-            prompt = prompt.removesuffix("\n").removesuffix("\r")
+    reads_terminal = not arguments or "-" in arguments
+    given = _from_standard_input() if reads_terminal or not sys.stdin.isatty() else ""
+    if not is_literal:
+        given = given.removesuffix("\n").removesuffix("\r")
+    words_of_it = arguments if "-" in arguments else [*arguments, "-"]
+    at = words_of_it.index("-")
+    parts = [" ".join(words_of_it[:at]), given, " ".join(word for word in words_of_it[at + 1 :] if word != "-")]
+    prompt = ("" if is_literal else "\n\n").join(filter(None, parts))
     if not prompt or (not is_literal and not prompt.strip()):
         raise ConfigError('the prompt is empty; write it after the command: uma generate "Tell me a story"')
     try:
@@ -99,9 +105,16 @@ def read_prompt(arguments: list[str], *, is_literal: bool) -> str:
     return prompt
 
 
+def _has_input(timeout_sec: float) -> bool:
+    """Whether standard input has something to read, or its end, within this time."""
+    return bool(select.select([sys.stdin], [], [], timeout_sec)[0])
+
+
 def _from_standard_input() -> str:
     if sys.stdin.isatty():
         say.note("reading the prompt from the keyboard; Ctrl-D on a line of its own ends it")
+    elif not _has_input(WAIT_SEC):
+        say.note("waiting for standard input, which is part of the prompt; without any: </dev/null")
     data = sys.stdin.buffer.read()
     try:
         return data.decode()

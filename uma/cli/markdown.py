@@ -78,8 +78,6 @@ class LiveMarkdown:
     _is_first_block: bool = True
     _width: int = 0
     """Of the last drawing."""
-    _n_lines: int = 0
-    """Of the last drawing, on whose first the cursor is."""
     _drawn: tuple[int, int, int] | None = None
     """Characters of `_text`, columns and lines of the last drawing."""
 
@@ -109,12 +107,11 @@ class LiveMarkdown:
         lines = lines[-max(1, height - 1) :]
         out += "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in lines[:-1]) + lines[-1] + ERASE_TO_LINE_END
         out += ERASE_BELOW + (f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else "") + "\r"
-        self._n_lines = len(lines)
         self._write(out)
 
     def pause(self) -> None:
-        """Leave what is drawn, and the cursor below it; the next `draw` begins there."""
-        self._write("\r\n" * self._n_lines + SHOW_CURSOR)
+        """Take the open block off the screen, for the shell; the next `draw` shows it again, wherever the cursor is."""
+        self._write(ERASE_BELOW + SHOW_CURSOR)
         self._drawn = None
 
     def finish(self) -> None:

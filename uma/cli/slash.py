@@ -74,6 +74,10 @@ def _stats(chat: Chat, _: str) -> None:
     chat.view.listing(rows)
 
 
+def _switch(chat: Chat, _: str) -> None:
+    chat.switch()
+
+
 def _quit(chat: Chat, _: str) -> None:
     chat.is_over = True
 
@@ -100,6 +104,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
+    "/switch": SlashCommand("", "go on with another model, where the server has one now", _switch),
     "/quit": SlashCommand("", "leave", _quit),
 }
 """The chat's commands, by name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,8 +20,8 @@ from uma.cli.options import SAMPLING, SERVER_ONLY
 from uma.cli.trio_run import Interrupts
 from uma.client import connect
 from uma.config import Loaded, RuntimeConfig, settings
-from uma.errors import ConnectionLost
-from uma.types import ServerInfo, Source
+from uma.errors import ConnectionLost, UmaError
+from uma.types import ModelInfo, ServerInfo, Source
 
 NOBODY_LISTENS = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
@@ -36,20 +37,27 @@ class Opened:
     is_server: bool
 
 
+@attrs.frozen
+class Bond:
+    """What a conversation that began on a server is bound to: a server, and the model that it had."""
+
+    model: ModelInfo | None
+    """None: whatever the server has now."""
+
+
 @asynccontextmanager
 async def open_source(
-    loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None], again: bool = False
+    loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None], bond: Bond | None = None
 ) -> AsyncIterator[Opened]:
     """A source for `loaded`; `say` gets a line where a choice was made that the caller may not expect.
 
-    With `local` no server is looked for; with `again` nothing but a server will do (`ConnectionLost`). While a model is
-    being loaded, which nothing can interrupt, a signal ends the process at once. Raises `ConnectionLost` where a server
-    is there but cannot be used, `ModelError` where the model cannot be loaded.
+    With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
+    named must have a server; only the usual place falls back to loading the model here. While a model is being loaded,
+    which nothing can interrupt, a signal ends the process at once. Raises `ConnectionLost` where a server is missing
+    or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where loading fails.
     """
     async with AsyncExitStack() as stack:
-        server = None if local or _asks_for_its_own(loaded, say) else await _server(stack, loaded, say)
-        if server is None and again:
-            raise ConnectionLost(f"{loaded.config.socket}: the server went away; start it with `uma run`")
+        server = await _server(stack, loaded, say, local=local, bond=bond)
         if server is not None:
             yield Opened(server, is_server=True)
             return
@@ -58,26 +66,62 @@ async def open_source(
         yield Opened(engine, is_server=False)
 
 
-def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:
-    given = sorted(loaded.origins[name] for name in ABOUT_LOADING if loaded.origins[name].startswith("--"))
-    if given and Path(loaded.config.socket).exists():
-        say(f"loading the model here, because of {', '.join(given)}")
-    return bool(given)
+class OtherModel(UmaError):
+    """The server has another model now than the conversation began with."""
+
+    code = "E_OTHER_MODEL"
 
 
-async def _server(stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], None]) -> Source | None:
+async def _server(
+    stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], None], *, local: bool, bond: Bond | None
+) -> Source | None:
+    if bond is None and (local or _asks_for_its_own(loaded, say)):
+        return None
+    socket = loaded.config.socket
     async with AsyncExitStack() as attempt:
         try:
-            client = await attempt.enter_async_context(connect(loaded.config.socket))
+            client = await attempt.enter_async_context(connect(socket))
         except ConnectionLost as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in NOBODY_LISTENS:
-                return None
-            raise
-        if _has_the_model(client.info, loaded):
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOBODY_LISTENS):
+                raise
+            if bond is not None:
+                raise ConnectionLost(f"{socket}: no server listens there; {_how_to_start(loaded, bond)}") from error
+            if loaded.origins["socket"] != "default":
+                start = _how_to_start(loaded, bond)
+                raise ConnectionLost(
+                    f"{socket}: no server listens there; {start}, or load the model here with --local"
+                ) from error
+            say(f"no server listens on {socket}: loading {_model_words(loaded)} here")
+            return None
+        if bond is not None and bond.model not in (None, client.info.model):
+            assert bond.model is not None
+            raise OtherModel(
+                f"{socket}: the server has {client.info.model.name} now, and this conversation began with "
+                f"{bond.model.name}; /switch goes on with what it has"
+            )
+        if bond is not None or _has_the_model(client.info, loaded):
             await stack.enter_async_context(attempt.pop_all())
             return client
         say(f"the server has {client.info.model.name}, not {loaded.config.model}: loading that here")
     return None
+
+
+def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:
+    given = sorted(loaded.origins[name] for name in ABOUT_LOADING if loaded.origins[name].startswith("--"))
+    if given and (loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists()):
+        say(f"loading the model here, because of {', '.join(given)}")
+    return bool(given)
+
+
+def _how_to_start(loaded: Loaded, bond: Bond | None) -> str:
+    where = "" if loaded.origins["socket"] == "default" else f" --socket {shlex.quote(loaded.config.socket)}"
+    had = None if bond is None else bond.model
+    model = "" if had is None or had.is_builtin else f" --model {shlex.quote(had.path)}"
+    return f"start {'one' if bond is None else 'it again'} with `uma run{where}{model}`"
+
+
+def _model_words(loaded: Loaded) -> str:
+    return "the built-in model" if loaded.config.model == "builtin" else loaded.config.model
 
 
 def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:

@@ -89,6 +89,8 @@ class SilentTyping:
             # Enter stays what the line editor expects it to be, which reads what was typed meanwhile.
             quiet[0] &= ~termios.ICRNL
             quiet[3] &= ~(termios.ECHO | termios.ECHONL)
+            # Ctrl-C and Ctrl-Z would drop what the terminal has not shown yet: half a drawing, with its cursor moves.
+            quiet[3] |= termios.NOFLSH
             termios.tcsetattr(self._fd, termios.TCSADRAIN, quiet)
 
     def end(self) -> None:

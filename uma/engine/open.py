@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,8 @@ from uma.llama.catalog import resolve
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.net.trio_only import require_trio
+
+_log = logging.getLogger("uma.engine")
 
 LAST_WRITES_SEC = 10.0
 """Maximum time, at the end, for snapshots that are still being written to disk."""
@@ -94,7 +97,10 @@ def _load(config: RuntimeConfig) -> Model:
 
 
 def _make_context(model: Model, config: RuntimeConfig) -> Context:
-    return Context(model, sizing.context_params(model, config))
+    context = Context(model, sizing.context_params(model, config))
+    if config.n_ctx and context.n_ctx != config.n_ctx:
+        _log.warning("event=context.rounded n_ctx=%d asked=%d", context.n_ctx, config.n_ctx)
+    return context
 
 
 async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | None:
