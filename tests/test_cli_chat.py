@@ -283,7 +283,7 @@ def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: Server
             )
         )
         tell(terminal, "/load long.json", "1 turn from long.json")
-        tell(terminal, "more", "The conversation has become too long; the question was not kept. /undo takes back")
+        tell(terminal, "more", "The conversation has become too long; the question was not kept.")
         assert len(questions(terminal, home)) == 1, "what could not be answered is no part of it"
         tell(terminal, "/undo", "Taken back")
         ask(terminal, "hello again")

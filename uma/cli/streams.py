@@ -23,9 +23,10 @@ def mend() -> None:
         sys.stdin = _open(0, os.O_RDONLY, "r")
     if sys.stdout is None:
         # Not open for writing: every write says `Bad file descriptor`, as on a closed one.
-        sys.stdout = _open(1, os.O_RDONLY, "w")
-    elif hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
+        _open(1, os.O_RDONLY, "w")
+        sys.stdout = _standard_output("utf-8")
+    elif sys.stdout is (own := sys.__stdout__) and own is not None:
+        sys.stdout = _standard_output(own.encoding)
     if sys.stderr is None:
         sys.stderr = _open(2, os.O_WRONLY, "w")
     elif sys.stderr is (given := sys.__stderr__) and given is not None:
@@ -42,10 +43,28 @@ def _open(expected: int, flags: int, mode: str) -> IO[Any]:
     return open(expected, mode, encoding="utf-8", errors="replace", closefd=False)
 
 
+def _standard_output(encoding: str) -> io.TextIOWrapper:
+    writer = io.BufferedWriter(_StandardOutput(1, "w", closefd=False))
+    return io.TextIOWrapper(writer, encoding=encoding, errors="replace", line_buffering=os.isatty(1))
+
+
 def abandon_output() -> None:
     """Standard output is beyond use: what is still buffered for it must not fail once more as the process ends."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+class _StandardOutput(io.FileIO):
+    """Descriptor 1, whose errors say that it was standard output that could not be written."""
+
+    def write(self, data: Any) -> int:
+        """As `io.FileIO.write`."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 class _Lossy(io.BufferedIOBase):
