@@ -222,6 +222,13 @@ def test_background_streams_slow_down_nobodys_prompts_but_their_own() -> None:
     assert sum(read(-1, 4_000)) < 512
 
 
+def test_background_rows_decode_several_steps_on_one_plan_only_while_they_are_among_themselves() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    background = [make_row(key, lane=-1, last_token_ms=NOW) for key in (1, 2)]
+    assert scheduler.plan(state_of(background, 10_000), NOW).is_everyday
+    assert not scheduler.plan(state_of([*background, make_row(3, last_token_ms=NOW)], 10_000), NOW).is_everyday
+
+
 def test_a_machine_that_is_not_known_yet_begins_with_a_small_chunk() -> None:
     every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_000, prompt_tokens=4_000)]
     plan = Scheduler(Targets(80.0, 2048, 48)).plan(state_of(every, 10_000), NOW)

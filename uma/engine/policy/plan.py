@@ -96,10 +96,15 @@ class Scheduler:
         )
 
     def _is_everyday(self, state: State) -> bool:
-        """Whether all rows decode, there is room for all, and nobody is to be held back: the shortest way will do."""
-        if state.prefilling or len(state.decoding) > min(state.free_cells, self.targets.batch_tokens):
+        """Whether all rows decode, there are cells for all, and none is to be held back: the shortest way will do.
+
+        Background rows among themselves hold nothing back; beside others they may have to wait.
+        """
+        rows = state.decoding
+        if state.prefilling or len(rows) > min(state.free_cells, self.targets.batch_tokens):
             return False
-        return not any(row.is_paused or row.lane < 0 for row in state.decoding)
+        background = sum(row.lane < 0 for row in rows)
+        return background in (0, len(rows)) and not any(row.is_paused for row in rows)
 
     def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
         """The rows that may decode, and those to preempt so that each of them has a cell.
