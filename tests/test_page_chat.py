@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import Visitor, chromium, visitor
+from page_browser import PATIENCE_MS, Visitor, chromium, visitor
 from playwright.sync_api import Browser, expect
 from script_model import write_script_model
 
@@ -136,6 +136,21 @@ def test_an_answer_goes_on_over_a_reload(here: Visitor, http_server: HttpServer)
     figures = page.locator(".figures").inner_text()
     assert "1,900 tokens" in figures.replace("\n", " ")
     assert http_server.process.metrics()["requests_total"] == begun + 1
+
+
+def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: Browser) -> None:
+    with short_directory() as sockets, running_http(sockets) as server, visitor(browser, server.url) as one:
+        page = one.visit().page
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+        one.visit()
+        one.ask("Tell me a story about a fox")
+        page.locator(".is-writing .block").first.wait_for()
+        server.process.process.kill()
+        expect(page.locator(".status")).to_contain_text("Picking the answer up again")
+        expect(page.locator(".failure")).to_contain_text("The server does not answer", timeout=PATIENCE_MS)
+        expect(page.get_by_role("button", name="Try again")).to_be_visible()
+        assert page.locator("article.assistant .blocks").inner_text()
+        one.problems.clear()  # the browser's own lines about refused connections
 
 
 def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:

@@ -170,7 +170,12 @@ function failureOf(message, actions) {
     { type: "button", class: "button", onclick: () => actions.again(message) },
     "Try again",
   );
-  return h("div", { class: "failure", role: "alert" }, h("p", {}, message.failure.message), again);
+  return h("div", { class: "failure", role: "alert" }, h("p", {}, sentence(message.failure.message)), again);
+}
+
+/** The server's messages begin as they stand in a log. @param {string} text */
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** Why an answer ended, where it did not end by itself. @param {Message} message */

@@ -5,6 +5,8 @@ import { ApiError, remove, stream } from "./api.js";
 
 /** @typedef {import("./types.js").Message} Message */
 
+const GONE =
+  "The server has no more of this answer: it was started again, or the page was closed for too long.";
 const MAX_TRIES = 8;
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 8_000;
@@ -88,7 +90,8 @@ export class Run {
 
   /** @param {ApiError} error */
   fail(error) {
-    this.message.failure = error.failure;
+    const isGone = error.status === 404;
+    this.message.failure = isGone ? { ...error.failure, message: GONE } : error.failure;
     this.end();
   }
 
