@@ -13,10 +13,10 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, folder_name
 from benchmarks.models import bench_model
 from benchmarks.report import machine_table
-from benchmarks.results_page import Results, publish
+from benchmarks.results_page import Results, every_page, publish
 from benchmarks.scenario import Bench, Row, Scenario
 from benchmarks.scenarios import ALL
 from benchmarks.store import ForeignResults, Store
@@ -25,6 +25,7 @@ from benchmarks.targets.base import StartError
 from benchmarks.targets.raw import RawError
 from uma.errors import UmaError
 
+RESULTS = Path(__file__).parent / "results"
 FAULTS = (StartError, RawError, UmaError, OSError, subprocess.CalledProcessError)
 """What a broken target looks like from here: its scenario is given up for the round, the others go on."""
 
@@ -41,8 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--publish", action="store_true", help="run nothing, write the tables into README.md")
     parser.add_argument("--no-peers", action="store_true", help="UMA and raw only")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads of every target")
-    default_out = Path(__file__).parent / "results"
-    parser.add_argument("--out", type=Path, default=default_out, help=f"folder of results (default {default_out})")
+    parser.add_argument("--out", type=Path, help=f"folder of results (default: one for each processor in {RESULTS})")
     return parser
 
 
@@ -51,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 180)
     model = bench_model()
+    machine = describe(model, args.threads)
+    out: Path = args.out or RESULTS / folder_name(machine)
     try:
-        store = Store.open(args.out / ("quick.json" if args.quick else "results.json"), describe(model, args.threads))
+        store = Store.open(out / ("quick.json" if args.quick else "results.json"), machine)
     except ForeignResults as error:
         console.print(str(error), style="red")
         return 2
@@ -74,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         trio.run(_run_until_terminated, console, store, bench, wanted, args.rounds or bench.pick(3, 1))
     results = Results.of(store)
     results.show(console)
-    results.write(args.out, "quick" if args.quick else "results")
+    results.write(out, "quick" if args.quick else "results")
     if args.publish:
-        publish(Path(__file__).parent / "README.md", results.page(store.machine))
+        publish(Path(__file__).parent / "README.md", every_page(RESULTS))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +32,11 @@ def describe(model: BenchModel, threads: int) -> dict[str, str]:
         "model": f"{model.shape.name}, {parameters(model.shape) / 1e6:.0f} M parameters, Q8_0, "
         f"{model.shape.vocab:,} tokens of vocabulary, random weights",
     }
+
+
+def folder_name(machine: dict[str, str]) -> str:
+    """The name of a processor's folder of results: its figures stand beside those of others, never mixed with them."""
+    return re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower().replace("(r)", "").replace("(tm)", "")).strip("-")
 
 
 def _extra_buffers() -> str:

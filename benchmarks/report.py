@@ -81,7 +81,7 @@ def as_markdown(scenario: Scenario, summary: Summary, rounds: int) -> str:
     measured = {name for measures in summary.medians.values() for name in measures}
     columns = [name for name in scenario.columns if name in measured]
     lines = [
-        f"### {scenario.name}",
+        f"#### {scenario.name}",
         "",
         f"{scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}:",
         f"`python -m benchmarks -s {scenario.name}`",

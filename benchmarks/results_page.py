@@ -47,10 +47,10 @@ class Results:
         (folder / f"{name}.md").write_text(self._tables())
         plots.draw(self._summaries(), folder if name == "results" else folder / name)
 
-    def page(self, machine: dict[str, str]) -> str:
-        """The part of README.md: machine, claims, figures, tables."""
-        images = [f"![{name}](results/{name}.png)\n" for name in plots.PLOTS if name in self._summaries()]
-        return "\n".join([report.machine_markdown(machine), *images, self._tables()])
+    def page(self, machine: dict[str, str], folder: str) -> str:
+        """A processor's part of README.md: machine, claims, figures, tables."""
+        images = [f"![{name}](results/{folder}/{name}.png)\n" for name in plots.PLOTS if name in self._summaries()]
+        return "\n".join([f"### {machine['cpu']}\n", report.machine_markdown(machine), *images, self._tables()])
 
     def _tables(self) -> str:
         pages = [report.as_markdown(*each) for each in self.measured]
@@ -58,6 +58,12 @@ class Results:
 
     def _summaries(self) -> dict[str, Summary]:
         return {scenario.name: summary for scenario, summary, _ in self.measured}
+
+
+def every_page(results: Path) -> str:
+    """What was measured on each processor, one after another."""
+    stores = [Store.read(path) for path in sorted(results.glob("*/results.json"))]
+    return "\n".join(Results.of(store).page(store.machine, store.path.parent.name) for store in stores)
 
 
 def publish(readme: Path, page: str) -> None:

@@ -40,6 +40,12 @@ class Store:
             store.scenarios = kept["scenarios"]
         return store
 
+    @classmethod
+    def read(cls, path: Path) -> Store:
+        """Whatever is in the file, of this machine or another."""
+        kept = json.loads(path.read_text())
+        return cls(path, kept["machine"], kept["scenarios"])
+
     def rounds(self, scenario: str) -> list[list[Row]]:
         """All rounds of a scenario so far."""
         kept = self.scenarios.get(scenario, {}).get("rounds", [])
