@@ -2,15 +2,88 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from harness import PATIENCE_SEC, ServerProcess, running_server
+
+
+@attrs.frozen
+class Answered:
+    """A whole HTTP answer, read by nothing but bytes."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, which must be JSON."""
+        return json.loads(self.body)
+
+
+class RawHttp:
+    """A connection that writes and reads HTTP/1.1 as bytes."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SEC)
+        self._file = self.sock.makefile("rb")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self.sock.close()
+
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> None:
+        """Send a request; `body` as JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        given = {"host": "localhost", "content-length": str(len(data))}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data)
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        """The status and headers of the next answer."""
+        status = self._file.readline()
+        assert status, "the server closed the connection"
+        headers = {}
+        while (line := self._file.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        return int(status.split()[1]), headers
+
+    def chunks(self) -> Iterator[bytes]:
+        """The chunks of a chunked body, to its end."""
+        while size := int(self._file.readline(), 16):
+            yield self._file.read(size)
+            self._file.readline()
+        self._file.readline()
+
+    def answer(self) -> Answered:
+        """The next answer, whole."""
+        status, headers = self.head()
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            return Answered(status, headers, b"".join(self.chunks()))
+        return Answered(status, headers, self._file.read(int(headers.get("content-length", "0"))))
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
+        """Send a request and read its answer."""
+        self.send(method, path, body, **headers)
+        return self.answer()
+
+    def is_closed(self) -> bool:
+        """Whether the server has closed, which this waits for."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
 
 
 @attrs.frozen
@@ -25,9 +98,19 @@ class HttpServer:
         """Its port on 127.0.0.1."""
         return int(self.url.rpartition(":")[2])
 
-    def connect(self) -> socket.socket:
-        """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SEC)
+    @contextmanager
+    def connect(self) -> Iterator[RawHttp]:
+        """A bare connection, closed with the block."""
+        raw = RawHttp(self.port)
+        try:
+            yield raw
+        finally:
+            raw.close()
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
+        """One request on a connection of its own."""
+        with self.connect() as raw:
+            return raw.ask(method, path, body, **headers)
 
 
 @contextmanager

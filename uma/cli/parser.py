@@ -166,6 +166,12 @@ def _describe_stop(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
+def _describe_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("new",), metavar="new", help="make a key")
+    parser.add_argument("name", metavar="NAME", help="whose key it is: letters, digits, - and _")
+    parser.add_argument("--keys", metavar="FILE", default="keys.toml", help="file of keys (default: keys.toml)")
+
+
 def _describe_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
 
@@ -258,6 +264,13 @@ COMMANDS: tuple[Command, ...] = (
         "input goes after the prompt, or where - stands in it; in a loop over lines, redirect it: </dev/null.\n\n"
         + PLACE,
         " [PROMPT ...]",
+    ),
+    Command(
+        "key",
+        "make an API key for HTTP",
+        _describe_key,
+        "Make a key that HTTP clients send, print it, and append its hash to the file that --http-keys names.",
+        " new NAME",
     ),
     Command(
         "models",

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uma.errors import UmaError, sole_error
 from uma.http import anthropic, llama_server, ollama, openai, openai_chat, openai_completions, openai_responses
 from uma.http.dialect import Dialect
+from uma.http.door import Door
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
 from uma.http.page import Page
@@ -36,7 +37,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
     endpoints = (*ENDPOINTS, *Page(gateway).endpoints())
     routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
-    return _Door(gateway, inner)
+    return _Entrance(gateway, Door.of(gateway.config), inner)
 
 
 ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
@@ -126,10 +127,11 @@ async def _no_route(request: Any, error: Exception) -> Any:
 
 
 @attrs.frozen
-class _Door:
+class _Entrance:
     """The outermost layer: gives each request its id, lets it in or not, and logs how it ended."""
 
     gateway: Gateway
+    door: Door
     inner: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +141,9 @@ class _Door:
         http = self._exchange(scope, receive, send)
         began = trio.current_time()
         try:
-            await self.inner(scope, receive, send)
+            await self._let_in(http)
+        except UmaError as error:
+            await _fail(http, error)
         except Exception:
             logger.exception("event=http.crashed request=%s", http.id)
             if not http.is_started:
@@ -156,8 +160,18 @@ class _Door:
                 method=scope["method"],
                 path=http.path,
                 status=http.status or None,
+                key=http.account.name if http.account else None,
                 ms=1000 * (trio.current_time() - began),
             )
+
+    async def _let_in(self, http: Exchange) -> None:
+        self.door.check_place(http)
+        if self.door.is_preflight(http):
+            await http.start(204, b"text/plain", self.door.preflight_headers(http))
+            await http.write(b"", is_last=True)
+            return
+        http.account = self.door.account(http)
+        await self.inner(http.scope, http.receive, http.send)
 
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         config = self.gateway.config

@@ -10,7 +10,7 @@ import socket
 from typing import Any
 
 import trio
-from hypercorn.events import Event, RawData
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.trio.tcp_server import TCPServer
 
 from uma.net.link import Link
@@ -18,6 +18,11 @@ from uma.net.link import Link
 LINGER_SEC = 1.0
 """After the answer the peer may still be sending its body. Reading on for a moment spares it a broken pipe before it
 has read why."""
+
+
+MAX_READ_BYTES = 65_536
+MAX_PENDING_READS = 4
+"""Reads that may wait until Hypercorn takes them; beyond it the client's sending is held up."""
 
 
 class LinkStream(trio.abc.Stream):
@@ -78,7 +83,34 @@ class LinkStream(trio.abc.Stream):
 
 
 class HttpConnection(TCPServer):
-    """Hypercorn's connection, whose pieces need no lock: posting to a link does not wait."""
+    """Hypercorn's connection, with two ways of its own.
+
+    Sending takes no lock, since posting to a link does not wait. And reading goes on while Hypercorn is busy with what
+    was read (a pipelined request waits there for the one before it), so that a hang-up is always noticed.
+    """
+
+    async def _read_data(self) -> None:
+        arrived, pending = trio.open_memory_channel[bytes](MAX_PENDING_READS)
+
+        async def handle() -> None:
+            async for data in pending:
+                await self.protocol.handle(RawData(data))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handle)
+            await self._read_into(arrived)
+            await self.protocol.handle(Closed())
+            nursery.cancel_scope.cancel()
+
+    async def _read_into(self, arrived: trio.MemorySendChannel[bytes]) -> None:
+        while True:
+            try:
+                data = await self.stream.receive_some(MAX_READ_BYTES)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                return
+            if not data:
+                return
+            await arrived.send(bytes(data))
 
     async def protocol_send(self, event: Event) -> None:
         """As Hypercorn's. TLS keeps its way, since encrypting is a step of its own."""

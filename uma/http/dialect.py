@@ -25,9 +25,8 @@ class Job(Protocol):
     `requests`. They neither wait nor raise, and are called in the order of events.
     """
 
-    @property
-    def requests(self) -> Sequence[Request]:
-        """What the engine is asked; one for each prompt and choice."""
+    requests: Sequence[Request]
+    """What the engine is asked; one for each prompt."""
 
     @property
     def stream(self) -> bool:

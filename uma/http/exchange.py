@@ -8,12 +8,13 @@ from typing import Any
 import attrs
 import orjson
 import trio
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from uma.constraints import show
 from uma.errors import BadRequest, InvalidJson
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
+from uma.net.quota import Account
 
 Header = tuple[bytes, bytes]
 
@@ -35,6 +36,10 @@ class Exchange:
     timeout_sec: float
     extra_headers: list[Header] = attrs.field(factory=list)
     """Headers that the answer has, whatever it is."""
+    account: Account | None = None
+    """Whose key came with it; None where no keys are asked for."""
+    has_priority: bool = attrs.field(default=False, init=False)
+    """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)
     """Of the answer; 0 while it has not begun."""
     _has_body: bool = attrs.field(default=False, init=False)
@@ -92,11 +97,17 @@ class Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`, which gives the answer this exchange's own headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self.extra_headers]}
+        await self._send(message)
+
     async def start(self, status: int, media_type: bytes, headers: Iterable[Header] = ()) -> None:
         """Send the status and the headers."""
-        self.status = status
-        every = [(b"content-type", media_type), *headers, *self.extra_headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": every})
+        every = [(b"content-type", media_type), *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": every})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body. Waits while the client is behind in reading."""
@@ -118,4 +129,11 @@ class Exchange:
         headers = problem.headers
         if problem.kind in ("too_large", "timeout"):
             headers.append((b"connection", b"close"))
-        await self.answer_json(dialect.error(problem, self.id), status=problem.status, headers=headers)
+        if problem.kind == "unauthorized":
+            headers.append((b"www-authenticate", b"Bearer"))
+        async with trio.open_nursery() as nursery:
+            if not self._has_body:
+                # Hypercorn waits for its app to take what it has read, also while it sends the answer.
+                nursery.start_soon(self.wait_for_disconnect)
+            await self.answer_json(dialect.error(problem, self.id), status=problem.status, headers=headers)
+            nursery.cancel_scope.cancel()

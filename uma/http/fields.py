@@ -125,6 +125,7 @@ def urgency(body: Common, http: Exchange) -> Urgency:
     Raises `BadRequest` where a header is no number in its range.
     """
     priority = body.priority if body.priority is not None else _header_priority(http)
+    http.has_priority = body.priority is not None or http.header(b"x-uma-priority") is not None
     slo = body.slo or Slo(
         target_ttft_ms=_header_ms(http, "x-uma-target-ttft-ms"), target_tbt_ms=_header_ms(http, "x-uma-target-tbt-ms")
     )

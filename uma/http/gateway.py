@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import trio
@@ -14,8 +15,9 @@ from uma.http.dialect import Job
 from uma.http.exchange import Exchange
 from uma.http.generation import run
 from uma.http.models import ModelNames
-from uma.http.problem import Problem
-from uma.types import Source
+from uma.http.problem import Forbidden, Problem, RateLimited
+from uma.net.quota import Account, Excess
+from uma.types import Finished, Request, Source
 
 
 @attrs.define(eq=False)
@@ -49,17 +51,33 @@ class Gateway:
 
     async def generate(self, http: Exchange, job: Job) -> None:
         """Answer with what `job` generates; see `generation.run`. Raises `ShuttingDown` where `abort` ended it."""
-        with trio.CancelScope() as scope:
+        job.requests = self.admitted(http, job.requests)
+        with trio.CancelScope() as scope, running(http.account, len(job.requests)):
             self._running.add(scope)
             try:
-                await run(self.source, http, job)
+                results = await run(self.source, http, job)
             finally:
                 self._running.discard(scope)
+            charge(http.account, results)
         if scope.cancelled_caught:
             error = ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")
             if not http.is_started:
                 raise error
             await http.write(job.failed(Problem.of(error)), is_last=True)
+
+    def admitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
+        """The requests as the key's bounds have them. Raises `RateLimited` or `Forbidden` where they are over these."""
+        if http.account is None:
+            return requests
+        if (excess := http.account.objection(len(requests), trio.current_time())) is not None:
+            raise RateLimited(excess.message, retry_after_ms=excess.retry_after_ms)
+        fitted = []
+        for request in requests:
+            fit = http.account.fit(request, has_priority=http.has_priority)
+            if isinstance(fit, Excess):
+                raise Forbidden(fit.message)
+            fitted.append(fit)
+        return fitted
 
     def abort(self) -> None:
         """End everything that generates, and tell its clients that the server stops."""
@@ -71,3 +89,15 @@ class Gateway:
     def count(self, http: Exchange) -> None:
         """Count a request that was answered, or whose client went away."""
         self.answers[http.status] += 1
+
+
+def running(account: Account | None, requests: int) -> AbstractContextManager[None]:
+    """A block in which so many requests of `account` run."""
+    return nullcontext() if account is None else account.running_now(requests)
+
+
+def charge(account: Account | None, results: Sequence[Finished]) -> None:
+    """Count on `account` what its requests have used."""
+    if account is not None:
+        tokens = sum(each.usage.prompt_tokens + each.usage.completion_tokens for each in results)
+        account.charge(tokens, trio.current_time())

@@ -1,0 +1,148 @@
+"""A client that goes away takes its request with it, whatever that was doing, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer, RawHttp, running_http
+
+from harness import short_directory, until
+
+LONG = 30_000
+"""More tokens than any test waits for: a request that is not cancelled would be seen running."""
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path) -> Iterator[HttpServer]:
+    """A server with a long context, so that requests last."""
+    flags = ("--model", str(tiny), "--n-ctx", "65536", "--max-tokens", str(LONG), "--max-prompt-bytes", "10000000")
+    with short_directory() as directory, running_http(directory, *flags) as process:
+        yield process
+
+
+def endless(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "Once", "max_tokens": LONG, "ignore_eos": True, **fields}
+
+
+def running(server: HttpServer) -> int:
+    """Requests that run or wait."""
+    metrics = server.process.metrics()
+    return int(metrics["active_sequences"]) + int(metrics["queued_requests"])
+
+
+def cancelled(server: HttpServer) -> int:
+    return int(server.process.metrics()["requests_cancelled"])
+
+
+def gone(server: HttpServer, before: int, count: int = 1) -> None:
+    """Wait until nothing runs, and check that so many requests were cancelled and none came to its end."""
+    until(lambda: running(server), lambda n: n == 0)
+    assert cancelled(server) == before + count
+
+
+def test_an_unstreamed_request_is_cancelled_while_others_are_served(server: HttpServer) -> None:
+    before = cancelled(server)
+    with server.connect() as other:
+        other.send("POST", "/v1/completions", endless(stream=True))
+        assert other.head()[0] == 200
+        with server.connect() as raw:
+            raw.send("POST", "/v1/completions", endless())
+            until(lambda: running(server), lambda n: n == 2)
+        until(lambda: running(server), lambda n: n == 1)
+        assert cancelled(server) == before + 1
+        assert next(other.chunks())
+    gone(server, before, 2)
+
+
+def test_a_streamed_request_is_cancelled(server: HttpServer) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        raw.send(
+            "POST",
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": LONG, "ignore_eos": True},
+        )
+        assert raw.head()[0] == 200
+        assert next(raw.chunks())
+    gone(server, before)
+
+
+def test_a_request_is_cancelled_while_its_prompt_is_read(server: HttpServer) -> None:
+    before = cancelled(server)
+    computed = server.process.metrics()["prefill_tokens_total"]
+    with server.connect() as raw:
+        raw.send("POST", "/v1/completions", endless(prompt=[5, 6, 7, 8] * 8000, stream=True))
+        until(lambda: running(server), lambda n: n == 1)
+    gone(server, before)
+    assert server.process.metrics()["prefill_tokens_total"] - computed < 32_000
+
+
+def test_a_client_that_closes_its_sending_half_is_gone(server: HttpServer) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        raw.send("POST", "/v1/completions", endless())
+        until(lambda: running(server), lambda n: n == 1)
+        raw.sock.shutdown(socket.SHUT_WR)
+        gone(server, before)
+
+
+def test_a_request_behind_keep_alive_is_cancelled_like_the_first(server: HttpServer) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        assert raw.ask("POST", "/v1/completions", endless(max_tokens=2)).status == 200
+        raw.send("POST", "/v1/completions", endless())
+        until(lambda: running(server), lambda n: n == 1)
+    gone(server, before)
+
+
+def test_a_client_with_a_second_request_already_sent_is_missed_too(server: HttpServer) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        raw.send("POST", "/v1/completions", endless())
+        raw.send("GET", "/health")
+        until(lambda: running(server), lambda n: n == 1)
+    gone(server, before)
+
+
+def test_all_prompts_of_a_request_are_cancelled_together(server: HttpServer) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        raw.send("POST", "/v1/completions", endless(prompt=["a", "b", "c"]))
+        until(lambda: running(server), lambda n: n == 3)
+    gone(server, before, 3)
+
+
+def test_a_connection_serves_again_after_a_stream_and_after_an_error(server: HttpServer) -> None:
+    with server.connect() as raw:
+        for _ in range(2):
+            streamed = raw.ask("POST", "/v1/completions", endless(max_tokens=3, stream=True))
+            assert streamed.body.endswith(b"data: [DONE]\n\n")
+            assert raw.ask("POST", "/v1/completions", b"{").status == 400
+            assert raw.ask("POST", "/v1/completions", {"prompt": [10**9]}).status == 400
+            assert raw.ask("GET", "/nothing").status == 404
+
+
+def test_pipelined_requests_are_answered_in_order(server: HttpServer) -> None:
+    with server.connect() as raw:
+        for count in (1, 2, 3):
+            raw.send("POST", "/v1/completions", endless(max_tokens=count))
+        told = [raw.answer().json["usage"]["completion_tokens"] for _ in range(3)]
+    assert told == [1, 2, 3]
+
+
+def test_a_slow_reader_pauses_itself_alone(server: HttpServer) -> None:
+    slow = RawHttp(server.port)
+    slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    try:
+        slow.send("POST", "/v1/completions", endless(stream=True))
+        until(lambda: running(server), lambda n: n == 1)
+        with server.connect() as quick:
+            answer = quick.ask("POST", "/v1/completions", endless(max_tokens=200, stream=True))
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+    finally:
+        slow.close()
+    until(lambda: running(server), lambda n: n == 0)

@@ -1,0 +1,124 @@
+"""Who may come in: the `Host` that a request names, the `Origin` of the page that sends it, and its key.
+
+`Host` is what tells a browser that was lured here by a foreign name (DNS rebinding) from one that means this server.
+A page of another origin may not even send: its requests would run although it cannot read their answers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attrs
+
+from uma.config import RuntimeConfig
+from uma.http.exchange import Exchange, Header
+from uma.http.keys import Keys, presented_in
+from uma.http.problem import Forbidden, Unauthorized
+from uma.net.quota import Account
+
+PREFLIGHT_SEC = 600
+"""How long a browser may remember that it may send."""
+EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored"
+"""Headers of answers that a page of an allowed origin may read."""
+
+
+@attrs.frozen
+class Door:
+    """The rules of one server."""
+
+    keys: Keys
+    names: frozenset[str]
+    """Names that `Host` may have beside loopback's and addresses; `*`: any."""
+    origins: frozenset[str]
+
+    @classmethod
+    def of(cls, config: RuntimeConfig) -> Door:
+        """The rules that `config` has. Raises `ConfigError` where the keys cannot be read."""
+        keys = Keys.load(Path(config.http_keys)) if config.http_keys else Keys()
+        bound = config.http.rpartition(":")[0].strip("[]").lower()
+        return cls(
+            keys, frozenset(filter(None, [*_listed(config.http_hosts), bound])), frozenset(_listed(config.http_cors))
+        )
+
+    def check_place(self, http: Exchange) -> None:
+        """Raise `Forbidden` for a `Host` that this server does not have, or an `Origin` that may not send.
+
+        What an allowed origin's browser needs to see is added to the answer's headers.
+        """
+        host = http.header(b"host") or ""
+        if not self._is_ours(host):
+            raise Forbidden(
+                f"Host: {host[:200]!r} is not a name of this server; --http-hosts gives it more, or use its address"
+            )
+        origin = http.header(b"origin")
+        if origin is None:
+            return
+        if origin.lower() in self.origins or "*" in self.origins:
+            http.extra_headers += _cors(origin, is_any="*" in self.origins)
+        elif urlsplit(origin).netloc.lower() != host.lower():
+            raise Forbidden(f"Origin: pages of {origin[:200]!r} may not use this server; --http-cors allows them")
+
+    def _is_ours(self, host: str) -> bool:
+        name = _without_port(host.lower())
+        if not name or name == "localhost" or name.endswith(".localhost") or name in self.names or "*" in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name.partition("%")[0])
+        except ValueError:
+            return False
+        return True
+
+    def is_preflight(self, http: Exchange) -> bool:
+        """Whether a browser only asks whether it may send."""
+        return http.scope["method"] == "OPTIONS" and http.header(b"access-control-request-method") is not None
+
+    def preflight_headers(self, http: Exchange) -> list[Header]:
+        """The answer to that. Without an allowed origin there is nothing in it, and the browser stays away."""
+        if not any(name == b"access-control-allow-origin" for name, _ in http.extra_headers):
+            return []
+        wanted = http.header(b"access-control-request-headers") or ""
+        return [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", wanted.encode("latin-1")),
+            (b"access-control-max-age", str(PREFLIGHT_SEC).encode()),
+        ]
+
+    def account(self, http: Exchange) -> Account | None:
+        """Whose key the request has; None where no keys are asked for. Raises `Unauthorized`."""
+        if not self.keys.known or is_public(http.path):
+            return None
+        headers = {name: http.header(name.encode()) or "" for name in ("authorization", "x-api-key")}
+        presented = presented_in(headers)
+        if presented is None:
+            raise Unauthorized("an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
+        account = self.keys.find(presented)
+        if account is None:
+            raise Unauthorized("this API key is not known; `uma key new NAME` makes one")
+        return account
+
+
+def is_public(path: str) -> bool:
+    """Whether a path is for everyone: a health check, and the page's files, which hold nothing of the model."""
+    return path in ("/", "/health") or (path.startswith("/ui/") and not path.startswith("/ui/api/"))
+
+
+def _listed(text: str) -> Iterator[str]:
+    return (each.strip().lower() for each in text.split(",") if each.strip())
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _cors(origin: str, *, is_any: bool) -> list[Header]:
+    allowed = b"*" if is_any else origin.encode("latin-1")
+    return [
+        (b"access-control-allow-origin", allowed),
+        (b"access-control-expose-headers", EXPOSED),
+        (b"vary", b"origin"),
+    ]

@@ -1,0 +1,102 @@
+"""What one holder of access may use: how much at once, how much a minute, how urgent, how long.
+
+Pure: time is passed in. HTTP's keys and the socket's users have the same bounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import attrs
+
+from uma.constraints import Range
+from uma.types import Request
+
+WINDOW_SEC = 60.0
+"""Tokens a minute are counted over the last minute, not from one full minute to the next."""
+
+
+@attrs.frozen(kw_only=True)
+class Bounds:
+    """None: no bound of its own beside the server's."""
+
+    max_concurrent: Annotated[int, Range(1)] | None = None
+    """Most requests that run or wait at once."""
+    max_tokens_per_minute: Annotated[int, Range(1)] | None = None
+    """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
+    max_priority: Literal[-1, 0, 1] | None = None
+    """Highest lane. A request without a priority of its own gets this one where it is lower."""
+    max_tokens: Annotated[int, Range(1)] | None = None
+    """Most tokens one request may generate. A request that asks for no number gets this one."""
+
+
+@attrs.frozen
+class Excess:
+    """A bound that a request is over."""
+
+    message: str
+    retry_after_ms: int | None
+    """None: waiting does not help."""
+
+
+@attrs.define(eq=False)
+class Account:
+    """The use of one holder's bounds. Belongs to one thread."""
+
+    name: str
+    bounds: Bounds = Bounds()
+    running: int = attrs.field(default=0, init=False)
+    _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
+    _used_tokens: int = attrs.field(default=0, init=False)
+
+    def objection(self, requests: int, now: float) -> Excess | None:
+        """Why so many more requests must not run now; None where they may."""
+        most = self.bounds.max_concurrent
+        if most is not None and self.running + requests > most:
+            return Excess(f"{self.name} has {self.running} requests running and may have {most} (max_concurrent)", 1000)
+        rate = self.bounds.max_tokens_per_minute
+        if rate is not None and self._tokens_lately(now) >= rate:
+            wait = WINDOW_SEC - (now - self._used[0][0])
+            return Excess(
+                f"{self.name} has used {self._used_tokens:,} tokens within a minute and may use {rate:,} "
+                "(max_tokens_per_minute)",
+                max(1, round(1000 * wait)),
+            )
+        return None
+
+    def fit(self, request: Request, *, has_priority: bool) -> Request | Excess:
+        """The request with what the bounds fix where it says nothing itself, or the bound that it is over."""
+        bounds, sampling = self.bounds, request.sampling
+        if bounds.max_priority is not None and request.priority > bounds.max_priority:
+            if has_priority:
+                return Excess(f"priority: {self.name} may use {bounds.max_priority} at most", None)
+            request = attrs.evolve(request, priority=bounds.max_priority)
+        if bounds.max_tokens is not None:
+            if (sampling.max_tokens or 0) > bounds.max_tokens:
+                return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most", None)
+            if sampling.max_tokens is None:
+                request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=bounds.max_tokens))
+        return request
+
+    @contextmanager
+    def running_now(self, requests: int) -> Iterator[None]:
+        """A block in which so many requests run."""
+        self.running += requests
+        try:
+            yield
+        finally:
+            self.running -= requests
+
+    def charge(self, tokens: int, now: float) -> None:
+        """Count tokens that were computed for it."""
+        if tokens and self.bounds.max_tokens_per_minute is not None:
+            self._used.append((now, tokens))
+            self._used_tokens += tokens
+
+    def _tokens_lately(self, now: float) -> int:
+        while self._used and self._used[0][0] <= now - WINDOW_SEC:
+            self._used_tokens -= self._used.popleft()[1]
+        return self._used_tokens
