@@ -32,8 +32,12 @@ class Answered:
 class RawHttp:
     """A connection that writes and reads HTTP/1.1 as bytes."""
 
-    def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SEC)
+    def __init__(self, port: int, receive_buffer: int | None = None) -> None:
+        self.sock = socket.socket()
+        self.sock.settimeout(PATIENCE_SEC)
+        if receive_buffer is not None:  # counts only where it is set before the connection is made
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.sock.connect(("127.0.0.1", port))
         self._file = self.sock.makefile("rb")
 
     def close(self) -> None:

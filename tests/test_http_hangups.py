@@ -135,8 +135,7 @@ def test_pipelined_requests_are_answered_in_order(server: HttpServer) -> None:
 
 
 def test_a_slow_reader_pauses_itself_alone(server: HttpServer) -> None:
-    slow = RawHttp(server.port)
-    slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow = RawHttp(server.port, receive_buffer=4096)
     try:
         slow.send("POST", "/v1/completions", endless(stream=True))
         until(lambda: running(server), lambda n: n == 1)

@@ -100,6 +100,7 @@ class HttpConnection(TCPServer):
             nursery.start_soon(handle)
             await self._read_into(arrived)
             await self.protocol.handle(Closed())
+            await self.idle_task.stop()  # else a connection would last until its keep-alive ends, without a client
             nursery.cancel_scope.cancel()
 
     async def _read_into(self, arrived: trio.MemorySendChannel[bytes]) -> None:

@@ -1,0 +1,300 @@
+"""Who may come in over HTTP, with what, and how much of it."""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from http_server import HttpServer, RawHttp, running_http
+
+from harness import ServerProcess, run_to_end, short_directory, start_server, uma_command, until
+
+SMALL = {"prompt": "Once", "max_tokens": 2}
+LIMIT = 10_000
+
+
+@pytest.fixture(scope="module")
+def keys() -> Iterator[dict[str, str]]:
+    """Names and keys, and under `file` the file that has their hashes."""
+    with short_directory() as directory:
+        file = directory / "keys.toml"
+        made = {"file": str(file)}
+        for name in ("free", "bound"):
+            done = run_to_end(*uma_command("key", "new", name, "--keys", str(file)))
+            assert done.returncode == 0, done.stderr
+            made[name] = done.stdout.strip()
+        with file.open("a") as text:
+            text.write("max_concurrent = 1\nmax_tokens = 8\nmax_priority = -1\nmax_tokens_per_minute = 100\n")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def locked(keys: dict[str, str]) -> Iterator[HttpServer]:
+    """A server that asks for keys, and has small limits."""
+    flags = ("--http-keys", keys["file"], "--max-http-body-bytes", str(LIMIT), "--http-timeout-sec", "1")
+    flags += ("--http-cors", "https://friend.example", "--http-hosts", "uma.example", "--max-http-connections", "20")
+    with short_directory() as directory, running_http(directory, *flags) as process:
+        yield process
+
+
+def bearer(keys: dict[str, str], name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {keys[name]}"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/messages", "/api/chat", "/completion", "/metrics", "/nothing"]
+)
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer uma-wrong"}, {"x-api-key": "uma-wrong"}])
+def test_every_path_wants_a_key_that_is_known(locked: HttpServer, path: str, headers: dict[str, str]) -> None:
+    answer = locked.ask("POST", path, SMALL, **headers)
+    assert answer.status == 401
+    assert "key" in str(answer.json)
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_needs_no_key(locked: HttpServer) -> None:
+    assert locked.ask("GET", "/health").json == {"status": "ok"}
+
+
+def test_a_key_opens_as_bearer_and_as_x_api_key(locked: HttpServer, keys: dict[str, str]) -> None:
+    assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+    assert locked.ask("POST", "/v1/completions", SMALL, **{"x-api-key": keys["free"]}).status == 200
+
+
+def test_keys_are_nowhere_in_the_log_or_the_file(locked: HttpServer, keys: dict[str, str]) -> None:
+    locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free"))
+    locked.process.log.wait_for("key=free")
+    assert keys["free"] not in locked.process.log.text
+    assert keys["free"] not in Path(keys["file"]).read_text()
+
+
+def test_a_key_s_bounds_hold(locked: HttpServer, keys: dict[str, str]) -> None:
+    mine = bearer(keys, "bound")
+    whole = locked.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, **mine)
+    assert whole.json["usage"]["completion_tokens"] <= 8
+    refused = locked.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 9}, **mine)
+    assert (refused.status, refused.json["error"]["type"]) == (403, "permission_error")
+    refused = locked.ask("POST", "/v1/completions", {**SMALL, "priority": 1}, **mine)
+    assert refused.status == 403
+    refused = locked.ask("POST", "/v1/completions", {"prompt": ["x", "y"], "max_tokens": 1}, **mine)
+    assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) >= 1
+    while (
+        answer := locked.ask("POST", "/v1/completions", {"prompt": "a fox " * 20, "max_tokens": 8}, **mine)
+    ).status == 200:
+        pass
+    assert answer.status == 429
+    assert "max_tokens_per_minute" in answer.json["error"]["message"]
+    assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], host: str) -> None:
+    assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:1", "a.localhost", "127.0.0.1", "[::1]:80", "192.168.3.4:80", "UMA.example:80"]
+)
+def test_loopback_addresses_and_configured_names_are_hosts(locked: HttpServer, keys: dict[str, str], host: str) -> None:
+    assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 200
+
+
+def test_a_page_of_another_origin_can_neither_read_nor_send(locked: HttpServer, keys: dict[str, str]) -> None:
+    before = locked.process.metrics()["requests_total"]
+    for origin in ("https://evil.example", "null", "http://localhost:1"):
+        answer = locked.ask("POST", "/v1/completions", SMALL, origin=origin, **bearer(keys, "free"))
+        assert answer.status == 403
+        assert "access-control-allow-origin" not in answer.headers
+    assert locked.process.metrics()["requests_total"] == before
+
+
+def test_an_allowed_origin_may_send_with_its_key(locked: HttpServer, keys: dict[str, str]) -> None:
+    friend = "https://friend.example"
+    wish = {
+        "origin": friend,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    asked = locked.ask("OPTIONS", "/v1/completions", **wish)
+    assert asked.status == 204
+    assert asked.headers["access-control-allow-origin"] == friend
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    answer = locked.ask("POST", "/v1/completions", SMALL, origin=friend, **bearer(keys, "free"))
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == friend
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_the_server_s_own_page_may_send(locked: HttpServer, keys: dict[str, str]) -> None:
+    own = {"host": "localhost:5", "origin": "http://localhost:5"}
+    assert locked.ask("POST", "/v1/completions", SMALL, **own, **bearer(keys, "free")).status == 200
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as raw:
+        raw.send("POST", "/v1/completions", b"x", **{**bearer(keys, "free"), "content-length": "1000000000"})
+        assert raw.answer().status == 413
+        assert raw.is_closed()
+
+
+def test_a_chunked_body_over_the_limit_is_cut_off(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as raw:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: a.localhost\r\nauthorization: Bearer {keys['free']}\r\n"
+        raw.sock.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        piece = b"1000\r\n" + b"x" * 4096 + b"\r\n"
+        raw.sock.sendall(piece * 4)
+        assert raw.answer().status == 413
+        assert raw.is_closed()
+
+
+def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as raw:
+        raw.send("POST", "/v1/completions", b"x", **{**bearer(keys, "free"), "content-length": "100"})
+        assert raw.answer().status == 408
+        assert raw.is_closed()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localh"])
+def test_a_head_that_does_not_come_is_not_waited_for(locked: HttpServer, beginning: bytes) -> None:
+    with locked.connect() as raw:
+        raw.sock.sendall(beginning)
+        assert raw.is_closed()
+
+
+def test_an_endless_head_is_cut_off(locked: HttpServer) -> None:
+    with locked.connect() as raw, pytest.raises(OSError), locked.connect() as raw:
+        raw.sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n")
+        while True:
+            raw.sock.sendall(b"x-pad: " + b"y" * 10_000 + b"\r\n")
+
+
+def test_connections_are_bounded_and_those_that_are_open_go_on(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as first:
+        assert first.ask("GET", "/health").status == 200
+        more = [RawHttp(locked.port) for _ in range(40)]
+        try:
+            assert first.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+            assert sum(each.is_closed() for each in more) == 40  # some at once, the others for saying nothing
+        finally:
+            for each in more:
+                each.close()
+    until(lambda: locked.ask("GET", "/health").status, lambda status: status == 200)
+
+
+@pytest.mark.parametrize(
+    "path", ["/../etc/passwd", "/ui/../../pyproject.toml", "/ui/%2e%2e/%2e%2e/keys.toml", "/ui//etc/passwd"]
+)
+def test_no_path_leads_out_of_what_is_served(http_server: HttpServer, path: str) -> None:
+    assert http_server.ask("GET", path).status == 404
+
+
+def test_other_addresses_than_loopback_need_keys(socket_dir: Path) -> None:
+    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), "--http", "0.0.0.0:0"))
+    assert done.returncode == 2
+    assert "uma key new NAME" in done.stderr
+    assert "--http-insecure" in done.stderr
+
+
+def test_without_keys_an_insecure_server_says_so(socket_dir: Path) -> None:
+    server: ServerProcess = start_server(socket_dir / "s", "--http", "0.0.0.0:0", "--http-insecure")
+    try:
+        server.log.wait_for("no keys are asked for")
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--http", "nonsense"), "expected ADDRESS:PORT"),
+        (("--http", "--http-keys", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
+        (("--http", "--http-tls-cert", "/nowhere.pem"), "give both, or neither"),
+        (("--http", "127.0.0.1:0", "--http-tls-cert", "/n.pem", "--http-tls-key", "/n.pem"), "/n.pem"),
+    ],
+)
+def test_http_that_cannot_start_says_why_in_one_line(flags: tuple[str, ...], words: str, socket_dir: Path) -> None:
+    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), *flags))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_key_s_name_is_given_once(socket_dir: Path) -> None:
+    command = uma_command("key", "new", "me", "--keys", str(socket_dir / "k"))
+    assert run_to_end(*command).returncode == 0
+    again = run_to_end(*command)
+    assert again.returncode == 2
+    assert "[me] is there already" in again.stderr
+
+
+@pytest.fixture(scope="module")
+def certificate() -> Iterator[tuple[Path, Path]]:
+    """A certificate for localhost, and its key."""
+    with short_directory() as directory:
+        cert, key = directory / "c.pem", directory / "k.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
+        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        subprocess.run(command, check=True, capture_output=True)
+        yield cert, key
+
+
+@pytest.mark.parametrize("http2", [False, True])
+def test_tls_serves_both_versions_and_cancels_both(certificate: tuple[Path, Path], http2: bool) -> None:
+    cert, key = certificate
+    flags = ("--http-tls-cert", str(cert), "--http-tls-key", str(key), "--max-tokens", "1000000", "--n-ctx", "4096")
+    with short_directory() as directory, running_http(directory, *flags) as server:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(base_url=server.url, verify=trusted, http2=http2) as client:
+            answer = client.post("/v1/completions", json=SMALL)
+            assert (answer.status_code, answer.http_version) == (200, "HTTP/2" if http2 else "HTTP/1.1")
+            endless = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "/v1/completions", json=endless) as stream:
+                assert next(stream.iter_lines()).startswith("data: ")
+        metrics = until(server.process.metrics, lambda found: found["active_sequences"] == 0)
+        assert metrics["requests_cancelled"] + metrics["requests_length"] >= 2
+
+
+def test_half_open_connections_and_slow_readers_do_not_keep_others_waiting(tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--n-ctx", "32768", "--max-tokens", "20000", "--max-sequences", "128")
+    flags += ("--http-any-model", "--max-tx-bytes", "65536")
+    body = {"prompt": "Once", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    # The name is in every event, so that a few tokens fill all buffers of a client that does not read.
+    bulky = {**body, "model": "x" * 20_000}
+    with short_directory() as directory, running_http(directory, *flags) as server:
+        half_open = [RawHttp(server.port) for _ in range(300)]
+        slow = [RawHttp(server.port, receive_buffer=4096) for _ in range(100)]
+        try:
+            for raw in half_open:
+                raw.sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconte")
+            for raw in slow:
+                raw.send("POST", "/v1/completions", bulky)
+            for _ in range(8):
+                answer = server.ask("POST", "/v1/completions", {**body, "max_tokens": 50})
+                assert answer.body.endswith(b"data: [DONE]\n\n")
+        finally:
+            for raw in [*half_open, *slow]:
+                raw.close()
+        settled = until(server.process.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0)
+        assert settled["requests_error"] == 0
+        assert settled["requests_cancelled"] == 100
+
+
+def test_a_stopping_server_lets_streams_end_and_tells_those_that_last_too_long(tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--n-ctx", "65536", "--max-tokens", "60000", "--drain-timeout-sec", "0.5")
+    with short_directory() as directory, running_http(directory, *flags) as server, server.connect() as raw:
+        raw.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 60_000, "ignore_eos": True, "stream": True})
+        assert raw.head()[0] == 200
+        server.process.signal(signal.SIGTERM)
+        *_, last = raw.chunks()
+        assert b'"code":"service_unavailable"' in last
+        assert raw.is_closed()
+        assert server.process.wait() == 0
