@@ -170,7 +170,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(locked: HttpServer, beginni
 
 
 def test_an_endless_head_is_cut_off(locked: HttpServer) -> None:
-    with locked.connect() as raw, pytest.raises(OSError), locked.connect() as raw:
+    with pytest.raises(OSError), locked.connect() as raw:
         raw.sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n")
         while True:
             raw.sock.sendall(b"x-pad: " + b"y" * 10_000 + b"\r\n")

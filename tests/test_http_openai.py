@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,9 +13,10 @@ STORY: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
 
 
 @pytest.fixture
-def client(http_server: HttpServer) -> openai.OpenAI:
+def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
     """OpenAI's own client, with only its address changed."""
-    return openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_a_stream_and_a_whole_answer_say_the_same(client: openai.OpenAI) -> None:

@@ -1,0 +1,149 @@
+"""The clients that people use, unchanged but for the address: Anthropic's, Ollama's, OpenAI's asynchronous one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+from http_server import HttpServer
+
+GREEDY = {"temperature": 0}
+"""Anthropic's newest client has no parameter for it."""
+TURNS: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
+
+
+@pytest.fixture
+def claude(http_server: HttpServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def llama(http_server: HttpServer) -> Iterator[ollama.Client]:
+    client = ollama.Client(host=http_server.url)
+    yield client
+    client._client.close()
+
+
+def test_anthropic_s_client_gets_a_message(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(
+        model="builtin", max_tokens=12, messages=TURNS, system="Be brief.", extra_body=GREEDY
+    )
+    assert message.content[0].type == "text"
+    assert message.content[0].text
+    assert message.usage.output_tokens <= 12
+    assert message.stop_reason in ("max_tokens", "end_turn")
+
+
+def test_anthropic_s_stream_adds_up_to_its_message(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(model="builtin", max_tokens=16, messages=TURNS, extra_body=GREEDY)
+    with claude.messages.stream(model="builtin", max_tokens=16, messages=TURNS, extra_body=GREEDY) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert whole.content[0].type == "text"
+    assert text == whole.content[0].text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    counted = claude.messages.count_tokens(model="builtin", messages=TURNS).input_tokens
+    assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == counted
+
+
+def test_anthropic_s_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="claude-x", max_tokens=1, messages=TURNS)
+    with pytest.raises(anthropic.BadRequestError, match="temperature"):
+        claude.messages.create(model="builtin", max_tokens=1, messages=TURNS, extra_body={"temperature": 1.5})
+    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    with pytest.raises(anthropic.BadRequestError, match="text alone"):
+        claude.messages.create(model="builtin", max_tokens=1, messages=[{"role": "user", "content": [image]}])
+
+
+def test_ollama_s_client_chats_and_generates(llama: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 12}
+    whole = llama.chat("builtin", messages=TURNS, options=options)
+    pieces = list(llama.chat("builtin", messages=TURNS, options=options, stream=True))
+    assert "".join(each.message.content or "" for each in pieces) == whole.message.content
+    assert pieces[-1].done_reason == whole.done_reason == "length"
+    assert pieces[-1].eval_count == whole.eval_count == 12
+    generated = llama.generate("builtin", prompt=TURNS[0]["content"], options=options)
+    assert generated.response == whole.message.content
+
+
+def test_ollama_s_client_sees_the_model(llama: ollama.Client) -> None:
+    (model,) = llama.list().models
+    assert model.model == "UMA Story 3.5M"
+    assert llama.show("builtin").details is not None
+    assert llama.ps().models[0].model == "UMA Story 3.5M"
+    with pytest.raises(ollama.ResponseError) as refused:
+        llama.show("llama3")
+    assert refused.value.status_code == 404
+
+
+@pytest.mark.parametrize("stop", [" a", [" a", "x"]])
+def test_openai_s_completions_stop_where_they_are_told(client: openai.OpenAI, stop: Any) -> None:
+    done = client.completions.create(model="builtin", prompt="Once upon", max_tokens=30, temperature=0, stop=stop)
+    assert " a" not in done.choices[0].text
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_openai_s_usage_sums_all_prompts(client: openai.OpenAI) -> None:
+    prompts = ["Once upon a time", "The owl said", "A fox"]
+    each = [client.completions.create(model="builtin", prompt=one, max_tokens=5, temperature=0) for one in prompts]
+    every = client.completions.create(model="builtin", prompt=prompts, max_tokens=5, temperature=0)
+    assert [choice.text for choice in every.choices] == [one.choices[0].text for one in each]
+    assert every.usage is not None
+    assert every.usage.completion_tokens == sum(one.usage.completion_tokens for one in each if one.usage)
+    assert every.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in each if one.usage)
+
+
+def test_openai_s_responses_stream_in_their_documented_order(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "input": "Tell me a story", "temperature": 0, "extra_body": {"stop": "."}}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    deltas = kinds.count("response.output_text.delta")
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert final.usage is not None
+    assert whole.usage is not None
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_response_that_max_output_tokens_cuts_is_incomplete(client: openai.OpenAI) -> None:
+    cut = client.responses.create(model="builtin", input="Tell me a story", max_output_tokens=3, temperature=0)
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_openai_s_asynchronous_client_streams(http_server: HttpServer) -> None:
+    import asyncio
+
+    async def text() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                model="builtin", messages=TURNS, max_tokens=8, temperature=0, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    assert asyncio.run(text())
