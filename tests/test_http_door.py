@@ -36,7 +36,14 @@ def keys() -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module")
 def locked(keys: dict[str, str]) -> Iterator[HttpServer]:
     """A server that asks for keys, and has small limits."""
-    flags = ("--http-keys", keys["file"], "--max-http-body-bytes", str(LIMIT), "--http-timeout-sec", "1")
+    flags: tuple[str, ...] = (
+        "--http-keys",
+        keys["file"],
+        "--max-http-body-bytes",
+        str(LIMIT),
+        "--http-timeout-sec",
+        "1",
+    )
     flags += ("--http-cors", "https://friend.example", "--http-hosts", "uma.example", "--max-http-connections", "20")
     with short_directory() as directory, running_http(directory, *flags) as process:
         yield process
@@ -264,7 +271,8 @@ def test_tls_serves_both_versions_and_cancels_both(certificate: tuple[Path, Path
 
 
 def test_half_open_connections_and_slow_readers_do_not_keep_others_waiting(tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--n-ctx", "32768", "--max-tokens", "20000", "--max-sequences", "128")
+    flags: tuple[str, ...] = ("--model", str(tiny), "--n-ctx", "32768", "--max-tokens", "20000")
+    flags += ("--max-sequences", "128")
     flags += ("--http-any-model", "--max-tx-bytes", "65536")
     body = {"prompt": "Once", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
     # The name is in every event, so that a few tokens fill all buffers of a client that does not read.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -17,9 +17,10 @@ import orjson
 import trio
 
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
-from uma.http.gateway import Gateway
+from uma.http.gateway import Gateway, charge, running
 from uma.http.page.markdown import GrowingText
 from uma.http.problem import NotFound
+from uma.net.quota import Account
 from uma.types import EventStream, Finished, Request, Source, Token
 
 logger = logging.getLogger("uma.http")
@@ -40,6 +41,8 @@ class Answer:
 
     request: Request
     keep_sec: float
+    account: Account | None = None
+    """Whose key it was asked for with; its bounds count the answer."""
     text: str = attrs.field(default="", init=False)
     """As far as it has been rendered."""
     blocks: list[str] = attrs.field(factory=list, init=False)
@@ -125,7 +128,9 @@ class Answer:
 
     async def _generate(self, source: Source) -> None:
         try:
-            async with source.generate(self.request) as stream:
+            async with AsyncExitStack() as stack:
+                stack.enter_context(running(self.account, 1))
+                stream = await stack.enter_async_context(source.generate(self.request))
                 self._stream = stream
                 if self._is_stopped:
                     stream.cancel()
@@ -134,6 +139,7 @@ class Answer:
                         self._arrived.append(event.text)
                     elif isinstance(event, Finished):
                         self.finished = event
+                        charge(self.account, [event])
                     self._arrival.unpark_all()
         except UmaError as error:
             self.error = error
@@ -197,13 +203,13 @@ class Answers:
         for answer in self._by_token.values():
             answer.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
 
-    def start(self, request: Request, token: str, *, is_kept: bool) -> Answer:
+    def start(self, request: Request, token: str, account: Account | None = None, *, is_kept: bool) -> Answer:
         """Begin an answer. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`."""
         if token in self._by_token:
             raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
         if len(self._by_token) >= MAX_ANSWERS:
             raise Overloaded(f"{MAX_ANSWERS} answers are being written or kept for their readers; try again later")
-        answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0)
+        answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0, account)
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer

@@ -106,7 +106,9 @@ class Page:
             priority=wish.priority,
             slo=wish.slo,
         )
-        answer = self.answers.start(request, body.token or secrets.token_hex(16), is_kept=body.token is not None)
+        (request,) = self.gateway.admitted(http, [request])
+        token = body.token or secrets.token_hex(16)
+        answer = self.answers.start(request, token, http.account, is_kept=body.token is not None)
         await self._stream(http, answer, 0)
 
     async def resume(self, http: Exchange) -> None:
