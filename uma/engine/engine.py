@@ -18,6 +18,8 @@ import attrs
 import trio
 
 from uma.config import RuntimeConfig
+from uma.contracts.blocks import Algorithm
+from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of
 from uma.engine.clock import now_ms
@@ -31,6 +33,7 @@ from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvEvents, KvListener
+from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
@@ -173,6 +176,15 @@ class Engine:
         self.worker.commands.post(Listen(listener))
         if self.archive is not None:
             self.archive.listen(listener)
+
+    def kv_events(self, block_size: int = DEFAULT_BLOCK_SIZE, algorithm: Algorithm = "xxh3") -> KvFeed:
+        """The prefixes that can be reused here as blocks of `block_size` tokens: those of now, and every change.
+
+        Each call makes a feed of its own, which lasts as long as the engine: keep it, and subscribe to it.
+        """
+        feed = KvFeed(trio.lowlevel.current_trio_token())
+        self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post))
+        return feed
 
     # Draining
 

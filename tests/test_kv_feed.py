@@ -1,0 +1,115 @@
+"""A subscriber that applies the KV events knows exactly which whole blocks the engine can reuse, at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from engine_world import answers, ask, config_for, settled, tokens_for
+from hypothesis.stateful import invariant, run_state_machine_as_test
+from test_kv import PoolLives, SplitPoolLives, UncuttablePoolLives
+
+from harness import PATIENCE_SEC
+from uma.contracts.blocks import chain
+from uma.contracts.event_log import BlockIndex, Subscription
+from uma.contracts.events import BlockStored, KvEvent
+from uma.engine import Engine, open_engine
+from uma.engine.kv import pool as pool_module
+from uma.engine.kv.feed import BlockLedger, KvFeed
+
+BLOCK = 4
+
+
+def names_of(sequences: Iterable[Any], size: int) -> set[int]:
+    """The names of all whole blocks of these sequences."""
+    return {name for tokens in sequences for name in chain(list(tokens), size)}
+
+
+class TestPool:
+    """The pool's whole life by hypothesis: requests, forks, preemption, eviction, snapshots, roll-back."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("LEAST_SHARED_TOKENS", "WORTH_RESTORING_TOKENS", "LEAST_EVICTED_TOKENS"):
+            monkeypatch.setattr(pool_module, name, 1)
+
+    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
+    def test_the_events_add_up_to_what_cells_and_memory_hold(self, machine: type[PoolLives]) -> None:
+        class Watched(machine):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                super().__init__()
+                self.index = BlockIndex()
+                self.told: list[KvEvent] = []
+                self.pool.listen(BlockLedger(BLOCK, "xxh3", self.told.append))
+
+            @invariant()
+            def subscriber_knows_what_is_held(self) -> None:
+                for event in self.told:
+                    self.index.apply(event)
+                self.told.clear()
+                held = [node.whole() for node in self.pool.tree.nodes()]
+                held += [snapshot.whole() for snapshot in self.pool.store]
+                assert self.index.blocks.keys() == names_of(held, BLOCK)
+                assert all(chain(self.index.tokens_to(name), BLOCK)[-1] == name for name in self.index.blocks)
+
+        run_state_machine_as_test(Watched)
+
+
+async def caught_up(engine: Engine, feed: KvFeed, subscription: Subscription) -> None:
+    """Apply everything that the engine has told of until now."""
+    await settled(engine)
+    await trio.testing.wait_all_tasks_blocked()
+    subscription.catch_up(feed.log.catch_up(subscription.sequence))
+
+
+def held_by(engine: Engine, size: int) -> set[int]:
+    """What the engine's tree and memory hold. Nothing may run."""
+    pool = engine.worker._pool
+    held = [node.whole() for node in pool.tree.nodes()] + [snapshot.whole() for snapshot in pool.store]
+    return names_of(held, size)
+
+
+async def test_under_load_with_eviction_and_preemption_subscribers_know_what_the_engine_holds(tiny: Path) -> None:
+    common = tokens_for(0, 40)
+    async with open_engine(config_for(tiny, n_ctx=768, cache_ram_mb=1)) as engine:
+        feed = engine.kv_events(8)
+        early, late = Subscription(), Subscription()
+        for round_ in range(4):
+            requests = [
+                ask((*common, *tokens_for(10 * round_ + each, 60)), 40, id=f"{round_}-{each}", priority=each % 3 - 1)
+                for each in range(10)
+            ]
+            with trio.fail_after(PATIENCE_SEC):
+                await answers(engine, requests)
+            await caught_up(engine, feed, early)
+            assert early.index.blocks.keys() == held_by(engine, 8)
+        late.catch_up(feed.log.catch_up(-1))
+        assert late.index.blocks == early.index.blocks
+        assert engine.snapshot()["cache_evictions"] > 0
+
+
+async def test_a_feed_that_is_asked_for_late_begins_with_what_is_held_by_then(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        await answers(engine, [ask(tokens_for(1, 50), 10)])
+        feed, subscription = engine.kv_events(16), Subscription()
+        await caught_up(engine, feed, subscription)
+        assert subscription.index.blocks.keys() == held_by(engine, 16) != set()
+
+
+async def test_the_answer_s_blocks_are_told_of_too_and_the_names_follow_the_algorithm(tiny: Path) -> None:
+    prompt = tokens_for(1, 8)
+    async with open_engine(config_for(tiny)) as engine:
+        feed = engine.kv_events(4, "fnv1a")
+        told: list[KvEvent] = []
+        (got,) = await answers(engine, [ask(prompt, 12)])
+        with trio.fail_after(PATIENCE_SEC):
+            async for missed in feed.subscribe():
+                told.extend(missed.events)
+                if sum(len(each.token_ids) for each in told if isinstance(each, BlockStored)) >= 16:
+                    break
+    names = [name for each in told if isinstance(each, BlockStored) for name in each.block_hashes]
+    assert names[:4] == chain((*prompt, *got.token_ids[:8]), 4, "fnv1a")

@@ -1,0 +1,152 @@
+"""What an engine holds as KV events of whole blocks: numbered, replayable, for routers.
+
+The ledger turns runs of tokens into blocks where they change, on the decode thread. The feed numbers the events and
+keeps them for subscribers, on the Trio thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import attrs
+import trio
+import xxhash
+
+from uma.contracts.blocks import BLOCK_HASHES, Algorithm
+from uma.contracts.event_log import CatchUp, EventLog, merged
+from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from uma.engine.kv.events import Run, Tier
+
+TIERS = (Tier.CELLS, Tier.MEMORY)
+"""Where a prefix is at hand at once. What only the disk has must be read first: no reason to route a request here."""
+
+
+@attrs.define
+class _Held:
+    """A block that is held: its name, and how often by each of `TIERS`."""
+
+    name: int
+    counts: list[int] = attrs.field(factory=lambda: [0] * len(TIERS))
+
+
+class BlockLedger:
+    """A `KvListener` that tells of a block when its first holder gets it and when its last one gives it up.
+
+    Belongs to the decode thread; `tell` is called on it, and must return at once.
+    """
+
+    def __init__(self, block_size: int, algorithm: Algorithm, tell: Callable[[KvEvent], None]) -> None:
+        self._size = block_size
+        self._name = BLOCK_HASHES[algorithm]
+        self._tell = tell
+        self._held: dict[bytes, _Held] = {}
+        """By a digest of all tokens up to the block's end: finding a block costs one pass of a fast hash over its
+        prefix, where walking the chain of names would hash each block of it anew."""
+
+    def stored(self, tier: Tier, run: Run) -> None:
+        """See `KvListener`."""
+        if tier not in TIERS or not self._ends_in(run):
+            return
+        tokens, names = run.tokens(), list[int]()
+        data, first = memoryview(tokens).cast("B"), 0
+        for end in self._ends_in(run):
+            held = self._held.get(key := _digest(data, end))
+            if held is None:
+                parent = self._held[_digest(data, end - self._size)].name if end > self._size else None
+                held = self._held[key] = _Held(self._name(tokens[end - self._size : end], parent))
+                first = first or end
+                names.append(held.name)
+            held.counts[TIERS.index(tier)] += 1
+        if names:
+            self._tell_stored(tokens, first, data, names)
+
+    def removed(self, tier: Tier, run: Run) -> None:
+        """See `KvListener`."""
+        if tier not in TIERS or not self._ends_in(run):
+            return
+        data = memoryview(run.tokens()).cast("B")
+        gone: list[int] = []
+        for end in reversed(self._ends_in(run)):
+            held = self._held[key := _digest(data, end)]
+            held.counts[TIERS.index(tier)] -= 1
+            if not any(held.counts):
+                del self._held[key]
+                gone.append(held.name)
+        if gone:
+            self._tell(BlockRemoved(block_hashes=tuple(gone)))
+
+    def cleared(self, tier: Tier) -> None:
+        """See `KvListener`."""
+        if tier not in TIERS:
+            return
+        gone: list[int] = []
+        for key, held in list(self._held.items()):
+            held.counts[TIERS.index(tier)] = 0
+            if not any(held.counts):
+                del self._held[key]
+                gone.append(held.name)
+        if not self._held:
+            self._tell(AllBlocksCleared())
+        elif gone:
+            # A block is entered after its parent, so backwards no child outlives its parent.
+            self._tell(BlockRemoved(block_hashes=tuple(reversed(gone))))
+
+    def _tell_stored(self, tokens: array[int], first: int, data: memoryview, names: list[int]) -> None:
+        # What is held is held from its beginning, so the blocks that are new are one chain up to the run's end.
+        begin = first - self._size
+        parent = self._held[_digest(data, begin)].name if begin else None
+        self._tell(
+            BlockStored(
+                block_hashes=tuple(names),
+                token_ids=tuple(tokens[begin : begin + len(names) * self._size]),
+                block_size=self._size,
+                parent_block_hash=parent,
+            )
+        )
+
+    def _ends_in(self, run: Run) -> range:
+        """The ends of the blocks whose last token is in `run`."""
+        return range((run.start // self._size + 1) * self._size, run.end + 1, self._size)
+
+
+def _digest(data: memoryview, tokens: int) -> bytes:
+    return xxhash.xxh3_128_digest(data[: 4 * tokens])
+
+
+class KvFeed:
+    """An engine's KV events, for any number of subscribers. Belongs to the Trio thread; `post` to any."""
+
+    def __init__(self, trio_token: trio.lowlevel.TrioToken) -> None:
+        self._trio_token = trio_token
+        self._posted: deque[KvEvent] = deque()
+        self._arrived = trio.lowlevel.ParkingLot()
+        self.log = EventLog()
+
+    def post(self, event: KvEvent) -> None:
+        """Hand an event over, from any thread. Never waits."""
+        self._posted.append(event)
+        self._trio_token.run_sync_soon(self._take, idempotent=True)
+
+    def _take(self) -> None:
+        for event in merged(list(self._drain())):
+            self.log.append(event)
+        self._arrived.unpark_all()
+
+    def _drain(self) -> Iterator[KvEvent]:
+        while self._posted:
+            yield self._posted.popleft()
+
+    async def subscribe(self, after: int = 0) -> AsyncIterator[CatchUp]:
+        """All changes after event number `after`, several at a time, without end.
+
+        A subscriber that is slower than the log is long gets a snapshot instead of what it missed.
+        """
+        while True:
+            while self.log.sequence == after:
+                await self._arrived.park()
+            await trio.lowlevel.checkpoint()
+            missed = self.log.catch_up(after)
+            after = missed.sequence
+            yield missed
