@@ -23,6 +23,8 @@ from uma.bridges.rustinfer.socket import RouterSocket
 from uma.engine import Engine, open_engine
 
 MAX_MESSAGE_BYTES = 10_000
+ENDLESS = "1 2 3"
+"""A prompt that the tiny model goes on with for thousands of tokens: RustInfer has no word for `ignore_eos`."""
 
 
 @pytest.fixture
@@ -182,7 +184,7 @@ async def test_the_engine_s_own_refusal_reaches_the_peer_with_its_code(
 
 async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
     def work(peer: Peer) -> Any:
-        peer.ask(inference(stream=True, max_tokens=2_000))
+        peer.ask(inference(prompt=ENDLESS, stream=True, max_tokens=2_000))
         peer.receive()
         peer.ask(inference())
         while (got := peer.receive()).get("chunk_type") == "Token":
@@ -201,7 +203,7 @@ async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: P
         peer = Peer(context, world.endpoint)
         for index in range(4):
             # Half of them send nothing before their end, so that no answer can run into the closed door.
-            peer.ask(inference(request_id=str(index), stream=index % 2 == 0, max_tokens=100_000))
+            peer.ask(inference(request_id=str(index), prompt=ENDLESS, stream=index % 2 == 0, max_tokens=100_000))
         await run(peer.receive)
         peer.close()
         with trio.fail_after(PATIENCE_SEC):

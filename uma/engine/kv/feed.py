@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import trio
@@ -138,15 +138,11 @@ class KvFeed:
         while self._posted:
             yield self._posted.popleft()
 
-    async def subscribe(self, after: int = 0) -> AsyncIterator[CatchUp]:
-        """All changes after event number `after`, several at a time, without end.
+    async def changes(self, after: int = 0) -> CatchUp:
+        """All changes after event number `after`, waiting for one if there is none yet.
 
-        A subscriber that is slower than the log is long gets a snapshot instead of what it missed.
+        A subscriber that asks less often than the log is long gets a snapshot instead of what it missed.
         """
-        while True:
-            while self.log.sequence == after:
-                await self._arrived.park()
-            await trio.lowlevel.checkpoint()
-            missed = self.log.catch_up(after)
-            after = missed.sequence
-            yield missed
+        while self.log.sequence == after:
+            await self._arrived.park()
+        return self.log.catch_up(after)
