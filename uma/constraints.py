@@ -19,7 +19,6 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
-import orjson
 
 
 @attrs.frozen
@@ -91,10 +90,7 @@ class Json:
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
-        try:
-            size = len(orjson.dumps(value, option=_AS_IT_IS))
-        except (orjson.JSONEncodeError, RecursionError):
-            size = 0  # what is wrong is found below
+        size = _json_bytes(value)
         if size > self.le:
             return f"must be at most {self.le:,} bytes as JSON, not {size:,}"
         level, items = [value], 0
@@ -115,8 +111,16 @@ class Json:
         return f"at most {self.le:,} bytes, nested at most {self.depth} levels deep"
 
 
-_AS_IT_IS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""JSON's own types only: orjson would write others in its own way, and they would come back as something else."""
+def _json_bytes(value: Any) -> int:
+    """The size of `value` as JSON, without any spaces; 0 where it is no JSON."""
+    import orjson  # noqa: PLC0415  (the command line's grammar imports this module, and has no use for it)
+
+    # JSON's own types only: orjson would write others in its own way, and they would come back as something else.
+    as_it_is = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+    try:
+        return len(orjson.dumps(value, option=as_it_is))
+    except (orjson.JSONEncodeError, RecursionError):
+        return 0
 
 
 @attrs.frozen

@@ -7,6 +7,7 @@ The work of a command is in the module of its name, imported only when it is cal
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,7 +100,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line that says what was wrong, one that says where to look, and exit code 2."""
-        message = message.removeprefix("argument ").replace("expected one argument", "expected a value")
+        # An option is named by its long form alone.
+        message = (
+            re.sub(r"^(argument --[\w-]+)/-\w:", r"\1:", message)
+            .removeprefix("argument ")
+            .replace("expected one argument", "expected a value")
+        )
         say.complain(message)
         say.plain(f"Try `{self.prog} --help`.")
         self.exit(USAGE_ERROR)
