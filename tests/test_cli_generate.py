@@ -423,3 +423,51 @@ def test_a_prompt_typed_on_a_terminal_ends_with_ctrl_d(at: tuple[str, str]) -> N
         terminal.wait_for("Ctrl-D on a line of its own ends it")
         terminal.type("hello\r\x04")
         assert terminal.wait() == 0
+
+
+# The form of the answer
+
+
+def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"age": {"enum": [1, 2]}},
+                "required": ["age"],
+                "additionalProperties": False,
+            }
+        )
+    )
+    done = generate("--local", "--json-schema", str(schema), "--max-tokens", "400", "How old?")
+    assert done.returncode == 0
+    assert isinstance(json.loads(done.stdout)["age"], int)
+
+
+def test_an_answer_is_one_of_the_choices() -> None:
+    done = generate("--local", "--choice", "yes", "--choice", "no", "Is it so?")
+    assert done.stdout.decode().strip() in ("yes", "no")
+
+
+def test_log_probabilities_come_on_standard_error() -> None:
+    done = generate("--local", "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
+    lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]
+    assert len(lines) == 3
+    assert all(float(line.split()[0]) <= 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--regex", "a(b"), "grammar.regex: unclosed group"),
+        (("--json-schema", "/nowhere.json"), "/nowhere.json: cannot be read"),
+        (("--regex", "a", "--choice", "b"), "not allowed with argument"),
+        (("--logit-bias", "x"), "expected TOKEN=X"),
+        (("--logprobs", "21"), "must be from 0 to 20"),
+    ],
+)
+def test_a_form_that_cannot_be_used_says_why(arguments: tuple[str, ...], complaint: str) -> None:
+    done = generate("--local", *arguments, "Hi")
+    assert done.returncode != 0
+    assert complaint in done.stderr.decode()

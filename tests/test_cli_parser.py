@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from harness import ServerProcess, run_to_end, uma_command
+from uma.cli.answer_options import ANSWER_FIELDS
 from uma.cli.options import SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
 from uma.config import Setting, settings
@@ -53,7 +54,7 @@ def test_chat_and_generate_take_every_setting_that_does_not_concern_a_server_alo
 
 @pytest.mark.parametrize("name", ["chat", "generate"])
 def test_every_sampling_parameter_is_an_option(name: str) -> None:
-    fields = {field.name for field in attrs.fields(SamplingParams)} - UNAVAILABLE
+    fields = {field.name for field in attrs.fields(SamplingParams)} - UNAVAILABLE - ANSWER_FIELDS
     assert {*SAMPLING_HELP, *SAMPLER_FIELDS} == fields
     assert {"--" + field.replace("_", "-") for field in fields} <= set(command(name).options())
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine.delivery.flow import CREDITS
-from uma.engine.worker import executor, runner, sampling
-from uma.engine.worker.sampling import Given, Sampled
+from uma.engine.worker.sampling import Given, Sampled, Sampling
 from uma.engine.worker.sequence import (
     HAS_SLOT,
     TRANSITIONS,
@@ -27,7 +26,6 @@ from uma.engine.worker.sequence import (
     Sequence,
     Status,
 )
-from uma.llama.context import Context
 from uma.types import Finished
 
 
@@ -160,7 +158,7 @@ async def test_a_step_that_gives_a_row_several_tokens_gives_the_reader_what_one_
     known = {each.finished.id: ids_of(each) for each in expected}
     extra = 0
 
-    def generous(context: Context, sequences: Any, indices: Any) -> list[Given]:
+    def generous(sequences: Any) -> list[Given]:
         nonlocal extra
         given: list[Given] = []
         for sequence in sequences:
@@ -170,18 +168,17 @@ async def test_a_step_that_gives_a_row_several_tokens_gives_the_reader_what_one_
             extra += count - 1
         return given
 
-    plain = sampling.sample
+    plain = Sampling.sample
 
-    def checked(context: Context, sequences: Any, indices: Any) -> list[Given]:
+    def checked(self: Sampling, sequences: Any, indices: Any) -> list[Given]:
         # What is sampled after several tokens that were computed together is what greedy decoding gives there.
-        for sequence, row in zip(sequences, plain(context, sequences, indices), strict=True):
+        for sequence, row in zip(sequences, plain(self, sequences, indices), strict=True):
             assert isinstance(row, tuple)
             assert row[0].token == known[sequence.request.id][sequence.generated]
-        return generous(context, sequences, indices)
+        return generous(sequences)
 
     monkeypatch.setattr("uma.engine.delivery.pacing.STRIDE_STEPS", 1)
-    for module in (runner, executor):
-        monkeypatch.setattr(module, "sample", checked)
+    monkeypatch.setattr(Sampling, "sample", checked)
     async with open_engine(config) as engine:
         got = await answers(engine, requests)
         metrics = engine.snapshot()

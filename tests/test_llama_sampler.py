@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -159,3 +160,95 @@ def test_closing_twice_is_harmless(context: Context) -> None:
     sampler.close()
     with pytest.raises(ValueError, match="sampler is closed"):
         sampler.sample(context, 2)
+
+
+# Steps that are off by default
+
+
+def flat(row: Row, likely: dict[int, float]) -> None:
+    """Give these tokens these probabilities, and nothing to the others."""
+    row[:] = -np.inf
+    for token, probability in likely.items():
+        row[token] = np.log(probability)
+
+
+def test_top_n_sigma_keeps_what_is_near_the_highest_logit(context: Context, row: Row) -> None:
+    row[:] = np.random.default_rng(1).normal(0, 1, len(row))
+    row[[3, 4]] = 9.0, 8.9
+    assert set(draws(context, SamplingParams(temperature=2, top_n_sigma=1), 200)) == {3, 4}
+
+
+def test_typical_p_leaves_out_what_is_too_likely_to_be_typical(context: Context, row: Row) -> None:
+    flat(row, {1: 0.5} | dict.fromkeys(range(10, 30), 0.5 / 20))
+    assert 1 not in draws(context, SamplingParams(temperature=1, typical_p=0.4), 200)
+
+
+def test_xtc_drops_all_but_the_least_likely_of_the_likely_tokens(context: Context, row: Row) -> None:
+    flat(row, {1: 0.5, 2: 0.3, 3: 0.15, 4: 0.05})
+    sure = SamplingParams(temperature=1, xtc_probability=1, xtc_threshold=0.1)
+    assert set(draws(context, sure, 300)) == {3, 4}
+    never = SamplingParams(temperature=1, xtc_probability=1, xtc_threshold=0.5)
+    assert set(draws(context, never, 300)) == {1, 2, 3, 4}
+
+
+def test_the_dynamic_temperature_is_low_where_the_model_is_sure(context: Context, row: Row) -> None:
+    moving = SamplingParams(temperature=1, dynatemp_range=1)
+    flat(row, {1: 0.9, 2: 0.1})
+    row[row < -20] = -20  # among the whole vocabulary this is next to no entropy
+    fixed, sure = (Counter(draws(context, each, 2000)) for each in (SamplingParams(temperature=1), moving))
+    assert fixed[2] > 100 > sure[2]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_keeps_surprise_near_its_aim(context: Context, row: Row, version: Any) -> None:
+    row[:] = np.random.default_rng(1).normal(0, 2, len(row))
+    chances = probabilities(row)
+    found = {}
+    for tau in (1.0, 4.0):
+        tokens = draws(context, SamplingParams(temperature=1, mirostat=version, mirostat_tau=tau), 1000)
+        found[tau] = float(np.mean(-np.log2(chances[tokens[200:]])))
+    assert found[1.0] + 1 < found[4.0]
+
+
+def test_dry_stops_a_passage_from_going_on(context: Context, row: Row) -> None:
+    row[:] = 0.0
+    row[ord("d")] = 1.0
+    tail = tuple(b"xabcdyabc")
+    assert draws(context, SamplingParams(), 1, tail=tail) == [ord("d")]
+    assert draws(context, SamplingParams(dry_multiplier=4), 1, tail=tail) != [ord("d")]
+    assert draws(context, SamplingParams(dry_multiplier=4, dry_allowed_length=4), 1, tail=tail) == [ord("d")]
+    assert draws(context, SamplingParams(dry_multiplier=4, dry_window=4), 1, tail=tail) == [ord("d")]
+    assert draws(context, SamplingParams(dry_multiplier=4, dry_sequence_breakers="b"), 1, tail=tail) == [ord("d")]
+
+
+def test_penalties_look_back_as_far_as_their_window(context: Context, row: Row) -> None:
+    row[:] = 0.0
+    row[7] = 1.0
+    tail = (7, *([8] * 50))
+    near = SamplingParams(presence_penalty=2, penalty_window=20)
+    assert draws(context, near, 1, tail=tail) == [7]
+    assert draws(context, SamplingParams(presence_penalty=2), 1, tail=tail) != [7]
+    far = SamplingParams(presence_penalty=2, penalty_window=200)
+    assert draws(context, far, 1, tail=(7, *([8] * 150))) != [7]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"typical_p": 0.5}, {"mirostat": 1}, {"mirostat": 2}, {"dynatemp_range": 0.5}, {"top_n_sigma": 1},
+     {"xtc_probability": 1.0, "xtc_threshold": 0.0}, {"dry_multiplier": 2.0}, {"min_p": 0.1}],
+    ids=str,
+)  # fmt: skip
+def test_no_step_ever_takes_a_token_that_is_excluded(context: Context, row: Row, more: dict[str, Any]) -> None:
+    for allowed in ({9}, {5, 6}, set(range(20, 40))):
+        before = row.copy()
+        row[[token for token in range(N_VOCAB) if token not in allowed]] = -np.inf
+        assert set(draws(context, SamplingParams(temperature=1.5, **more), 100)) <= allowed
+        row[:] = before
+
+
+@pytest.mark.parametrize(
+    "more", [{"xtc_probability": 0.5}, {"mirostat": 1}, {"mirostat": 2}, {"dry_multiplier": 1.0}], ids=str
+)
+def test_these_too_repeat_with_their_seed(context: Context, more: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=1.5, **more)
+    assert draws(context, params, 60, 5) == draws(context, params, 60, 5)

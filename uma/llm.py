@@ -28,15 +28,18 @@ from uma.constraints import show
 from uma.engine import Engine, open_engine
 from uma.errors import BadRequest, ConfigError, ShuttingDown, UmaError
 from uma.types import (
+    Answer,
     Event,
     Finished,
     FinishReason,
+    Logprobs,
     Message,
     Request,
     RequestMetrics,
     SamplingParams,
     ServerInfo,
     Token,
+    TokenLogprob,
     Usage,
 )
 
@@ -56,6 +59,12 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    index: int = 0
+    """Which of the prompt's answers it is."""
+    logprobs: tuple[dict[int, TokenLogprob], ...] | None = None
+    """Where `logprobs` asked for them: for each token, by token id, itself and the likeliest ones."""
+    cumulative_logprob: float | None = None
+    """Sum of its tokens' log probabilities, likewise."""
 
 
 @attrs.frozen
@@ -64,7 +73,8 @@ class RequestOutput:
 
     prompt: str | tuple[Message, ...] | None
     """As it was asked; of a conversation that failed, the messages as they were given."""
-    outputs: tuple[Completion]
+    outputs: tuple[Completion, ...]
+    """Its answers, by index: one, unless `n` asked for more."""
     error: UmaError | None = None
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
@@ -322,10 +332,9 @@ async def _generate_one(
         async with engine.generate(request) as stream:
             async for event in stream:
                 if isinstance(event, Finished):
-                    completion = Completion(event.text or "", event.token_ids or (), event.reason)
                     return RequestOutput(
                         prompt,
-                        (completion,),
+                        _completions(event),
                         usage=event.usage,
                         metrics=event.metrics,
                         seed=event.seed,
@@ -348,6 +357,35 @@ def _message(given: Message | Mapping[str, str]) -> Message:
     if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
         raise ValueError(f"messages: expected a Message, or a dict of role and content, not {show(given)}")
     return Message(**given)
+
+
+def _completions(finished: Finished) -> tuple[Completion, ...]:
+    only = Answer(
+        index=0,
+        reason=finished.reason,
+        seed=finished.seed,
+        completion_tokens=finished.usage.completion_tokens,
+        text=finished.text,
+        token_ids=finished.token_ids,
+        logprobs=finished.logprobs,
+    )
+    return tuple(map(_completion, finished.answers or (only,)))
+
+
+def _completion(answer: Answer) -> Completion:
+    known = answer.logprobs
+    return Completion(
+        answer.text or "",
+        answer.token_ids or (),
+        answer.reason,
+        answer.index,
+        logprobs=None if known is None else tuple(map(_by_token, known)),
+        cumulative_logprob=None if known is None else sum(each.chosen.logprob for each in known),
+    )
+
+
+def _by_token(known: Logprobs) -> dict[int, TokenLogprob]:
+    return {each.token_id: each for each in (known.chosen, *known.top)}
 
 
 def _failed(prompt: Any, error: UmaError) -> RequestOutput:

@@ -16,13 +16,14 @@ import attrs
 import trio
 
 from uma.cli import say, words
+from uma.cli.answer_options import with_answer
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.source import Opened, open_source
 from uma.cli.terminal import Output
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
-from uma.types import Capabilities, Event, Finished, Message, Priority, Prompt, Request, SamplingParams, Token
+from uma.types import Capabilities, Event, Finished, Logprobs, Message, Priority, Prompt, Request, SamplingParams, Token
 
 WAIT_SEC = 1.0
 """Standard input that has not begun by then is told, since it may be a pipe that nothing ever comes from."""
@@ -50,6 +51,7 @@ class Task:
                 messages=self._messages() if templated else None,
                 sampling=self.sampling,
                 priority=self.priority.value,
+                stream=max(self.sampling.n, self.sampling.best_of or 1) == 1,  # else their texts would be mixed
             )
         except ValueError as error:
             raise ConfigError(f"the prompt cannot be used: {error}") from None
@@ -68,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
         prompt=read_prompt(options.prompt, is_literal=options.raw),
         system=options.system,
         raw=options.raw,
-        sampling=sampling_of(options, loaded),
+        sampling=with_answer(sampling_of(options, loaded), options),
         priority=Priority[options.priority.upper()],
     )
     return run(partial(_generate, options, loaded, task))
@@ -152,20 +154,34 @@ async def _stream(
     """Write the answer to `output`; its last event, or None where Ctrl-C came and nothing more followed."""
     request = task.request(opened.source.info.capabilities)
     finished: Finished | None = None
+    known: list[Logprobs] = []
     try:
         with interrupts.stopping() as stop:
             async with opened.source.generate(request) as stream:
                 stop.politely = stream.cancel
                 async for event in stream:
-                    text = "" if isinstance(event, Finished) else event.text
+                    text = _whole(event) if isinstance(event, Finished) else event.text
                     await output.write(as_json_line(event) if is_json else text)
+                    if isinstance(event, Token) and event.logprobs is not None:
+                        known.append(event.logprobs)
+                    if isinstance(event, Finished):
+                        known += [each for answer in event.answers for each in answer.logprobs or ()]
                     finished = event if isinstance(event, Finished) else None
     except UmaError as error:
         if is_json:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await output.write(as_json_line(error))
         raise
+    if known and not is_json:
+        output.end_line()
+        for line in words.logprobs(known):
+            say.plain(line)
     return finished
+
+
+def _whole(finished: Finished) -> str:
+    """What has not been written yet: all answers, where there are several, a line between them."""
+    return "\n".join(each.text or "" for each in finished.answers) or finished.text or ""
 
 
 def as_json_line(event: Event | UmaError) -> str:

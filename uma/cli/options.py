@@ -10,7 +10,7 @@ import argparse
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
 
@@ -59,6 +59,21 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "min_tokens": ("do not end before this many tokens", "tokens"),
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
         "stop": ("end the output before this text; may be given up to 16 times", ""),
+        "penalty_window": ("tokens that the three penalties look back over", "tokens"),
+        "typical_p": ("keep the tokens nearest to the expected information; 1: off", "over 0, at most 1"),
+        "top_n_sigma": ("keep tokens within so many standard deviations of the highest score", "over 0"),
+        "xtc_probability": ("how often to drop all but the least likely of the likely tokens; 0: never", "0 to 1"),
+        "xtc_threshold": ("which tokens are likely ones for that", "0 to 0.5"),
+        "dynatemp_range": ("how far the temperature follows the uncertainty up and down; 0: fixed", "0 to 2"),
+        "dynatemp_exponent": ("how steeply it follows", "over 0, at most 10"),
+        "mirostat": ("draw by Mirostat of this version; 0: off", "0, 1 or 2"),
+        "mirostat_tau": ("the surprise Mirostat aims at", "bits"),
+        "mirostat_eta": ("how fast Mirostat corrects itself", "over 0, at most 1"),
+        "dry_multiplier": ("how strongly to penalise repeating a passage; 0: off", "0 to 100"),
+        "dry_base": ("by what that grows with each token of the passage", "1 to 10"),
+        "dry_allowed_length": ("passages up to this length may repeat", "tokens"),
+        "dry_window": ("tokens in which passages are looked for", "tokens"),
+        "dry_sequence_breakers": ("text that ends a passage; may be given several times", ""),
         "ignore_eos": ("go on to --max-tokens, whatever the model would like", ""),
     }
 )
@@ -205,8 +220,10 @@ def _sampling_dest(name: str) -> str:
 def _default_words(name: str, default: Any) -> str:
     if name in ("max_tokens", "seed"):
         return {"max_tokens": "the limit of the server or UMA_MAX_TOKENS", "seed": "drawn; --stats tells it"}[name]
-    if name == "stop":
-        return "none"
+    if isinstance(default, tuple):
+        return " ".join(map(repr, default)) or "none"
+    if default is None:
+        return "off"
     return str(default).lower() if isinstance(default, bool) else f"{default:g}"
 
 
@@ -216,6 +233,8 @@ def _base(hint: Any) -> type:
         hint = next(arg for arg in get_args(hint) if arg is not type(None))
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
+    if get_origin(hint) is Literal:
+        return type(get_args(hint)[0])
     base: type = get_origin(hint) or hint
     return base
 

@@ -16,6 +16,7 @@ import attrs
 
 from uma import __version__
 from uma.cli import say
+from uma.cli.answer_options import add_answer
 from uma.cli.options import SAMPLING, SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest, settings
 
@@ -152,6 +153,7 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
         help="who goes first on a busy server (default: normal)",
     )
     _add_place(parser)
+    add_answer(parser)
     add_sampling(parser)
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 

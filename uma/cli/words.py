@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from uma.types import Finished, ModelInfo, ServerInfo
+from collections.abc import Iterable, Iterator
+
+from uma.types import Finished, Logprobs, ModelInfo, ServerInfo
 
 DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
 
@@ -59,6 +61,13 @@ def speed(finished: Finished) -> str:
 def duration(milliseconds: float) -> str:
     """`35 ms`, `2.4 s`."""
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def logprobs(known: Iterable[Logprobs]) -> Iterator[str]:
+    """A line for each token: its log probability, its text, and the likeliest ones with theirs."""
+    for each in known:
+        others = "  ".join(f"{top.text!r} {top.logprob:.3f}" for top in each.top)
+        yield f"{each.chosen.logprob:9.3f}  {each.chosen.text!r:<16}  {others}".rstrip()
 
 
 def stats(finished: Finished) -> list[tuple[str, str]]:

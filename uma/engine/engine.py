@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import secrets
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,12 +24,14 @@ from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of
 from uma.engine.clock import now_ms
+from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.info import server_info
 from uma.engine.intake import features
 from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
@@ -39,9 +42,10 @@ from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.worker.commands import CountKnown, Listen, Preload, SequenceControl
 from uma.engine.worker.loop import DecodeWorker
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.sequence import Bias, Sequence, Status
 from uma.errors import Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
+from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.types import MAX_SEED, Activity, Health, HealthStatus, Priority, Request, SamplingParams, Tokenized
 
@@ -74,8 +78,7 @@ class Engine:
         self._drained = trio.Event()
         self._pool = _make_pool(config, context, archive)
         scheduler = Scheduler(_targets(config, context))
-        # One id is left for health probes.
-        max_active = max(1, min(config.max_sequences, context.n_seq_max - 1))
+        self._max_active = max_active = sizing.max_active(context, config)
         self.worker = DecodeWorker(
             context,
             self._pool,
@@ -89,6 +92,7 @@ class Engine:
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
         self._wake_worker = WhenIdle(self.worker.commands.wake, GATHER_SEC)
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
+        self._constraints = Constraints(context.model.vocab)
         self._gate = Gate(
             config,
             self._open.keys(),
@@ -107,10 +111,12 @@ class Engine:
         self._metrics.requests_total += 1
         try:
             self._check_open()
-            features.check_features(request)
+            features.check_features(request, self._max_active)
             self._gate.check_queue(request.priority)
             tokens = await self._prompts.read(request)
             self._prompts.check_fits(len(tokens))
+            bias = self._constraints.bias(request.sampling)
+            grammar, forced = await self._constraints.grammar(request.sampling)
             await self._fetch_from_disk(tokens)
             # Others came meanwhile. From here on nothing waits, so what is checked holds.
             self._check_open()
@@ -123,7 +129,7 @@ class Engine:
         except trio.Cancelled:
             self._metrics.requests_withdrawn += 1
             raise
-        stream = self._submit(request, tokens)
+        stream = self._submit(request, tokens, grammar, forced, bias)
         try:
             yield stream
         finally:
@@ -233,45 +239,87 @@ class Engine:
         await answered.wait()
         return known
 
-    def _submit(self, request: Request, tokens: array[int], *, is_probe: bool = False) -> RequestStream:
-        sampling, limit = request.sampling.over(self.config.sampler), self.config.max_tokens
+    def _submit(
+        self,
+        request: Request,
+        tokens: array[int],
+        grammar: GrammarState | None = None,
+        forced: Iterable[int] = (),
+        bias: Bias | None = None,
+        *,
+        is_probe: bool = False,
+    ) -> RequestStream:
+        """Hand a request to the decode thread: a sequence for each of its answers."""
+        sampling = request.sampling.over(self.config.sampler)
         if sampling is not request.sampling:
             request = attrs.evolve(request, sampling=sampling)
-        asked = sampling.max_tokens or limit
+        seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
+        sequences = [
+            self._sequence(
+                request,
+                tokens if index == 0 else array("i", tokens),
+                index=index,
+                seed=(seed + index) % (MAX_SEED + 1),
+                grammar=grammar if grammar is None or index == 0 else grammar.fork(),
+                forced=list(forced),
+                bias=bias,
+                is_probe=is_probe,
+            )
+            for index in range(features.answers(sampling))
+        ]
+        stream = self._stream(request, sequences)
+        for sequence in sequences:
+            self._open[sequence] = None
+            self.worker.commands.submit(sequence)
+        self._wake_worker.ask()
+        return stream
+
+    def _sequence(self, request: Request, tokens: array[int], *, is_probe: bool, **more: Any) -> Sequence:
+        limit = self.config.max_tokens
+        asked = request.sampling.max_tokens or limit
         cut = f"max_tokens: {asked:,} is over the limit of {limit:,} and was cut to it"
         key, self._next_key = self._next_key, self._next_key + 1
-        sequence = Sequence(
+        return Sequence(
             key=key,
             request=request,
             tokens=tokens,
             prompt_tokens=len(tokens),
             max_tokens=min(asked, limit, self.max_request_tokens - len(tokens)),
-            seed=sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED),
             lane=Priority.INTERACTIVE if is_probe else request.priority,
             arrived_ms=now_ms(),
             target_ttft_ms=0.0 if is_probe else request.slo.target_ttft_ms,
             expected_ttft_ms=request.slo.target_ttft_ms or self.config.slo_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
             credits=CREDITS,
-            is_paced="off" not in (request.pace, self.config.pace) and request.stream and request.priority >= 0,
+            is_paced=self._is_paced(request),
             is_probe=is_probe,
             warnings=(cut,) if asked > limit else (),
+            **more,
         )
-        sequence.stream = stream = RequestStream(
-            SequenceControl(self.worker.commands, sequence), lambda: self._forget(sequence), self._count_dropped
-        )
-        self._open[sequence] = None
-        self.worker.commands.submit(sequence)
-        self._wake_worker.ask()
-        return stream
+
+    def _is_paced(self, request: Request) -> bool:
+        """Whether tokens are given evenly. Those of several answers are not: they come in turns anyway."""
+        is_asked = "off" not in (request.pace, self.config.pace)
+        return is_asked and request.stream and request.priority >= 0 and features.answers(request.sampling) == 1
+
+    def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
+        controls = [SequenceControl(self.worker.commands, sequence) for sequence in sequences]
+        if len(sequences) == 1:
+            (sequence,) = sequences
+            sequence.stream = stream = RequestStream(controls[0], lambda: self._forget(sequence), self._count_dropped)
+            return stream
+        group = AnswerGroup(request, controls, lambda: self._forget(*sequences), self._count_dropped)
+        for index, each in enumerate(sequences):
+            each.stream = AnswerPort(group, index, partial(self._forget, each))
+        return group.stream
 
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens
 
-    def _forget(self, sequence: Sequence) -> None:
-        if sequence in self._open:
-            del self._open[sequence]
-            self._note_drained()
+    def _forget(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self._open.pop(sequence, None)
+        self._note_drained()
 
 
 def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:

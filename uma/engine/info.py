@@ -7,7 +7,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake import features
 from uma.llama.context import Context
-from uma.types import Capabilities, Limits, ServerInfo
+from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, Capabilities, Limits, ServerInfo
 
 MAX_STOP_STRINGS = 16
 
@@ -28,6 +28,9 @@ def server_info(context: Context, config: RuntimeConfig) -> ServerInfo:
             kv_unified=context.params.kv_unified,
             max_stop_sequences=MAX_STOP_STRINGS,
             sampling_params=features.sampling_params(),
+            grammars=GRAMMAR_FIELDS if len(model.vocab.eog) else (),
+            max_logprobs=MAX_LOGPROBS,
+            max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         ),
         limits=Limits(
             n_ctx=sizing.max_request_tokens(context),

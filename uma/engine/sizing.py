@@ -161,6 +161,11 @@ def max_request_tokens(context: Context) -> int:
     return min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
 
 
+def max_active(context: Context, config: RuntimeConfig) -> int:
+    """Most sequences that run at once. One id is left for health probes."""
+    return max(1, min(config.max_sequences, context.n_seq_max - 1))
+
+
 def shares_prefixes(context: Context) -> bool:
     """Whether a computed prefix can be cut to any length, and so be shared, with exact results.
 

@@ -1,11 +1,13 @@
 """Choosing the next token, by llama.cpp's own samplers in the order of its default chain.
 
-Penalties, top-k, top-p, min-p, temperature, draw. A step that would change nothing is left out. Plain greedy rows
-need none of this: `argmax` over `Context.logits` gives the same token for all of them at once.
+Penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature, draw; or penalties, DRY, temperature,
+Mirostat. A step that would change nothing is left out. Plain greedy rows need none of this: `argmax` over
+`Context.logits` gives the same token for all of them at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -15,8 +17,11 @@ from uma.llama.context import Context
 from uma.llama.vocab import Vocab
 from uma.types import SamplerSettings, SamplingParams
 
-PENALTY_WINDOW = 64
-"""Penalties look back over this many tokens, prompt included: llama.cpp's default."""
+POSSIBLE = 1e-10
+"""Tokens under this fraction of the likeliest one's probability are dropped before typical-p, XTC and Mirostat. What a
+grammar excludes has no probability: llama.cpp would take its logarithm there, or find it the least likely choice."""
+MIROSTAT_TOKENS = 100
+"""Likeliest tokens from which Mirostat 1 estimates the distribution's shape: llama.cpp's default."""
 MIN_DIVISOR = 1e-6
 """Smallest temperature or repetition penalty given to llama.cpp, which divides 32-bit logits by it. At this value the
 likeliest token wins by any margin that those logits can hold; a smaller one would overflow to infinity, then NaN."""
@@ -29,12 +34,12 @@ class Sampler:
     """
 
     def __init__(self, vocab: Vocab, params: SamplingParams, seed: int, prompt_tail: Sequence[int] = ()) -> None:
-        """`prompt_tail` is the end of the prompt, for the penalties: only its last 64 tokens count."""
+        """`prompt_tail` is the end of the prompt, for penalties and DRY: as much of it counts as their windows hold."""
         self._handle: int | None = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        settings = params.settled
-        for step in _steps(settings, vocab.n_tokens, seed):
+        for step in _steps(params, vocab, seed):
             lib.llama_sampler_chain_add(self._handle, step)
-        for token in prompt_tail[-PENALTY_WINDOW:] if _has_penalties(settings) else ():
+        window = _window(params)
+        for token in prompt_tail[-window:] if window else ():
             lib.llama_sampler_accept(self._handle, int(token))
 
     def sample(self, context: Context, batch_index: int) -> int:
@@ -48,6 +53,12 @@ class Sampler:
         if not lib.llama_get_logits_ith(context.handle, batch_index):
             raise ValueError(f"batch_index: no logits were asked for at {batch_index} of the last batch")
         return int(lib.llama_sampler_sample(self._handle, context.handle, batch_index))
+
+    def accept(self, token: int) -> None:
+        """Take a token into account that was chosen elsewhere. It draws no random number."""
+        if self._handle is None:
+            raise ValueError("the sampler is closed")
+        lib.llama_sampler_accept(self._handle, token)
 
     def close(self) -> None:
         """Free the chain. Harmless when repeated."""
@@ -64,31 +75,89 @@ class Sampler:
         self.close()
 
 
+def _window(params: SamplingParams) -> int:
+    """Tokens before the first sampled one that a step looks at."""
+    penalties = params.penalty_window if _has_penalties(params.settled) else 0
+    return max(penalties, params.dry_window if params.dry_multiplier > 0 else 0)
+
+
 def _has_penalties(params: SamplerSettings) -> bool:
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
-def _steps(params: SamplerSettings, n_vocab: int, seed: int) -> Iterator[int]:
-    if _has_penalties(params):
+def _steps(params: SamplingParams, vocab: Vocab, seed: int) -> Iterator[int]:
+    settings = params.settled
+    if _has_penalties(settings):
         yield lib.llama_sampler_init_penalties(
-            n_vocab,
-            PENALTY_WINDOW,
-            max(params.repetition_penalty, MIN_DIVISOR),
-            params.frequency_penalty,
-            params.presence_penalty,
+            vocab.n_tokens,
+            params.penalty_window,
+            max(settings.repetition_penalty, MIN_DIVISOR),
+            settings.frequency_penalty,
+            settings.presence_penalty,
         )
-    if params.temperature == 0:
+    if params.dry_multiplier > 0:
+        yield _dry(params, vocab)
+    if settings.temperature == 0:
         yield lib.llama_sampler_init_greedy()
-        return
-    if 0 < params.top_k < n_vocab:  # C's 32 bits would make 2**32 + 1 a top-k of 1
-        yield lib.llama_sampler_init_top_k(params.top_k)
-    if params.top_p < 1:
-        yield lib.llama_sampler_init_top_p(params.top_p, 1)
-    if params.min_p > 0:
-        yield lib.llama_sampler_init_min_p(params.min_p, 1)
-    if params.temperature != 1:
-        yield lib.llama_sampler_init_temp(max(params.temperature, MIN_DIVISOR))
-    yield lib.llama_sampler_init_dist(_fixed(seed))
+    elif params.mirostat:
+        yield lib.llama_sampler_init_min_p(POSSIBLE, 1)
+        yield _temperature(params)
+        yield _mirostat(params, vocab.n_tokens, seed)
+    else:
+        yield from _cuts(params, vocab.n_tokens, seed)
+        if settings.temperature != 1 or params.dynatemp_range > 0:
+            yield _temperature(params)
+        yield lib.llama_sampler_init_dist(_fixed(seed))
+
+
+def _cuts(params: SamplingParams, n_vocab: int, seed: int) -> Iterator[int]:
+    settings = params.settled
+    if params.top_n_sigma is not None:
+        yield lib.llama_sampler_init_top_n_sigma(params.top_n_sigma)
+    if 0 < settings.top_k < n_vocab:  # C's 32 bits would make 2**32 + 1 a top-k of 1
+        yield lib.llama_sampler_init_top_k(settings.top_k)
+    if params.typical_p < 1:
+        yield lib.llama_sampler_init_min_p(POSSIBLE, 1)
+        yield lib.llama_sampler_init_typical(params.typical_p, 1)
+    if settings.top_p < 1:
+        yield lib.llama_sampler_init_top_p(settings.top_p, 1)
+    if settings.min_p > 0:
+        yield lib.llama_sampler_init_min_p(settings.min_p, 1)
+    if params.xtc_probability > 0:
+        yield lib.llama_sampler_init_min_p(POSSIBLE, 1)
+        yield lib.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 1, _fixed(seed))
+
+
+def _temperature(params: SamplingParams) -> int:
+    temperature = max(params.settled.temperature, MIN_DIVISOR)
+    made: int = lib.llama_sampler_init_temp_ext(temperature, params.dynatemp_range, params.dynatemp_exponent)
+    return made
+
+
+def _mirostat(params: SamplingParams, n_vocab: int, seed: int) -> int:
+    made: int
+    if params.mirostat == 1:
+        made = lib.llama_sampler_init_mirostat(
+            n_vocab, _fixed(seed), params.mirostat_tau, params.mirostat_eta, MIROSTAT_TOKENS
+        )
+    else:
+        made = lib.llama_sampler_init_mirostat_v2(_fixed(seed), params.mirostat_tau, params.mirostat_eta)
+    return made
+
+
+def _dry(params: SamplingParams, vocab: Vocab) -> int:
+    breakers = [breaker.encode() for breaker in params.dry_sequence_breakers]
+    with vocab.opened() as handle:
+        made: int = lib.llama_sampler_init_dry(
+            handle,
+            params.dry_multiplier,
+            params.dry_base,
+            params.dry_allowed_length,
+            params.dry_window,
+            (ctypes.c_char_p * len(breakers))(*breakers),
+            len(breakers),
+        )
+    return made
 
 
 def _fixed(seed: int) -> int:

@@ -54,9 +54,10 @@ class Vocab:
             lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in _ITERATIVE
         )
         self._pieces: list[bytes | None] = [None] * self.n_tokens
+        self._shown: list[tuple[str, tuple[int, ...]] | None] = [None] * self.n_tokens
 
     @contextmanager
-    def _open(self) -> Iterator[int]:
+    def opened(self) -> Iterator[int]:
         """The handle, which stays valid inside the block even if another thread closes the model meanwhile."""
         self._model.retain()
         try:
@@ -68,7 +69,7 @@ class Vocab:
     def eog_ids(self) -> npt.NDArray[np.int32]:
         """Every token after which generation ends (end of text, end of turn …), ascending."""
         is_eog = lib.llama_vocab_is_eog
-        with self._open() as handle:
+        with self.opened() as handle:
             return np.array([token for token in range(self.n_tokens) if is_eog(handle, token)], np.int32)
 
     @cached_property
@@ -90,7 +91,7 @@ class Vocab:
         """A token's own spelling in the vocabulary, special tokens included; empty for -1."""
         if not 0 <= token < self.n_tokens:
             return ""
-        with self._open() as handle:
+        with self.opened() as handle:
             spelling: bytes = lib.llama_vocab_get_text(handle, token)
         return spelling.decode("utf-8", "replace")
 
@@ -122,7 +123,7 @@ class Vocab:
 
     def _tokenize_into(self, data: bytes, tokens: npt.NDArray[np.int32], add_special: bool, parse_special: bool) -> int:
         pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        with self._open() as handle:
+        with self.opened() as handle:
             return int(lib.llama_tokenize(handle, data, len(data), pointer, len(tokens), add_special, parse_special))
 
     def piece(self, token: int) -> bytes:
@@ -132,11 +133,24 @@ class Vocab:
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
+    def shown(self, token: int) -> tuple[str, tuple[int, ...]]:
+        """A token alone, as text and as bytes: special ones by their spelling, parts of characters as U+FFFD."""
+        shown = self._shown[token]
+        if shown is None:
+            data = self.piece(token) or self.text_of(token).encode()
+            shown = self._shown[token] = (data.decode("utf-8", "replace"), tuple(data))
+        return shown
+
+    def is_user_defined(self, token: int) -> bool:
+        """Whether a token was added to the vocabulary as it is written, such as `<tool_call>`."""
+        with self.opened() as handle:
+            return bool(lib.llama_vocab_get_attr(handle, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
+
     def _read_piece(self, token: int) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            with self._open() as handle:
+            with self.opened() as handle:
                 length = int(lib.llama_token_to_piece(handle, token, buffer, size, 0, False))
             if length >= 0:
                 return buffer.raw[:length]

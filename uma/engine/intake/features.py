@@ -10,13 +10,7 @@ import attrs
 from uma.errors import BadRequest
 from uma.types import Request, SamplingParams
 
-UNAVAILABLE = frozenset(
-    """
-    grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window typical_p top_n_sigma xtc_probability
-    xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau mirostat_eta dry_multiplier dry_base
-    dry_allowed_length dry_window dry_sequence_breakers
-    """.split()  # noqa: SIM905  (a name a line would be a page)
-)
+UNAVAILABLE = frozenset(("prompt_logprobs", "echo"))
 """Fields of `SamplingParams` that this engine does not have."""
 
 
@@ -25,9 +19,20 @@ def sampling_params() -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(SamplingParams) if field.name not in UNAVAILABLE)
 
 
-def check_features(request: Request) -> None:
+def answers(sampling: SamplingParams) -> int:
+    """Answers that are drawn for a request."""
+    return max(sampling.n, sampling.best_of or 1)
+
+
+def check_features(request: Request, max_active: int) -> None:
     """Raise `BadRequest` with a line for each field that is not honoured, and each that another one excludes."""
     lines = [*_unavailable(request.sampling), *_conflicts(request)]
+    if (count := answers(request.sampling)) > max_active:
+        name = "n" if count == request.sampling.n else "best_of"
+        lines.append(
+            f"{name}: {count} answers need as many sequences, and {max_active} run here at once; ask for fewer, or run "
+            "with a larger --max-sequences"
+        )
     if lines:
         raise BadRequest("\n".join(lines))
 

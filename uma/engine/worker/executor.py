@@ -19,7 +19,7 @@ from uma.engine.policy.order import preemption_order
 from uma.engine.worker.output import steps_ahead
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import ModelRunner, Step, Work
-from uma.engine.worker.sampling import Given, sample
+from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Sequence, Status
 from uma.errors import DecodeFailed
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
@@ -65,11 +65,18 @@ class Executor:
     """Computes ticks. Belongs to the decode thread."""
 
     def __init__(
-        self, context: Context, pool: KvPool, runner: ModelRunner, residency: Residency, metrics: EngineMetrics
+        self,
+        context: Context,
+        pool: KvPool,
+        runner: ModelRunner,
+        sampling: Sampling,
+        residency: Residency,
+        metrics: EngineMetrics,
     ) -> None:
         self._context = context
         self._pool = pool
         self._runner = runner
+        self._sampling = sampling
         self._residency = residency
         self._metrics = metrics
 
@@ -164,7 +171,7 @@ class Executor:
         """The next tokens of the rows that have logits, at these indices of the batch just computed."""
         sequences = list(ends)
         if sequences:
-            yield Result(sequences, sample(self._context, sequences, list(ends.values())), now_ms())
+            yield Result(sequences, self._sampling.sample(sequences, list(ends.values())), now_ms())
 
     # The retry ladder
 

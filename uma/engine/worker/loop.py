@@ -20,6 +20,7 @@ from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output, patience_ms
 from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner
+from uma.engine.worker.sampling import Sampling
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.waiting import WaitingRoom
 from uma.errors import ShuttingDown
@@ -61,8 +62,11 @@ class DecodeWorker:
         self._residency = Residency(
             context.model.vocab, pool, waiting, self._output, self._outbox, metrics, self._trace
         )
-        self._runner = ModelRunner(context, pool, scheduler.cost, metrics, self._outbox, self.commands, self._trace)
-        self._executor = Executor(context, pool, self._runner, self._residency, metrics)
+        self._sampling = Sampling(context)
+        self._runner = ModelRunner(
+            context, pool, scheduler.cost, metrics, self._outbox, self.commands, self._sampling, self._trace
+        )
+        self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
@@ -111,6 +115,7 @@ class DecodeWorker:
         finally:
             for sequence in list(self._residency.all):
                 self._residency.end(sequence, ShuttingDown("the engine is stopping"))
+            self._sampling.close()
             if self._saves_at_end:
                 self._pool.save_all_cached()
             self._pool.tell_end()

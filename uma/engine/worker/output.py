@@ -10,7 +10,7 @@ from uma.engine.worker.sampling import Sampled
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
-from uma.types import Finished, FinishReason, Token
+from uma.types import Finished, FinishReason, Logprobs, Token, TokenLogprob
 
 LATE = 1.25
 """Times its `target_tbt_ms` after the token before: then a token counts as late."""
@@ -61,14 +61,17 @@ class Output:
         if token in self._vocab.eog:
             return "stop"
         sequence.tokens.append(token)
-        text = sequence.text.push(self._vocab.piece(token))
         is_last = sequence.generated + 1 >= sequence.max_tokens
-        if is_last and not sequence.text.stopped:
-            text += sequence.text.finish()
+        if sampled.is_end:
+            text = sequence.text.end(self._vocab.piece(token))
+        else:
+            text = sequence.text.push(self._vocab.piece(token))
+            if is_last and not sequence.text.stopped:
+                text += sequence.text.finish()
         given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms) if sequence.is_paced else now_ms
         self._count(sequence, given_ms)
-        self._give(sequence, token, text, now_ms)
-        if sequence.text.stopped:
+        self._give(sequence, sampled, text, now_ms)
+        if sampled.is_end or sequence.text.stopped:
             return "stop"
         return "length" if is_last else None
 
@@ -84,13 +87,27 @@ class Output:
             metrics.inter_token_ms.observe(sequence.last_gap_ms)
             metrics.tokens_late_total += sequence.last_gap_ms > LATE * sequence.target_tbt_ms
 
-    def _give(self, sequence: Sequence, token: int, text: str, now_ms: float) -> None:
+    def _give(self, sequence: Sequence, sampled: Sampled, text: str, now_ms: float) -> None:
+        logprobs = None if sampled.logprob is None else self._logprobs(sampled, sampled.logprob)
         if not sequence.request.stream:
             sequence.pieces.append(text)
+            if logprobs is not None:
+                sequence.logprobs.append(logprobs)
             return
         due = due_ms(now_ms, patience_ms(sequence), is_first=sequence.generated == 1, credits=sequence.credits)
-        self._outbox.add(sequence.stream, Token(sequence.request.id, text, token), due, sequence.last_token_ms)
+        event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs)
+        self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
         sequence.credits -= 1
+
+    def _logprobs(self, sampled: Sampled, logprob: float) -> Logprobs:
+        return Logprobs(
+            self._token_logprob(sampled.token, logprob, sampled.rank),
+            tuple(self._token_logprob(token, each, rank) for rank, (token, each) in enumerate(sampled.top, 1)),
+        )
+
+    def _token_logprob(self, token: int, logprob: float, rank: int) -> TokenLogprob:
+        text, data = self._vocab.shown(token)
+        return TokenLogprob(token, text, data, logprob, rank)
 
     def last_event(self, sequence: Sequence, reason: FinishReason, now_ms: float) -> Finished:
         """The event that ends a request, after the text that was still held for it was given out."""
@@ -105,6 +122,7 @@ class Output:
             text=None if is_streamed else "".join(sequence.pieces),
             token_ids=None if is_streamed else tuple(sequence.tokens[sequence.prompt_tokens :]),
             warnings=sequence.warnings,
+            logprobs=tuple(sequence.logprobs) if sequence.wants_logprobs and not is_streamed else None,
         )
 
     def _release_held(self, sequence: Sequence) -> None:
@@ -113,7 +131,7 @@ class Output:
         if not held:
             return
         if sequence.request.stream:
-            event = Token(sequence.request.id, held, sequence.tokens[-1])
+            event = Token(sequence.request.id, held, sequence.tokens[-1], sequence.index)
             self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms)
         else:
             sequence.pieces.append(held)

@@ -157,7 +157,7 @@ class Residency:
     def _note_started(self, sequence: Sequence, now: float) -> None:
         sequence.started_ms = now
         sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
-        if not sequence.is_probe:
+        if not sequence.is_probe and sequence.index == 0:  # a prompt with several answers is one
             self._pool.count_use(sequence.computed)
             self._metrics.prompt_tokens_total += sequence.prompt_tokens
             self._metrics.cached_tokens_total += sequence.cached_tokens
@@ -173,7 +173,13 @@ class Residency:
             self.end(sequence, self._output.last_event(sequence, reason, now_ms()))
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence in whose sampling or text the engine has a fault. What it computed is not kept."""
+        """End a sequence whose grammar cannot be followed further, or in whose sampling or text the engine has a fault.
+        What it computed is not kept.
+        """
+        if isinstance(error, UmaError):
+            if sequence.status is not Status.ENDED:
+                self.end(sequence, error)
+            return
         _log.error("request %r failed: a fault in the engine", sequence.request.id, exc_info=error)
         if sequence.status is not Status.ENDED:
             self.end(
@@ -213,6 +219,8 @@ class Residency:
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.is_probe:
             self._metrics.health_probes_total += 1
+            return
+        if sequence.index:  # it is its request that is counted
             return
         reason = event.reason if isinstance(event, Finished) else "error"
         if sequence.started_ms and reason in ("stop", "length"):

@@ -17,7 +17,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.neighbours import Neighbours
-from uma.engine.worker.sampling import Given, sample
+from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.engine.worker.trace import Trace
 from uma.llama.batch import Batch
@@ -53,6 +53,7 @@ class ModelRunner:
         metrics: EngineMetrics,
         outbox: Outbox,
         commands: Commands,
+        sampling: Sampling,
         trace: Trace,
     ) -> None:
         self._context = context
@@ -61,6 +62,7 @@ class ModelRunner:
         self._metrics = metrics
         self._outbox = outbox
         self._commands = commands
+        self._sampling = sampling
         self._trace = trace
         self._neighbours = Neighbours(context, metrics)
         self._batch = Batch(context.n_batch)
@@ -99,17 +101,17 @@ class ModelRunner:
         steps: list[Step] = []
         last_ms = self._outbox.due_ms
         while True:
-            code, took_ms = self._compute()
+            code, took_ms = self._compute(sequences)
             if code != DONE:
                 return code, steps
-            given, at_ms = sample(self._context, sequences, range(size)), now_ms()
+            given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
             steps.append(Step(given, at_ms, took_ms))
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = len(steps) == stride.steps or at_ms + took_ms > last_ms
             if is_over or self.is_called:
                 return code, steps
-            tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1]
-            # A row with a fault, or with more than one token, is none that this batch can go on with.
+            tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
+            # A row that has a fault, several tokens or an end is none that this batch can go on with.
             if len(tokens) < size or not ends.isdisjoint(tokens):
                 return code, steps
             self._batch.advance(tokens)
@@ -165,7 +167,7 @@ class ModelRunner:
             if is_whole:
                 ends[sequence] = index
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        code, took_ms = self._compute()
+        code, took_ms = self._compute(list(ends))
         if code != DONE:
             return code, took_ms, {}
         for sequence, count in work:
@@ -180,8 +182,9 @@ class ModelRunner:
         self._metrics.tick(tokens, took_ms)
         return code, took_ms, ends
 
-    def _compute(self) -> tuple[int, float]:
-        """llama.cpp's answer to the batch, and the milliseconds it took."""
+    def _compute(self, sampled: list[Sequence]) -> tuple[int, float]:
+        """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
+        self._sampling.prepare(sampled)
         self._cost.use(self._neighbours.before_batch())
         self.began_ms = now_ms()
         code = self._context.decode(self._batch)

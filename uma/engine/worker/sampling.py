@@ -1,14 +1,10 @@
 """From logits to tokens: greedy rows all at once, the others by their own sampler chain.
 
-How a row's result is extended:
+What constrains a row's next token (logit bias, a grammar, the end of text that must not come yet) is added to its
+logits before the token is chosen. They are llama.cpp's own memory, so a sampler chain sees the change.
 
-- A constraint on the next token (the end of text that must not come yet, a grammar) is a mask: set the excluded
-  columns of `logits[row]` to -inf before the row's token is chosen. The logits are llama.cpp's own memory, so a sampler
-  chain sees the mask.
-- A row can be given several tokens at once. Tokens that are certain without computing (the only continuation that a
-  grammar allows) are appended to the row's tuple after the sampled one. All of them are given to the reader in this
-  step; the next batch computes them together, and samples after the last.
-- `logprob` and `top` stay None and empty unless the request asks for them: nothing is computed for the other rows.
+A row can be given several tokens at once: those that its grammar leaves no choice about come behind the sampled one, in
+the same step. All of them go to the reader; the next batch computes them together, and samples after the last.
 """
 
 from __future__ import annotations
@@ -17,9 +13,19 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from uma.engine.worker.logprobs import RowLogprobs, read_rows
 from uma.engine.worker.sequence import Sequence
+from uma.errors import DecodeFailed
 from uma.llama.context import Context
+from uma.llama.grammar import GrammarMasks
+
+MAX_FORCED = 32
+"""Maximum tokens of a row in one step: what a grammar forces beyond is given in the next ones. It keeps the batch that
+reads them, and the events of one step, small."""
+
+Logits = npt.NDArray[np.float32]
 
 
 class Sampled(NamedTuple):
@@ -30,33 +36,127 @@ class Sampled(NamedTuple):
     """Natural logarithm of the token's probability before sampling parameters; None where not asked for."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens with their `logprob`, most likely first, as many as were asked for."""
+    rank: int = 0
+    """1 where it was the likeliest token; 0 where not asked for."""
+    is_end: bool = False
+    """Its grammar is complete with it, and nothing can follow."""
 
 
 Given = tuple[Sampled, ...] | Exception
 """What a step gives a row: its next tokens, one as a rule; or the fault that ends this sequence alone."""
 
 
-def sample(context: Context, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
-    """Sample the rows of the batch just computed that have logits, which are these, in this order."""
-    logits = context.logits(len(sequences))
-    eog = context.model.vocab.eog
-    likeliest: list[int] = []
-    given: list[Given] = []
-    for row, sequence in enumerate(sequences):
-        try:
-            if sequence.sampler is not None:
-                if sequence.suppresses_end:
-                    logits[row, context.model.vocab.eog_ids] = -np.inf
-                token = sequence.sampler.sample(context, batch_indices[row])
-            else:
-                # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
-                likeliest = likeliest or logits.argmax(axis=1).tolist()
-                token = likeliest[row]
-                if token in eog and sequence.suppresses_end:
-                    logits[row, context.model.vocab.eog_ids] = -np.inf
-                    token = int(logits[row].argmax())
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
-            given.append(error)
-        else:
-            given.append((Sampled(token),))
-    return given
+class Sampling:
+    """Chooses tokens for a context's rows. Belongs to the decode thread, which calls `prepare` before each batch."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._vocab = context.model.vocab
+        self._masks = GrammarMasks(self._vocab.n_tokens)
+        self._masked: list[Sequence] = []
+        """The sequences whose masks are being computed, in order."""
+
+    def close(self) -> None:
+        """End the helper thread, if grammars made one."""
+        self._masks.close()
+
+    def prepare(self, sequences: Rows[Sequence]) -> None:
+        """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed."""
+        self._masked = [
+            each for each in sequences if each.grammar is not None and not each.forced and not each.grammar.is_over
+        ]
+        if self._masked:
+            self._masks.begin([each.grammar for each in self._masked if each.grammar is not None])
+
+    def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
+        """Sample the rows of the batch just computed that have logits, which are these, in this order."""
+        logits = self._context.logits(len(sequences))
+        asking = [row for row, sequence in enumerate(sequences) if sequence.wants_logprobs]
+        known = read_rows(logits, asking) if asking else None
+        if any(sequence.is_constrained for sequence in sequences):
+            self._constrain(logits, sequences)
+        likeliest: list[int] = []
+        given: list[Given] = []
+        for row, sequence in enumerate(sequences):
+            try:
+                if sequence.forced:
+                    given.append(self._forced(sequence))
+                    continue
+                if sequence.sampler is not None:
+                    if sequence.suppresses_end:
+                        logits[row, self._vocab.eog_ids] = -np.inf
+                    self._check_any(logits, row, sequence)
+                    token = sequence.sampler.sample(self._context, batch_indices[row])
+                else:
+                    # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
+                    likeliest = likeliest or logits.argmax(axis=1).tolist()
+                    token = likeliest[row]
+                    if token in self._vocab.eog and sequence.suppresses_end:
+                        logits[row, self._vocab.eog_ids] = -np.inf
+                        token = int(logits[row].argmax())
+                    self._check_any(logits, row, sequence)
+                sampled = Sampled(token)
+                if known is not None and sequence.wants_logprobs:
+                    sampled = _with_logprobs(sampled, sequence, known, asking.index(row))
+                given.append((sampled,) if sequence.grammar is None else self._advance(sequence, sampled))
+            except _CompleteError:
+                given.append((Sampled(int(self._vocab.eog_ids[0]), is_end=True),))
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
+                given.append(error)
+        return given
+
+    def _constrain(self, logits: Logits, sequences: Rows[Sequence]) -> None:
+        """Add logit biases and grammar masks to the rows that have them."""
+        masks = dict(zip(self._masked, self._masks.wait(), strict=True)) if self._masked else {}
+        self._masked = []
+        for row, sequence in enumerate(sequences):
+            if sequence.bias is not None:
+                tokens, values = sequence.bias
+                logits[row, tokens] += values
+            mask = masks.get(sequence)
+            if mask is not None:
+                logits[row] += mask
+
+    def _check_any(self, logits: Logits, row: int, sequence: Sequence) -> None:
+        """Raise `_CompleteError` where the only allowed token was the end, which must not come: nothing can follow."""
+        grammar = sequence.grammar
+        if grammar is None or not (grammar.is_over or np.isneginf(logits[row].max())):
+            return
+        grammar.check()
+        if not grammar.is_over and not sequence.suppresses_end:
+            raise DecodeFailed("the grammar allows no token of this vocabulary here")
+        raise _CompleteError
+
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> tuple[Sampled, ...]:
+        """The sampled token, and those that the grammar forces behind it."""
+        grammar = sequence.grammar
+        assert grammar is not None
+        if sampled.token in self._vocab.eog:
+            return (sampled,)
+        grammar.accept(sampled.token)
+        if not grammar.is_over and sequence.forces:
+            sequence.forced = grammar.force()
+        if not sequence.forced:
+            return (sampled._replace(is_end=grammar.is_over),)
+        return (sampled, *self._forced(sequence))
+
+    def _forced(self, sequence: Sequence) -> tuple[Sampled, ...]:
+        """The next of the tokens that are certain."""
+        grammar = sequence.grammar
+        assert grammar is not None
+        now, sequence.forced = sequence.forced[:MAX_FORCED], sequence.forced[MAX_FORCED:]
+        if sequence.sampler is not None:
+            for token in now:
+                sequence.sampler.accept(token)
+        is_end = grammar.is_over and not sequence.forced
+        return (*map(Sampled, now[:-1]), Sampled(now[-1], is_end=is_end))
+
+
+class _CompleteError(Exception):
+    """The text that a grammar asks for is complete, and may not end by a token."""
+
+
+def _with_logprobs(sampled: Sampled, sequence: Sequence, known: RowLogprobs, row: int) -> Sampled:
+    logprob, rank = known.of(row, sampled.token)
+    top = known.top(row, sequence.request.sampling.logprobs or 0)
+    return sampled._replace(logprob=logprob, rank=rank, top=tuple(top))

@@ -11,13 +11,18 @@ from enum import Enum, auto
 from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.experience import Experience
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
+from uma.llama.grammar import GrammarState
 from uma.llama.sampler import Sampler
-from uma.types import Request, RequestMetrics, Usage
+from uma.types import Logprobs, Request, RequestMetrics, Usage
+
+Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
 class Status(Enum):
@@ -128,6 +133,8 @@ class Sequence:
     """Events for which the reader has space; at 0 the sequence pauses."""
     is_paced: bool = False
     """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
+    index: int = 0
+    """Which of its request's answers it is."""
     is_probe: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -139,6 +146,12 @@ class Sequence:
     """Its slot; None while it has none."""
     sampler: Sampler | None = None
     """None: greedy."""
+    grammar: GrammarState | None = None
+    """Where it is in its grammar: behind all of `tokens` and of `forced`."""
+    forced: list[int] = attrs.field(factory=list)
+    """Next tokens that its grammar leaves no choice about, not yet given to the reader."""
+    bias: Bias | None = None
+    """Token ids, and what is added to their logits."""
     kept: Snapshot | None = None
     """While it is preempted: what it had computed, pinned in the store."""
     due_ms: float = 0.0
@@ -162,9 +175,21 @@ class Sequence:
     iterations: int = 0
     pieces: list[str] = attrs.field(factory=list)
     """Output text, collected where the request is not streamed."""
+    logprobs: list[Logprobs] = attrs.field(factory=list)
+    """Likewise."""
+    wants_logprobs: bool = attrs.field(init=False)
+    is_constrained: bool = attrs.field(init=False)
+    """A bias or a grammar changes its logits."""
+    forces: bool = attrs.field(init=False)
+    """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
     def __attrs_post_init__(self) -> None:
-        self.text = TextStream(self.request.sampling.stop)
+        sampling = self.request.sampling
+        self.text = TextStream(sampling.stop)
+        ranks = sampling.best_of is not None and sampling.best_of > sampling.n
+        self.wants_logprobs = sampling.logprobs is not None or ranks
+        self.is_constrained = self.grammar is not None or self.bias is not None
+        self.forces = not self.wants_logprobs
         self.experience = Experience(self.arrived_ms + self.expected_ttft_ms, self.target_tbt_ms)
 
     def change(self, change: Change) -> None:

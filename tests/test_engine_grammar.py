@@ -1,0 +1,230 @@
+"""Grammars in the engine: what ends is complete, and nothing else that the engine does changes a constrained output."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import trio
+from engine_world import alone, answer, answers, ask, config_for, tokens_for
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from json_schemas import schemas
+
+from models import Kind, write_model
+from uma import LLM, SamplingParams, open_engine
+from uma.engine.worker.sampling import MAX_FORCED
+from uma.errors import BadRequest
+from uma.llama.grammar import GrammarCompiler, GrammarState
+from uma.types import GRAMMAR_FIELDS, Grammar, Request
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "first_name": {"type": "string", "maxLength": 12},
+        "age_in_years": {"type": "integer", "minimum": 0, "maximum": 120},
+        "favourite_colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["first_name", "age_in_years", "favourite_colours"],
+    "additionalProperties": False,
+}
+
+
+def constrained(grammar: Grammar, seed: int = 0, **more: Any) -> Request:
+    given: dict[str, Any] = {"max_tokens": 400, "ignore_eos": False, "temperature": 1.5, "seed": seed}
+    return ask(tokens_for(seed, 20), grammar=grammar, id=f"g{seed}", **(given | more))
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(str(tiny), n_ctx=8_192, n_gpu_layers=0, threads=1, threads_batch=1, max_sequences=8) as llm:
+        yield llm
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(asked=st.lists(schemas, min_size=1, max_size=6), seed=st.integers(0, 2**31))
+def test_every_output_that_ends_by_itself_validates(llm: LLM, asked: list[dict[str, Any]], seed: int) -> None:
+    params = [
+        SamplingParams(grammar=Grammar(json_schema=schema), temperature=1.5, max_tokens=300, seed=seed + index)
+        for index, schema in enumerate(asked)
+    ]
+    for schema, out in zip(asked, llm.generate(["x"] * len(asked), params), strict=True):
+        assert out.error is None
+        (completion,) = out.outputs
+        if completion.finish_reason == "length":
+            assert len(completion.token_ids) == 300
+            continue
+        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        validator.validate(json.loads(completion.text))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "matches"),
+    [
+        (Grammar(json_object=True), r"\{.*\}"),
+        (Grammar(regex="[ab]{4}c"), "[ab]{4}c"),
+        (Grammar(choice=["yes", "no", "¿qué?"]), "yes|no|¿qué\\?"),
+        (Grammar(lark='start: "<" WORD ">"\nWORD: /[a-z]{3}/'), "<[a-z]{3}>"),
+        (Grammar(gbnf='root ::= "(" [0-9]+ ")"'), r"\([0-9]+\)"),
+        (Grammar(json_schema={"type": "integer", "minimum": 10, "maximum": 99}), "[1-9][0-9]"),
+    ],
+    ids=["json_object", "regex", "choice", "lark", "gbnf", "json_schema"],
+)
+async def test_each_grammar_that_capabilities_declare_holds(tiny: Path, grammar: Grammar, matches: str) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        assert engine.info.capabilities.grammars == GRAMMAR_FIELDS
+        assert "grammar" in engine.info.capabilities.sampling_params
+        for seed in range(5):
+            got = await answer(engine, constrained(grammar, seed))
+            if got.finished.reason == "stop":
+                assert re.fullmatch(matches, got.text, re.DOTALL)
+
+
+async def test_forced_tokens_are_read_together_and_not_sampled(tiny: Path) -> None:
+    grammar = Grammar(json_schema={"const": {"a fixed key": "a fixed value", "another": [1, 2, 3]}})
+    async with open_engine(config_for(tiny)) as engine:
+        got = await answer(engine, constrained(grammar))
+    assert got.finished.reason == "stop"
+    assert got.text == '{"a fixed key":"a fixed value","another":[1,2,3]}'
+    assert got.finished.usage.completion_tokens == len(got.tokens) > MAX_FORCED
+    assert got.finished.metrics.decode_iterations == math.ceil(len(got.tokens) / MAX_FORCED)
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding-window", "recurrent", "hybrid"])
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_a_constrained_output_is_the_same_beside_others_and_under_pressure(
+    tmp_path: Path, kind: Kind, layout: str
+) -> None:
+    model = write_model(tmp_path / "model.gguf", kind=kind, context_length=2_048)
+    requests = [constrained(Grammar(json_schema=PERSON), seed, temperature=0.9 * (seed % 2)) for seed in range(5)]
+    requests += [
+        ask(tokens_for(9, 30), 40, id="free"),
+        ask(tokens_for(10, 30), 40, id="drawn", temperature=0.8, seed=3),
+    ]
+    requests += [constrained(Grammar(regex="[a-z ]{60}"), 6, stream=False, repetition_penalty=1.3)]
+    async with open_engine(
+        config_for(model, cache_tokens=0, cache_ram_mb=0, max_sequences=1, kv_unified=layout)
+    ) as one:
+        expected = await alone(one, requests)
+    assert expected[0].finished.reason == "stop"
+    crowded = config_for(model, n_ctx=144, n_batch=64, n_ubatch=64)
+    beside = config_for(model, n_ctx=4_096, max_sequences=9, kv_unified=layout)
+    for config in (beside, crowded):
+        async with open_engine(config) as engine:
+            got = await answers(engine, requests)
+            preemptions = engine.snapshot()["preemptions_total"]
+        for mine, theirs in zip(got, expected, strict=True):
+            assert (mine.token_ids, mine.text, mine.finished.text) == (
+                theirs.token_ids,
+                theirs.text,
+                theirs.finished.text,
+            )
+            assert mine.finished.reason == theirs.finished.reason
+    assert preemptions > 0 or kind == "recurrent", "there was no pressure"
+
+
+async def test_an_output_that_is_cut_inside_its_grammar_says_length(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        whole = await answer(engine, constrained(Grammar(json_schema=PERSON)))
+        size = whole.finished.usage.completion_tokens
+        for limit in (1, 2, size - 1, size):
+            got = await answer(engine, constrained(Grammar(json_schema=PERSON), max_tokens=limit))
+            assert got.token_ids == whole.token_ids[:limit]
+            assert got.finished.reason == ("stop" if limit == size else "length")
+
+
+async def test_the_end_of_the_grammar_wins_over_a_stop_string(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        got = await answer(engine, constrained(Grammar(choice=["abcd"]), stop=["cd", "dx"]))
+        assert (got.text, got.finished.reason) == ("abcd", "stop")
+        got = await answer(engine, constrained(Grammar(choice=["abcdef"]), stop=["cd"]))
+        assert (got.text, got.finished.reason) == ("ab", "stop")
+
+
+@pytest.mark.parametrize("more", [{"min_tokens": 30}, {"ignore_eos": True}], ids=str)
+async def test_a_grammar_with_nothing_left_ends_whatever_min_tokens_says(tiny: Path, more: dict[str, Any]) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        for temperature in (0.0, 1.0):
+            got = await answer(engine, constrained(Grammar(regex="ab?"), temperature=temperature, **more))
+            assert (got.text, got.finished.reason) == ("ab", "stop")
+            got = await answer(engine, constrained(Grammar(regex="a*"), temperature=temperature, max_tokens=40, **more))
+            assert re.fullmatch("a{30,40}", got.text)
+
+
+async def test_a_grammar_that_cannot_be_served_is_refused_before_anything_is_computed(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        schema: dict[str, Any] = {"properties": {"x": {"contains": {}}}}
+        with pytest.raises(BadRequest, match=r"grammar\.json_schema\.properties\.x"):
+            await answer(engine, constrained(Grammar(json_schema=schema)))
+        with pytest.raises(BadRequest, match="echo: a grammar is about the output"):
+            await answer(engine, constrained(Grammar(regex="a"), echo=True))
+        metrics = engine.snapshot()
+    assert (metrics["batch_calls_total"], metrics["requests_rejected"]) == (0, 2)
+
+
+async def test_nobody_else_waits_while_a_new_grammar_is_compiled(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, go_on = threading.Event(), threading.Event()
+    compile_grammar = GrammarCompiler.compile
+
+    def slow(compiler: GrammarCompiler, grammar: Grammar) -> GrammarState:
+        compiling.set()
+        assert go_on.wait(60)
+        return compile_grammar(compiler, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slow)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(answer, engine, constrained(Grammar(json_schema=PERSON)))
+        await trio.to_thread.run_sync(compiling.wait)
+        free = await answer(engine, ask(max_tokens=40))
+        assert free.finished.reason == "length"
+        go_on.set()
+
+
+async def test_a_cancelled_constrained_request_leaves_the_others_alone(tiny: Path) -> None:
+    long = constrained(Grammar(regex="[a-z]{200}"), 1)
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, constrained(Grammar(regex="[a-z]{100}"), 2))
+        async with trio.open_nursery() as nursery:
+
+            async def leave() -> None:
+                async with engine.generate(long) as stream:
+                    await stream.__anext__()
+
+            nursery.start_soon(leave)
+            got = await answer(engine, constrained(Grammar(regex="[a-z]{100}"), 2))
+    assert got.token_ids == expected.token_ids
+
+
+async def test_a_slow_reader_of_a_long_forced_text_is_given_all_of_it(tiny: Path) -> None:
+    text = "forced " * 200
+    async with open_engine(config_for(tiny)) as engine:
+        got = await answer(engine, constrained(Grammar(choice=[text]), max_tokens=1_500))
+        assert got.text == text
+
+
+# Logit bias
+
+
+async def test_a_bias_of_a_hundred_decides_and_one_of_minus_a_hundred_excludes(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        free = await answer(engine, ask(max_tokens=8))
+        forced = await answer(engine, ask(max_tokens=8, logit_bias={"z": 100}))
+        assert forced.text == "z" * 8
+        first = free.token_ids[0]
+        other = await answer(engine, ask(max_tokens=8, logit_bias={first: -100}))
+        assert first not in other.token_ids
+        drawn = await answer(engine, ask(max_tokens=8, temperature=1, seed=1, logit_bias={ord("q"): 100}))
+        assert drawn.text == "q" * 8
+
+
+async def test_a_bias_for_a_token_that_does_not_exist_is_refused(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        with pytest.raises(BadRequest, match="logit_bias: 99999 is not in the vocabulary"):
+            await answer(engine, ask(logit_bias={"99999": 1}))

@@ -1,0 +1,319 @@
+"""Grammars on real vocabularies: what masks and forced tokens allow is what was asked for, and a bad one says where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from json_schemas import schemas
+
+from models import write_model
+from uma.errors import BadRequest, DecodeFailed
+from uma.llama import grammar as module
+from uma.llama.catalog import builtin_path
+from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
+from uma.llama.model import Model
+from uma.llama.vocab import Vocab
+from uma.types import Grammar
+
+SHORTEST_FIRST, LONGEST = 200, 2000
+"""Tokens after which the walk below takes a way out where there is one, and after which it gives up."""
+CLOSING = (b'"', b"}", b"]")
+
+
+@pytest.fixture(scope="module", params=["merged words", "bytes"])
+def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocab]:
+    """The built-in model's vocabulary of merged words, and one that is little more than the bytes."""
+    path = builtin_path()
+    if request.param == "bytes":
+        path = write_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+    with Model.load(path, vocab_only=True) as model:
+        yield model.vocab
+
+
+@pytest.fixture(scope="module")
+def compiler(vocab: Vocab) -> GrammarCompiler:
+    return GrammarCompiler(vocab)
+
+
+@pytest.fixture(scope="module")
+def masks(vocab: Vocab) -> Iterator[GrammarMasks]:
+    made = GrammarMasks(vocab.n_tokens)
+    yield made
+    made.close()
+
+
+def allowed(masks: GrammarMasks, state: GrammarState) -> list[int]:
+    masks.begin([state])
+    (row,) = masks.wait()
+    assert set(np.unique(row)) <= {0.0, -np.inf}
+    return [int(token) for token in np.flatnonzero(row == 0)]
+
+
+def walk(vocab: Vocab, masks: GrammarMasks, state: GrammarState, random: Random) -> str:
+    """A complete text, each token drawn evenly from what is allowed: no model is as unwilling."""
+    tokens = state.force()
+    while not state.is_over:
+        choices = allowed(masks, state)
+        if len(tokens) > LONGEST:
+            reject()
+        if len(tokens) > SHORTEST_FIRST:
+            choices = [token for token in choices if token in vocab.eog or vocab.piece(token) in CLOSING] or choices
+        token = random.choice(choices)
+        if token in vocab.eog:
+            break
+        state.accept(token)
+        tokens += [token, *state.force()]
+    return b"".join(map(vocab.piece, tokens)).decode()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_every_walk_through_a_schemas_grammar_validates(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, schema: dict[str, Any], seed: int
+) -> None:
+    text = walk(vocab, masks, compiler.compile(Grammar(json_schema=schema)), Random(seed))
+    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(text))
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "$ref": {
+        "$defs": {
+            "node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+        },
+        "$ref": "#/$defs/node",
+    },
+    "allOf": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "boolean"}}, "required": ["b"]},
+        ],
+        "maxProperties": 2,
+    },
+    "disjoint oneOf": {"oneOf": [{"type": "boolean"}, {"type": "null"}, {"enum": ["x", "y"]}]},
+    "pattern": {"type": "string", "pattern": "^(a|b){2}[0-9]?$"},
+    "pattern and length": {"type": "string", "pattern": "^a+$", "minLength": 3, "maxLength": 5},
+    "format": {"type": "string", "format": "date-time"},
+    "numeric range": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "multipleOf": {"type": "integer", "multipleOf": 7, "minimum": -50, "maximum": 50},
+    "unicode keys": {
+        "type": "object",
+        "properties": {"clé ☃ 日本": {"type": "boolean"}},
+        "required": ["clé ☃ 日本"],
+        "additionalProperties": False,
+    },
+    "patternProperties": {
+        "type": "object",
+        "patternProperties": {"^x[0-9]$": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 2,
+    },
+    "prefixItems": {
+        "type": "array",
+        "prefixItems": [{"type": "integer"}, {"type": "null"}],
+        "items": False,
+        "minItems": 2,
+    },
+    "several types": {"type": ["string", "null", "integer"], "maxLength": 3},
+}
+
+
+@pytest.mark.parametrize("feature", SERVED)
+def test_each_hard_feature_that_is_served_is_served_exactly(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, feature: str
+) -> None:
+    schema = SERVED[feature]
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    for seed in range(20):
+        validator.validate(json.loads(walk(vocab, masks, compiler.compile(Grammar(json_schema=schema)), Random(seed))))
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"not": {"type": "string"}},
+        {"if": {"type": "string"}, "then": {"minLength": 2}},
+        {"type": "array", "contains": {"type": "integer"}},
+        {"type": "array", "uniqueItems": True},
+        {"dependentRequired": {"a": ["b"]}},
+        {"propertyNames": {"pattern": "a"}},
+        {"unevaluatedProperties": False},
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"type": "string", "pattern": "(?=a)b"},
+        {"type": "string", "format": "idn-email"},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "https://example.com/schema"},
+        {"type": "strange"},
+    ],
+    ids="+".join,
+)
+def test_what_cannot_be_served_exactly_is_refused_with_its_place(
+    compiler: GrammarCompiler, inner: dict[str, Any]
+) -> None:
+    schema = {"type": "object", "properties": {"a b": {"type": "array", "items": {"anyOf": [{"type": "null"}, inner]}}}}
+    with pytest.raises(BadRequest) as caught:
+        compiler.compile(Grammar(json_schema=schema))
+    assert caught.value.message.startswith('grammar.json_schema.properties["a b"].items.anyOf[1]')
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("grammar", "place"),
+    [
+        (Grammar(regex="ab(c"), "grammar.regex: unclosed group (character 3 of"),
+        (Grammar(lark="start: x"), 'grammar.lark: at 1(8): unknown name: "x"'),
+        (Grammar(gbnf="root ::= foo"), "grammar.gbnf: Rule 'foo' not found"),
+        (Grammar(gbnf="root ::= " + "(" * 5000), "grammar.gbnf: "),
+    ],
+    ids=["regex", "lark", "gbnf", "deep gbnf"],
+)
+def test_a_grammar_that_cannot_be_read_says_why(compiler: GrammarCompiler, grammar: Grammar, place: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        compiler.compile(grammar)
+    assert caught.value.message.startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "matches"),
+    [
+        (Grammar(regex=r"[0-9]{3}-(a|é)+☃"), r"[0-9]{3}-(a|é)+☃"),
+        (Grammar(lark='start: "a" | "b" start "c"'), r"b*ac*"),
+        (Grammar(gbnf='root ::= "a" foo-bar{2,3}\nfoo-bar ::= [x-z] | "<shown>"'), r"a([x-z]|<shown>){2,3}"),
+    ],
+    ids=["regex", "lark", "gbnf"],
+)
+def test_each_other_kind_of_grammar_holds(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, grammar: Grammar, matches: str
+) -> None:
+    for seed in range(20):
+        assert re.fullmatch(matches, walk(vocab, masks, compiler.compile(grammar), Random(seed)))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32),
+)
+def test_a_choice_is_one_of_its_strings(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, words: list[str], seed: int
+) -> None:
+    assert walk(vocab, masks, compiler.compile(Grammar(choice=words)), Random(seed)) in words
+
+
+def test_a_json_object_is_one(vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks) -> None:
+    state = compiler.compile(Grammar(json_object=True))
+    assert vocab.piece(state.force()[0]) == b"{"
+    assert not state.is_over
+    assert set(allowed(masks, state)).isdisjoint(vocab.eog)
+
+
+def test_what_has_no_alternative_is_forced_without_white_space(vocab: Vocab, compiler: GrammarCompiler) -> None:
+    constant = {"answer": {"to everything": [42, None]}}
+    state = compiler.compile(Grammar(json_schema={"const": constant}))
+    forced = b"".join(map(vocab.piece, state.force()))
+    assert state.is_over
+    assert forced.decode() == json.dumps(constant, separators=(",", ":"))
+
+
+def test_forced_text_is_tokenized_as_the_vocabulary_would(vocab: Vocab, compiler: GrammarCompiler) -> None:
+    text = "Once upon a time there was the fox"
+    state = compiler.compile(Grammar(choice=[text]))
+    assert state.force() == vocab.tokenize(text, add_special=False, parse_special=False).tolist()
+
+
+def test_forced_text_of_any_length_is_tokenized(compiler: GrammarCompiler, vocab: Vocab) -> None:
+    """A single word of this length would overflow the stack of llama.cpp's own pre-tokenizer."""
+    state = compiler.compile(Grammar(choice=["a" * 60_000]))
+    assert len(b"".join(map(vocab.piece, state.force()))) == 60_000
+
+
+def test_special_tokens_are_no_text(vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks) -> None:
+    state = compiler.compile(Grammar(regex=".{1,9}"))
+    assert not [token for token in allowed(masks, state) if not vocab.piece(token)]
+
+
+def test_the_end_is_allowed_exactly_where_the_text_is_complete(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks
+) -> None:
+    state = compiler.compile(Grammar(regex="ab?"))
+    first, rest = (int(vocab.tokenize(text, add_special=False, parse_special=False)[0]) for text in "ab")
+    assert vocab.eog.isdisjoint(allowed(masks, state))
+    state.accept(first)
+    assert set(allowed(masks, state)) == vocab.eog | {rest}
+    state.accept(rest)
+    assert state.is_over
+
+
+def test_a_token_against_the_grammar_fails_its_request(vocab: Vocab, compiler: GrammarCompiler) -> None:
+    state = compiler.compile(Grammar(regex="[0-9]+"))
+    (letter,) = vocab.tokenize("a", add_special=False, parse_special=False)
+    with pytest.raises(DecodeFailed, match="the grammar cannot be followed"):
+        state.accept(int(letter))
+
+
+def test_masks_of_several_rows_are_each_rows_own(vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks) -> None:
+    grammars = [Grammar(regex="[0-9]+"), Grammar(regex="[a-z]+"), Grammar(json_schema={}), Grammar(regex="☃?x")]
+    alone = [allowed(masks, compiler.compile(each)) for each in grammars]
+    masks.begin([compiler.compile(each) for each in grammars])
+    assert [np.flatnonzero(row == 0).tolist() for row in masks.wait()] == alone
+
+
+def test_a_row_whose_grammar_has_failed_leaves_the_others_alone(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks
+) -> None:
+    good, bad = compiler.compile(Grammar(regex="[0-9]+")), compiler.compile(Grammar(regex="[0-9]+"))
+    expected = allowed(masks, good)
+    (letter,) = vocab.tokenize("a", add_special=False, parse_special=False)
+    with pytest.raises(DecodeFailed):
+        bad.accept(int(letter))
+    masks.begin([bad, good])
+    rows = masks.wait()
+    assert not (rows[0] == 0).any()
+    assert np.flatnonzero(rows[1] == 0).tolist() == expected
+
+
+def test_requests_with_one_grammar_do_not_disturb_each_other(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks
+) -> None:
+    grammar = Grammar(regex="[ab]{3}")
+    first, second = compiler.compile(grammar), compiler.compile(grammar)
+    begin = allowed(masks, second)
+    first.accept(allowed(masks, first)[0])
+    assert allowed(masks, second) == begin
+
+
+def test_grammars_are_kept_for_the_next_request(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(vocab)
+    made: list[Grammar] = []
+    real = module._source
+
+    def source(grammar: Grammar) -> str:
+        made.append(grammar)
+        return real(grammar)
+
+    monkeypatch.setattr(module, "_source", source)
+    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    a, b, c = (Grammar(choice=[word]) for word in ("a", "b", "c"))
+    for each in (a, a, b, a, c, a, b):
+        compiler.compile(each)
+    assert made == [a, b, c, b]
+
+
+def test_a_vocabulary_without_an_end_has_no_grammars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "tiny.gguf")
+    with Model.load(path, vocab_only=True) as model:
+        monkeypatch.setitem(model.vocab.__dict__, "eog", frozenset())
+        compiler = GrammarCompiler(model.vocab)
+        assert not compiler.is_available
+        with pytest.raises(BadRequest, match="no token that ends a text"):
+            compiler.compile(Grammar(json_object=True))

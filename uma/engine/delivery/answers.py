@@ -1,0 +1,135 @@
+"""Several answers to one prompt: their sequences' events become one stream, with one last event for all.
+
+Each answer is a sequence of its own, with its own credit window. Everything here belongs to the Trio thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import attrs
+
+from uma.engine.delivery.stream import Control, RequestStream
+from uma.errors import UmaError
+from uma.types import Answer, Event, Finished, Request, RequestMetrics, Usage
+
+
+class AnswerGroup:
+    """The answers to one request: the `Control` of its stream, and where its sequences' events go."""
+
+    def __init__(
+        self,
+        request: Request,
+        controls: Sequence[Control],
+        on_end: Callable[[], None],
+        on_drop: Callable[[int], None],
+    ) -> None:
+        self._request = request
+        self._controls = controls
+        self._finished: dict[int, Finished] = {}
+        self._order: deque[int] = deque()
+        """Of each event that was given and whose credit has not come back, the answer's index."""
+        self._is_over = False
+        self.stream = RequestStream(self, on_end, on_drop)
+
+    def deliver(self, index: int, event: Event | UmaError) -> None:
+        """An event of the answer `index`."""
+        if self._is_over:
+            return
+        if isinstance(event, UmaError):
+            self._is_over = True
+            self.cancel()
+            self.stream.deliver(event)
+        elif isinstance(event, Finished):
+            self._finished[index] = event
+            if len(self._finished) == len(self._controls):
+                self._is_over = True
+                self.stream.deliver(
+                    joined(self._request, [self._finished[each] for each in range(len(self._controls))])
+                )
+        else:
+            self._order.append(index)
+            self.stream.deliver(event)
+
+    def cancel(self) -> None:
+        """End all of them at the next tick boundary."""
+        for control in self._controls:
+            control.cancel()
+
+    def credit(self, events: int) -> None:
+        """The reader has taken so many more events: those that were given first."""
+        taken = list(islice(self._order, events))
+        for _ in taken:
+            self._order.popleft()
+        for index, count in Counter(taken).items():
+            self._controls[index].credit(count)
+
+
+@attrs.frozen
+class AnswerPort:
+    """Where one sequence's events go. `forget` is called when it has ended."""
+
+    group: AnswerGroup
+    index: int
+    forget: Callable[[], None]
+
+    @property
+    def is_ahead(self) -> bool:
+        """See `RequestStream.is_ahead`. Several answers are not paced."""
+        return False
+
+    def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
+        """See `RequestStream.keep`. Everything is delivered at once."""
+        return False
+
+    def deliver(self, event: Event | UmaError) -> None:
+        """For the engine: the next event has come."""
+        if isinstance(event, Finished | UmaError):
+            self.forget()
+        self.group.deliver(self.index, event)
+
+
+def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
+    """One last event for all answers; with `best_of`, of the `n` likeliest a token, the likeliest first."""
+    kept = list(drawn)
+    if len(kept) > request.sampling.n:
+        kept = sorted(kept, key=_mean_logprob, reverse=True)[: request.sampling.n]
+    if request.sampling.logprobs is None:
+        kept = [attrs.evolve(each, logprobs=None) for each in kept]
+    usage = Usage(
+        drawn[0].usage.prompt_tokens,
+        drawn[0].usage.cached_tokens,
+        sum(each.usage.completion_tokens for each in drawn),
+    )
+    answers = tuple(
+        Answer(
+            index,
+            each.reason,
+            each.seed,
+            each.usage.completion_tokens,
+            each.text,
+            each.token_ids,
+            each.logprobs,
+        )
+        for index, each in enumerate(kept)
+    )
+    metrics = _metrics([each.metrics for each in drawn])
+    return attrs.evolve(kept[0], usage=usage, metrics=metrics, answers=answers, prompt=drawn[0].prompt)
+
+
+def _mean_logprob(finished: Finished) -> float:
+    known = finished.logprobs or ()
+    return sum(each.chosen.logprob for each in known) / max(1, len(known))
+
+
+def _metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
+    """How they were served together: the first one's way to its first token, and all of their decoding."""
+    return attrs.evolve(
+        each[0],
+        decode_ms=max(one.decode_ms for one in each),
+        batch_size=max(one.batch_size for one in each),
+        tokens_per_second=round(sum(one.tokens_per_second for one in each), 2),
+        decode_iterations=max(one.decode_iterations for one in each),
+    )

@@ -1,0 +1,69 @@
+"""What constrains a request's output, made ready before it is queued: its grammar, its logit bias.
+
+A grammar that is not known yet is compiled in a thread: its own request waits for that, and no other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import trio
+
+from uma.engine.worker.sequence import Bias
+from uma.errors import BadRequest
+from uma.llama.grammar import GrammarCompiler, GrammarState
+from uma.llama.vocab import Vocab
+from uma.types import Grammar, SamplingParams
+
+AT_ONCE_CHARS = 4096
+"""Maximum text that a grammar can force at its beginning, and that is still tokenized on the Trio thread."""
+
+
+class Constraints:
+    """Prepares constraints for one vocabulary. Belongs to the Trio thread."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._compiler = GrammarCompiler(vocab)
+        # One at a time: compiling takes a whole core from those that compute.
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def grammar(self, sampling: SamplingParams) -> tuple[GrammarState | None, list[int]]:
+        """The grammar's beginning, and the tokens that it forces there. Raises `BadRequest` with the place of what
+        cannot be served.
+        """
+        if sampling.grammar is None:
+            return None, []
+        state = self._compiler.kept(sampling.grammar)
+        if state is None or _size(sampling.grammar) > AT_ONCE_CHARS:
+            return await trio.to_thread.run_sync(self._begin, sampling, limiter=self._limiter)
+        return state, _opening(state, sampling)
+
+    def _begin(self, sampling: SamplingParams) -> tuple[GrammarState, list[int]]:
+        assert sampling.grammar is not None
+        state = self._compiler.compile(sampling.grammar)
+        return state, _opening(state, sampling)
+
+    def bias(self, sampling: SamplingParams) -> Bias | None:
+        """Token ids and what is added to their logits. Raises `BadRequest` for an id outside the vocabulary."""
+        if not sampling.logit_bias:
+            return None
+        values: dict[int, float] = {}
+        for key, value in sampling.logit_bias.items():
+            for token in self._tokens_of(key):
+                values[token] = values.get(token, 0.0) + value
+        return np.array(list(values), np.int32), np.array(list(values.values()), np.float32)
+
+    def _tokens_of(self, key: str) -> set[int]:
+        if key.isascii() and key.isdigit():
+            if int(key) >= self._vocab.n_tokens:
+                raise BadRequest(f"logit_bias: {key} is not in the vocabulary of {self._vocab.n_tokens:,} tokens")
+            return {int(key)}
+        return set(self._vocab.tokenize(key, add_special=False, parse_special=False).tolist())
+
+
+def _opening(state: GrammarState, sampling: SamplingParams) -> list[int]:
+    return state.force() if sampling.logprobs is None else []
+
+
+def _size(grammar: Grammar) -> int:
+    return len(repr(grammar))

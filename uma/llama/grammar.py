@@ -1,0 +1,321 @@
+"""Structured output: grammars compiled by llguidance, and the position of each constrained sequence in its own.
+
+llguidance answers three questions: which tokens are allowed now (a bit for each), which are forced because nothing else
+is allowed, and whether the text is complete. Compiling takes up to a second and belongs in a thread of its own; the
+rest takes microseconds. Masks of a batch are computed by a helper thread while `llama_decode` runs without the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from uma.errors import BadRequest, DecodeFailed
+from uma.llama.vocab import Vocab
+from uma.types import GRAMMAR_FIELDS, Grammar
+
+MAX_KEPT = 64
+"""Maximum compiled grammars kept per model: a service uses a few dozen schemas; a large one takes some megabytes."""
+MAX_USES = 256
+"""Sequences after which a kept grammar is compiled again: they share its automaton, which only ever grows."""
+MAX_PROBES = 256
+"""Maximum subschemas compiled to find the place of an error."""
+MESSAGE_CHARS = 400
+"""Maximum length of llguidance's reason in an error message."""
+
+_COMPACT: Any = {"whitespace_flexible": False}
+"""A schema's own `x-guidance` options win over this."""
+_BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+_ADDENDS = _BITS.astype(np.float32)
+"""For each byte of a bitmask, what is added to the logits of its eight tokens: 0 where allowed, else minus infinity."""
+
+
+class GrammarState:
+    """One sequence's position in its grammar. Belongs to one thread at a time.
+
+    The calls go: `force`, then (`GrammarMasks`, `accept`, `force`) for each sampled token, until `is_over`.
+    """
+
+    __slots__ = ("is_over", "matcher")
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        """llguidance's own object."""
+        self.is_over = False
+        """The text is complete and nothing can follow."""
+
+    def accept(self, token: int) -> None:
+        """Take a sampled token into account. Raises `DecodeFailed` where the grammar has no way to go on with it."""
+        self.matcher.consume_token(token)
+        self.check()
+
+    def force(self) -> list[int]:
+        """The tokens that come next because nothing else is allowed; they count as accepted."""
+        tokens = self.matcher.compute_ff_tokens()
+        if tokens:
+            self.matcher.consume_tokens(tokens)
+        self.check()
+        return tokens
+
+    def check(self) -> None:
+        """Bring `is_over` up to date. Raises `DecodeFailed` where the grammar cannot be followed further."""
+        self.is_over = self.matcher.is_stopped()
+        if self.is_over and self.matcher.is_error():
+            raise DecodeFailed(f"the grammar cannot be followed further: {_one_line(self.matcher.get_error())}")
+
+    def fork(self) -> GrammarState:
+        """Another state at the same position."""
+        fork = GrammarState(self.matcher.deep_copy())
+        fork.is_over = self.is_over
+        return fork
+
+
+@attrs.define(eq=False)
+class _Kept:
+    matcher: LLMatcher
+    uses: int = 0
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._lock = Lock()
+        self._making = Lock()
+
+    def kept(self, grammar: Grammar) -> GrammarState | None:
+        """A state at the beginning of `grammar` if that was compiled lately: then `compile` need not be waited for."""
+        key = json.dumps(attrs.asdict(grammar))
+        with self._lock:
+            return self._state(key) if key in self._kept else None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the vocabulary has a token that ends a text; without one no grammar can end."""
+        return len(self._vocab.eog) > 0
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        """A state at the beginning of `grammar`, whose first mask is quick to compute.
+
+        A grammar seen lately is ready at once; another takes milliseconds, large ones up to a second. Raises
+        `BadRequest` with the place of what cannot be served.
+        """
+        if (state := self.kept(grammar)) is not None:
+            return state
+        matcher = self._make(grammar)
+        key = json.dumps(attrs.asdict(grammar))
+        with self._lock:
+            self._kept[key] = _Kept(matcher)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+            return self._state(key)
+
+    def _state(self, key: str) -> GrammarState:
+        kept = self._kept[key]
+        self._kept.move_to_end(key)
+        kept.uses += 1
+        if kept.uses >= MAX_USES:
+            del self._kept[key]
+        return GrammarState(kept.matcher.deep_copy())
+
+    def _make(self, grammar: Grammar) -> LLMatcher:
+        if not self.is_available:
+            raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
+        with self._making, self._vocab.opened():
+            if self._tokenizer is None:
+                self._tokenizer = _make_tokenizer(self._vocab)
+            tokenizer = self._tokenizer
+        kind = next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)
+        matcher = LLMatcher(tokenizer, _source(grammar))
+        if matcher.is_error():
+            place, reason = f"grammar.{kind}", matcher.get_error()
+            if grammar.json_schema is not None:
+                place += _place(grammar.json_schema, lambda each: _schema_error(each, tokenizer) == reason)
+            raise BadRequest(f"{place}: {_one_line(reason)}")
+        matcher.compute_ff_tokens()
+        matcher.compute_bitmask()
+        return matcher
+
+
+class GrammarMasks:
+    """Computes the masks of a batch's rows on a helper thread. Belongs to one thread, which calls `begin`, computes
+    something else, and calls `wait`.
+    """
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._words = -(-n_vocab // 32)
+        self._bits = np.empty((0, self._words), np.int32)
+        self._addends = np.empty((0, self._words * 4, 8), np.float32)
+        self._threads = max(1, (os.cpu_count() or 1) // 2)
+        self._helper: ThreadPoolExecutor | None = None
+        self._executor: LLExecutor | None = None
+        self._job: Future[npt.NDArray[np.float32]] | None = None
+
+    def begin(self, states: Sequence[GrammarState]) -> None:
+        """Start computing the masks of these states, which must not change until `wait`."""
+        if self._helper is None:  # made on first use: without grammars there are no threads
+            self._helper = ThreadPoolExecutor(1, thread_name_prefix="uma-grammar")
+            self._executor = LLExecutor(self._threads)
+        elif self._job is not None:
+            self._job.result()  # of a batch that failed: its memory is used again
+        self._job = self._helper.submit(self._fill, states)
+
+    def wait(self) -> npt.NDArray[np.float32]:
+        """What is to be added to the logits, `[states, n_vocab]`: 0 for allowed tokens, minus infinity for others.
+
+        Valid until the next `begin`. A state whose grammar became too complex has a row without any allowed token.
+        """
+        assert self._job is not None
+        job, self._job = self._job, None
+        return job.result()
+
+    def close(self) -> None:
+        """End the helper thread. Harmless when repeated."""
+        if self._helper is not None:
+            self._helper.shutdown()
+            self._helper = None
+
+    def _fill(self, states: Sequence[GrammarState]) -> npt.NDArray[np.float32]:
+        size = len(states)
+        if size > len(self._bits):
+            self._bits = np.empty((size, self._words), np.int32)
+            self._addends = np.empty((size, self._words * 4, 8), np.float32)
+        bits, addends = self._bits[:size], self._addends[:size]
+        self._fill_bits(states, bits)
+        np.take(_ADDENDS, bits.view(np.uint8), axis=0, out=addends, mode="clip")
+        return addends.reshape(size, -1)[:, : self._n_vocab]
+
+    def _fill_bits(self, states: Sequence[GrammarState], bits: npt.NDArray[np.int32]) -> None:
+        assert self._executor is not None
+        row_bytes = bits.shape[1] * bits.itemsize
+        matchers = [state.matcher for state in states]
+        self._executor.unsafe_compute_mask_ptr(
+            [(matcher, row) for row, matcher in enumerate(matchers)], bits.ctypes.data, row_bytes, len(states)
+        )
+        for row, matcher in enumerate(matchers):
+            if matcher.is_error():  # llguidance allows the end of text then, as if that were a complete one
+                bits[row] = 0
+
+
+class _VocabTokenizer:
+    """A vocabulary as llguidance asks for it, which tokenizes forced text with it."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        special = [token for token in range(vocab.n_tokens) if _is_special(vocab, token)]
+        self.eos_token_id = int(vocab.eog_ids[0])
+        self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
+        self.special_token_ids = special
+        self.tokens = [vocab.piece(token) for token in range(vocab.n_tokens)]
+        for token in special:
+            self.tokens[token] = vocab.text_of(token).encode()
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Token ids as they stand in the middle of a text."""
+        # SentencePiece vocabularies put a space in front of a text. Behind a line break there is none.
+        ids = self._vocab.tokenize("\n" + text.decode(), add_special=False, parse_special=False).tolist()
+        head = b""
+        for index, token in enumerate(ids):
+            head += self._vocab.piece(token)
+            if head.endswith(b"\n"):
+                return list(ids[index + 1 :])
+        return list(self._vocab.tokenize(text.decode(), add_special=False, parse_special=False))
+
+
+def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_VocabTokenizer(vocab)), eos_token=vocab.eog_ids.tolist())
+
+
+def _is_special(vocab: Vocab, token: int) -> bool:
+    """Whether a token is no part of a text: control tokens, and user-defined ones that look like them."""
+    piece = vocab.piece(token)
+    return not piece or (piece.startswith(b"<") and piece.endswith(b">") and vocab.is_user_defined(token))
+
+
+def _source(grammar: Grammar) -> str:
+    """A grammar in llguidance's own form. Raises `BadRequest` for GBNF that cannot be read."""
+    if grammar.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(grammar.json_schema, defaults=_COMPACT)
+    if grammar.json_object:
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_COMPACT)
+    if grammar.regex is not None:
+        return LLMatcher.grammar_from_regex(grammar.regex)
+    if grammar.choice is not None:
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, grammar.choice)))
+    if grammar.lark is not None:
+        return LLMatcher.grammar_from_lark(grammar.lark)
+    assert grammar.gbnf is not None
+    try:
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
+    except Exception as error:  # noqa: BLE001  (that is what the converter raises)
+        raise BadRequest(f"grammar.gbnf: {_one_line(str(error) or type(error).__name__)}") from None
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches only `text`."""
+    return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _schema_error(schema: Any, tokenizer: LLTokenizer) -> str:
+    source = LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT)
+    return LLMatcher.validate_grammar(source, tokenizer)
+
+
+def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) -> str:
+    """The path of the innermost subschema that fails like the whole."""
+    shared: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions", "$schema") if name in root}
+    place, schema, probes = "", root, 0
+    while True:
+        for step, inner in _subschemas(schema):
+            probes += 1
+            if probes > MAX_PROBES:
+                return place
+            if fails_alike({**shared, **inner}):
+                place, schema = place + step, inner
+                break
+        else:
+            return place
+
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf", "items")
+_SINGLES = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then")
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for word, value in schema.items():
+        if word in _MAPS and isinstance(value, dict):
+            yield from ((f".{word}{_step(name)}", each) for name, each in value.items() if isinstance(each, dict))
+        elif word in _LISTS and isinstance(value, list | tuple):
+            yield from ((f".{word}[{index}]", each) for index, each in enumerate(value) if isinstance(each, dict))
+        elif word in _SINGLES and isinstance(value, dict):
+            yield f".{word}", value
+
+
+def _step(name: str) -> str:
+    return f".{name}" if name.isidentifier() else f"[{json.dumps(name, ensure_ascii=False)}]"
+
+
+def _one_line(reason: str) -> str:
+    """llguidance's reason without the drawing below it."""
+    if match := re.search(r"regex parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", reason):
+        line = f"{match[3]} (character {len(match[2]) + 1} of the regular expression)"
+    else:
+        line = reason.strip().partition("\n")[0]
+    return line if len(line) <= MESSAGE_CHARS else line[:MESSAGE_CHARS] + "..."
