@@ -1,0 +1,152 @@
+"""One tool call as a JSON object, read a character at a time: `{"name": …, "arguments": {…}}`.
+
+The arguments are given out as they come, before the object is whole. What is none of a call's objects is found out at
+the first key that no call has, so that ordinary JSON is not held back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_KEYS = {"name", "id", "type", *_ARGUMENT_KEYS}
+
+
+class JsonCall:
+    """Push characters until `is_whole` or `problem` says that it is over; the first must be `{`."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._raw: list[str] = []
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        self._key: str | None = None
+        """The key whose value is being read; None while a key is."""
+        self._word = ""
+        """The key or value so far."""
+        self._unsent = ""
+        self.name: str | None = None
+        """The tool's name, once it is known."""
+        self.arguments = ""
+        self.is_whole = False
+        self.problem = ""
+        """Why this is no call of these tools; empty while it can become one."""
+        self._sent = 0
+        """Characters of the arguments that were given out."""
+
+    def push(self, char: str) -> str:
+        """Take the next character. Returns the arguments' text that it sets free."""
+        self._raw.append(char)
+        if self._in_string:
+            self._word += char
+            self._end_string(char)
+        elif char == '"':
+            self._in_string = True
+            self._word += char
+        elif self._depth == 1 and char in ":,}":
+            self._structural(char)
+        elif self._depth == 1 and char.isspace():
+            return ""
+        else:
+            self._depth += (char in "{[") - (char in "}]")
+            if self._depth < 1:
+                self.problem = "it is not JSON"
+            elif len(self._raw) > 1:
+                self._word += char
+        if self._is_streaming and self._word and not self.is_whole and not self.problem:
+            return self._send()
+        sent, self._unsent = self._unsent, ""
+        return sent
+
+    def _end_string(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif char == "\\":
+            self._is_escaped = True
+        elif char == '"':
+            self._in_string = False
+
+    def _structural(self, char: str) -> None:
+        if char == ":":
+            self._begin_value()
+            return
+        if self._key is not None:
+            self._end_value()
+        elif self._word:
+            self.problem = "a key has no value"
+        self._key, self._word = None, ""
+        if char == "}" and not self.problem:
+            self._depth = 0
+            self._end()
+
+    def _begin_value(self) -> None:
+        key = self._json(self._word)
+        if self._key is not None or not isinstance(key, str) or key not in _KEYS:
+            self.problem = "it is not a call's object"
+            return
+        self._key, self._word = key, ""
+
+    def _end_value(self) -> None:
+        value = self._json(self._word)
+        if self.problem:
+            return
+        if self._key == "name":
+            if not isinstance(value, str) or value not in self._names:
+                self.problem = "no tool of that name was offered"
+                return
+            if self.name is not None:
+                self.problem = "it has a name twice"
+                return
+            self.name = value
+            if self.arguments:
+                self._unsent = self.arguments[self._sent :]
+                self._sent = len(self.arguments)
+        elif self._key in _ARGUMENT_KEYS:
+            self._end_arguments(value)
+
+    def _end_arguments(self, value: object) -> None:
+        text = self._word
+        if isinstance(value, str):  # some models write the object once more as a string
+            text, value = value, self._json(value)
+        if not isinstance(value, dict):
+            self.problem = self.problem or "its arguments are no JSON object"
+            return
+        if self.arguments:
+            self.problem = "it has arguments twice"
+            return
+        self.arguments = text
+        if self.name is not None:
+            self._unsent = text[self._sent :]
+            self._sent = len(text)
+
+    def _end(self) -> None:
+        if self.name is None:
+            self.problem = "it has no name"
+            return
+        if not self.arguments:
+            self.arguments = self._unsent = "{}"
+        self._json("".join(self._raw))
+        self.is_whole = not self.problem
+
+    @property
+    def _is_streaming(self) -> bool:
+        is_first = not self.arguments and self._key in _ARGUMENT_KEYS
+        return self.name is not None and is_first and self._word.startswith("{")
+
+    def _send(self) -> str:
+        text = self._word[self._sent :]
+        self._sent = len(self._word)
+        return text
+
+    def _json(self, text: str) -> object:
+        try:
+            return json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            self.problem = self.problem or "it is not JSON"
+            return None
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")

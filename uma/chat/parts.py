@@ -1,0 +1,52 @@
+"""The parts that a model's output consists of, as the parser gives them."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Text:
+    """A piece of the answer itself."""
+
+    text: str
+
+
+@attrs.frozen
+class Reasoning:
+    """A piece of what stands between the thinking marks."""
+
+    text: str
+
+
+@attrs.frozen
+class CallBegun:
+    """A tool call has begun: its name is known."""
+
+    name: str
+
+
+@attrs.frozen
+class CallArguments:
+    """The next piece of the arguments' JSON of the call that has begun."""
+
+    text: str
+
+
+@attrs.frozen
+class CallEnded:
+    """The call is whole. `arguments` is a JSON object, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@attrs.frozen
+class CallBroken:
+    """The call that had begun is none: what the model wrote of it comes as `Text`, for what `reason` says."""
+
+    name: str
+    reason: str
+
+
+Part = Text | Reasoning | CallBegun | CallArguments | CallEnded | CallBroken
