@@ -469,6 +469,8 @@ class Limits:
     max_frame_bytes: int
     max_sessions: int
     max_queue: int
+    max_sequences: int = 0
+    """Requests computed at once; 0 where an older server does not tell."""
 
 
 @attrs.frozen

@@ -20,7 +20,11 @@ from uma.constraints import hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
-SERVER_ONLY = frozenset(
+HTTP = frozenset(name for name in settings() if "http" in name) | {"alias"}
+"""Settings of HTTP."""
+GATEWAY = HTTP | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec", "log_level", "log_file"}
+"""Settings that `uma gateway` has a use for."""
+SERVER_ONLY = HTTP | frozenset(
     {
         "socket_mode",
         "protocol",
@@ -31,18 +35,6 @@ SERVER_ONLY = frozenset(
         "drain_timeout_sec",
         "max_tx_bytes",
         "tx_timeout_sec",
-        "http",
-        "http_keys",
-        "http_tls_cert",
-        "http_tls_key",
-        "http_insecure",
-        "http_hosts",
-        "http_cors",
-        "http_any_model",
-        "alias",
-        "max_http_connections",
-        "max_http_body_bytes",
-        "http_timeout_sec",
     }
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone."""

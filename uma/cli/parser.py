@@ -17,7 +17,7 @@ import attrs
 from uma import __version__
 from uma.cli import say
 from uma.cli.answer_options import add_answer
-from uma.cli.options import SAMPLING, SERVER_ONLY, add_sampling, add_settings
+from uma.cli.options import GATEWAY, SAMPLING, SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest, settings
 
 USAGE_ERROR = 2
@@ -174,6 +174,10 @@ def _describe_stop(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
+def _describe_gateway(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser, leave_out=frozenset(settings()) - GATEWAY)
+
+
 def _describe_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("new",), metavar="new", help="make a key")
     parser.add_argument("name", metavar="NAME", help="whose key it is: letters, digits, - and _")
@@ -272,6 +276,13 @@ COMMANDS: tuple[Command, ...] = (
         "input goes after the prompt, or where - stands in it; in a loop over lines, redirect it: </dev/null.\n\n"
         + PLACE,
         " [PROMPT ...]",
+    ),
+    Command(
+        "gateway",
+        "HTTP in front of a running server",
+        _describe_gateway,
+        "Serve HTTP for the server that listens on --socket, until SIGINT or SIGTERM, or until that server goes away. "
+        "It is what uma run --http does, in a process of its own.",
     ),
     Command(
         "key",

@@ -20,10 +20,9 @@ def main(options: argparse.Namespace) -> int:
     if not config.http:
         return run_server(config, on_ready=partial(announce, config))
     # Slow to import, and not needed without HTTP.
-    from uma.http import HttpService  # noqa: PLC0415
-    from uma.http.address import check  # noqa: PLC0415
+    from uma.http import HttpService, check  # noqa: PLC0415
 
-    check(config)  # before a model is loaded in vain
+    check(config)
     made: list[HttpService] = []
 
     def http(source: Source, config: RuntimeConfig) -> HttpService:

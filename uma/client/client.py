@@ -76,6 +76,7 @@ class Client:
     _questions: dict[str, Question] = attrs.field(factory=dict, init=False)
     _numbers: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _failure: UmaError | None = attrs.field(default=None, init=False)
+    _lost: trio.Event = attrs.field(factory=trio.Event, init=False)
     _overfull: Stream | None = attrs.field(default=None, init=False)
 
     @property
@@ -239,3 +240,10 @@ class Client:
             question.resolve(self._failure)
         self._streams.clear()
         self._greeted.set()
+        self._lost.set()
+
+    async def lost(self) -> UmaError:
+        """Wait until the session is over, whoever ended it; the reason."""
+        await self._lost.wait()
+        assert self._failure is not None
+        return self._failure

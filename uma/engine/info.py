@@ -39,6 +39,7 @@ def server_info(context: Context, config: RuntimeConfig) -> ServerInfo:
             max_frame_bytes=config.max_frame_bytes,
             max_sessions=config.max_sessions,
             max_queue=config.max_queue,
+            max_sequences=sizing.max_active(context, config),
         ),
     )
 

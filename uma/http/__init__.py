@@ -4,6 +4,6 @@ A dialect is a file: it turns its JSON into `Request`s and events back into its 
 (errors, streams, limits, keys, model names) is written once, beside them.
 """
 
-from uma.http.serve import HttpService, service
+from uma.http.serve import HttpService, check
 
-__all__ = ["HttpService", "service"]
+__all__ = ["HttpService", "check"]

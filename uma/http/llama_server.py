@@ -295,7 +295,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
             "model_path": info.model.path,
             "model_alias": gateway.names.name,
             "build_info": info.server,
-            "total_slots": await _slots_total(gateway),
+            "total_slots": gateway.source.info.limits.max_sequences,
             "default_generation_settings": {"n_ctx": info.limits.n_ctx},
             "modalities": {"vision": False, "audio": False},
             "model": attrs.asdict(info.model),
@@ -303,10 +303,6 @@ async def props(gateway: Gateway, http: Exchange) -> None:
             "limits": attrs.asdict(info.limits),
         }
     )
-
-
-async def _slots_total(gateway: Gateway) -> int:
-    return gateway.config.max_sequences
 
 
 async def slots(gateway: Gateway, http: Exchange) -> None:
@@ -327,7 +323,7 @@ async def slots(gateway: Gateway, http: Exchange) -> None:
         }
         for index, each in enumerate(running)
     ]
-    idle = range(len(busy), await _slots_total(gateway))
+    idle = range(len(busy), gateway.source.info.limits.max_sequences)
     n_ctx = gateway.source.info.limits.n_ctx
     await http.answer_json([*busy, *({"id": index, "is_processing": False, "n_ctx": n_ctx} for index in idle)])
 

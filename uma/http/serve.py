@@ -19,9 +19,11 @@ from hypercorn.typing import ASGIFramework, ConnectionState
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
-from uma.http.address import check
+from uma.http.address import Address
+from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.connection import HttpConnection, LinkStream
+from uma.http.door import Door
 from uma.http.gateway import Gateway
 from uma.net.accept import accept_forever
 from uma.net.link import Link, ReaderStalledError
@@ -34,6 +36,13 @@ MAX_HEAD_BYTES = 65_536
 """Longest request line and headers together."""
 FAREWELL_SEC = 2.0
 """How long the last answers of a stopping server may take to be read."""
+
+
+def check(config: RuntimeConfig) -> Address:
+    """Look at everything that HTTP needs, before a model is loaded in vain. Raises `ConfigError`."""
+    Door.of(config)
+    _tls(_hypercorn(config))
+    return check_address(config)
 
 
 class HttpService:
@@ -127,11 +136,6 @@ class HttpService:
 
     def _note_shortage(self, error: OSError) -> None:
         log(logger, logging.ERROR, "http.cannot_accept", reason=error.strerror)
-
-
-def service(source: Source, config: RuntimeConfig) -> HttpService:
-    """HTTP for `source`, to be run beside it. Raises `ConfigError` where the settings do not go together."""
-    return HttpService(source, config)
 
 
 async def _write(stream: LinkStream, connection: trio.CancelScope) -> None:

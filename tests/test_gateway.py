@@ -1,0 +1,72 @@
+"""`uma gateway`: the same HTTP, in a process of its own, in front of a server on a socket."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from http_server import HttpServer
+
+from harness import ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
+
+ENDLESS = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True}
+
+
+@contextmanager
+def running_gateway(server: ServerProcess) -> Iterator[HttpServer]:
+    command = uma_command("gateway", "--socket", str(server.socket), "--http", "127.0.0.1:0")
+    popen = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environ()
+    )
+    process = ServerProcess(popen, server.socket)
+    try:
+        found = re.search(r"url=(\S+)", process.log.wait_for("event=http.ready"))
+        assert found is not None
+        yield HttpServer(process, found[1])
+    finally:
+        process.stop()
+
+
+def test_a_gateway_answers_as_the_server_itself_does(server: ServerProcess) -> None:
+    with running_gateway(server) as gateway:
+        body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        whole = gateway.ask("POST", "/v1/completions", body)
+        assert whole.status == 200
+        streamed = gateway.ask("POST", "/v1/completions", {**body, "stream": True})
+        pieces = re.findall(rb'"text":"([^"]*)"', streamed.body)
+        assert b"".join(pieces).decode() == whole.json["choices"][0]["text"]
+        assert gateway.ask("GET", "/health").json == {"status": "ok"}
+        assert gateway.ask("POST", "/v1/completions", {"prompt": "a " * 9000}).status == 400
+        assert gateway.ask("POST", "/tokenize", {"content": "Once"}).json["count"] == 1
+
+
+def test_a_client_that_leaves_the_gateway_is_cancelled_at_the_server(socket_dir: Path) -> None:
+    with running_server(socket_dir / "s") as server, running_gateway(server) as gateway:
+        with gateway.connect() as raw:
+            raw.send("POST", "/v1/completions", {**ENDLESS, "stream": True})
+            assert raw.head()[0] == 200
+        metrics = until(server.metrics, lambda found: found["active_sequences"] == 0)
+        assert metrics["requests_cancelled"] == 1
+
+
+def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:
+    with running_server(socket_dir / "s") as server, running_gateway(server) as gateway:
+        server.stop()
+        assert gateway.process.wait() == 1
+        assert "uma: error: " in gateway.process.log.join()
+
+
+def test_a_gateway_stops_when_it_is_told_to(server: ServerProcess) -> None:
+    with running_gateway(server) as gateway:
+        gateway.process.signal(signal.SIGTERM)
+        assert gateway.process.wait() == 0
+
+
+def test_without_a_server_there_is_no_gateway(socket_dir: Path) -> None:
+    done = run_to_end(*uma_command("gateway", "--socket", str(socket_dir / "none"), "--http", "127.0.0.1:0"))
+    assert done.returncode == 1
+    assert "no server listens there" in done.stderr

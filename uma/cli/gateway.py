@@ -1,0 +1,67 @@
+"""`uma gateway`: HTTP in front of a server that runs already and listens on a socket."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import AsyncIterator
+
+import attrs
+import trio
+
+from uma.cli import say, words
+from uma.cli.harmless import harmless_line
+from uma.cli.options import load_settings
+from uma.client import connect
+from uma.config import BARE_HTTP, RuntimeConfig
+from uma.errors import sole_error
+from uma.http import HttpService, check
+from uma.server.logs import logging_to
+
+STOP = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code. Without `--http` it listens where `uma run --http` does."""
+    config = load_settings(options).config
+    config = config if config.http else attrs.evolve(config, http=BARE_HTTP)
+    check(config)
+    with logging_to(config):
+        try:
+            trio.run(_serve, config)
+        except BaseExceptionGroup as group:
+            sole = sole_error(group, or_first=True)
+        else:
+            return 0
+        raise sole
+
+
+async def _serve(config: RuntimeConfig) -> None:
+    """Serve until a signal, or until the server behind the socket goes away: that is raised as `ConnectionLost`."""
+    with trio.open_signal_receiver(*STOP) as signals:
+        async with connect(config.socket) as client, trio.open_nursery() as nursery:
+            service = HttpService(client, config)
+
+            async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+                await service.serve(task_status=task_status)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(_heed, signals, service, nursery.cancel_scope)
+            await nursery.start(serve)
+            lines = [
+                f"model   {words.model_line(client.info.model)}",
+                f"socket  {config.socket}",
+                f"http    {service.url}",
+            ]
+            say.plain("\n".join(map(harmless_line, lines)))
+            raise await client.lost()
+
+
+async def _heed(signals: AsyncIterator[int], service: HttpService, everything: trio.CancelScope) -> None:
+    """A first signal drains, a second ends at once."""
+    is_draining = False
+    async for _ in signals:
+        if is_draining:
+            everything.cancel()
+        service.begin_drain()
+        is_draining = True
