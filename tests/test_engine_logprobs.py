@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from uma import LLM, SamplingParams, open_engine
-from uma.engine.worker.logprobs import BLOCK, LEAST, RowLogprobs
+from uma.engine.worker.logprobs import BLOCK, LEAST, LogprobReader
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
@@ -28,7 +28,8 @@ logits = st.integers(1, 3 * MAX_LOGPROBS * BLOCK).flatmap(
 
 @given(logits, st.integers(0, MAX_LOGPROBS))
 def test_the_likeliest_tokens_are_those_of_a_full_sort(logits: npt.NDArray[np.float32], count: int) -> None:
-    known = RowLogprobs(logits)
+    known = LogprobReader(logits.shape[1])
+    known.read(np.concatenate([logits, logits[:1] + 1]), [0, 1])
     for row, values in enumerate(logits):
         exact = values.astype(np.float64)
         exact -= exact.max() + math.log(np.exp(exact - exact.max()).sum())
@@ -43,7 +44,8 @@ def test_the_likeliest_tokens_are_those_of_a_full_sort(logits: npt.NDArray[np.fl
 
 
 def test_an_impossible_token_is_told_as_a_number() -> None:
-    known = RowLogprobs(np.array([[0, -np.inf]], np.float32))
+    known = LogprobReader(2)
+    known.read(np.array([[0, -np.inf]], np.float32), [0])
     assert known.of(0, 1) == (LEAST, 2)
     assert known.of(0, 0) == (0.0, 1)
 

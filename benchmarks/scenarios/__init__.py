@@ -7,6 +7,7 @@ from benchmarks.scenarios import (
     cancel,
     chain,
     first_token,
+    forms,
     layouts,
     long_context,
     memory,
@@ -43,5 +44,6 @@ ALL: tuple[Scenario, ...] = tuple(
         layouts,
         weights,
         neighbours,
+        forms,
     )
 )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from uma.engine.worker.logprobs import RowLogprobs, read_rows
+from uma.engine.worker.logprobs import LogprobReader
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
 from uma.llama.context import Context
@@ -53,6 +53,7 @@ class Sampling:
         self._context = context
         self._vocab = context.model.vocab
         self._masks = GrammarMasks(self._vocab.n_tokens)
+        self._logprobs = LogprobReader(self._vocab.n_tokens)
         self._masked: list[Sequence] = []
         """The sequences whose masks are being computed, in order."""
 
@@ -72,7 +73,8 @@ class Sampling:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
         logits = self._context.logits(len(sequences))
         asking = [row for row, sequence in enumerate(sequences) if sequence.wants_logprobs]
-        known = read_rows(logits, asking) if asking else None
+        if asking:
+            self._logprobs.read(logits, asking)
         if any(sequence.is_constrained for sequence in sequences):
             self._constrain(logits, sequences)
         likeliest: list[int] = []
@@ -96,8 +98,8 @@ class Sampling:
                         token = int(logits[row].argmax())
                     self._check_any(logits, row, sequence)
                 sampled = Sampled(token)
-                if known is not None and sequence.wants_logprobs:
-                    sampled = _with_logprobs(sampled, sequence, known, asking.index(row))
+                if sequence.wants_logprobs:
+                    sampled = self._with_logprobs(sampled, sequence, asking.index(row))
                 given.append((sampled,) if sequence.grammar is None else self._advance(sequence, sampled))
             except _CompleteError:
                 given.append((Sampled(int(self._vocab.eog_ids[0]), is_end=True),))
@@ -127,6 +129,11 @@ class Sampling:
             raise DecodeFailed("the grammar allows no token of this vocabulary here")
         raise _CompleteError
 
+    def _with_logprobs(self, sampled: Sampled, sequence: Sequence, row: int) -> Sampled:
+        logprob, rank = self._logprobs.of(row, sampled.token)
+        top = self._logprobs.top(row, sequence.request.sampling.logprobs or 0)
+        return sampled._replace(logprob=logprob, rank=rank, top=tuple(top))
+
     def _advance(self, sequence: Sequence, sampled: Sampled) -> tuple[Sampled, ...]:
         """The sampled token, and those that the grammar forces behind it."""
         grammar = sequence.grammar
@@ -154,9 +161,3 @@ class Sampling:
 
 class _CompleteError(Exception):
     """The text that a grammar asks for is complete, and may not end by a token."""
-
-
-def _with_logprobs(sampled: Sampled, sequence: Sequence, known: RowLogprobs, row: int) -> Sampled:
-    logprob, rank = known.of(row, sampled.token)
-    top = known.top(row, sequence.request.sampling.logprobs or 0)
-    return sampled._replace(logprob=logprob, rank=rank, top=tuple(top))

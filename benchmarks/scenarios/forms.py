@@ -1,0 +1,156 @@
+"""The form of an answer: what a grammar, log probabilities and several answers cost, against free text."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import trio
+
+from benchmarks.measure import Measures
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from uma import Request, RuntimeConfig, SamplingParams, open_engine
+from uma.types import Finished, Grammar, Source, Token
+
+STREAMS, PROMPT, GENERATED = 8, 64, 192
+ANSWERS, LONG_PROMPT, ANSWER_TOKENS = 8, 1_024, 16
+ENGINE = "UMA, in process"
+FIELDS = ("customer_reference", "delivery_address", "ordered_quantity", "payment_reference", "special_instructions")
+
+
+def schema(round_index: int, properties: tuple[str, ...] = FIELDS) -> dict[str, Any]:
+    """A list of objects with fixed keys and short free values. Each round has another one, so that it is compiled."""
+    one = {name: {"type": "string", "minLength": 4, "maxLength": 12 + round_index} for name in properties}
+    item = {"type": "object", "properties": one, "required": list(properties), "additionalProperties": False}
+    return {"type": "array", "items": item, "minItems": 50}
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Each form with 8 streams and with one, then the first mask of a large schema, then several answers."""
+    config = RuntimeConfig(
+        model=str(bench.model.path), n_ctx=16_384, threads=bench.threads, threads_batch=bench.threads, max_sequences=9
+    )
+    rng = Random(f"forms {index}")
+    async with open_engine(config) as engine:
+        await _rate(engine, bench, rng, STREAMS, {})
+        for streams in (STREAMS, 1):
+            case = f"{streams} streams" if streams > 1 else "1 stream"
+            emit(case, "free text", await _rate(engine, bench, rng, streams, {}))
+            grammar = Grammar(json_schema=schema(index))
+            emit(case, "JSON schema", await _rate(engine, bench, rng, streams, {"grammar": grammar}))
+            emit(case, "logprobs: 5", await _rate(engine, bench, rng, streams, {"logprobs": 5}))
+        emit("first mask", "without", await _gap(engine, bench, rng, None))
+        large = schema(index, tuple(f"property_number_{number}_of_round_{index}" for number in range(100)))
+        emit("first mask", "a schema of 100 properties", await _gap(engine, bench, rng, Grammar(json_schema=large)))
+        emit("several answers", "n: 8", await _answers(engine, bench, rng, together=True))
+    unshared = RuntimeConfig(
+        model=str(bench.model.path),
+        n_ctx=16_384,
+        threads=bench.threads,
+        threads_batch=bench.threads,
+        max_sequences=9,
+        cache_tokens=0,
+        cache_ram_mb=0,
+    )
+    async with open_engine(unshared) as engine:
+        emit("several answers", "8 requests, nothing shared", await _answers(engine, bench, rng, together=False))
+
+
+async def _rate(engine: Source, bench: Bench, rng: Random, streams: int, form: dict[str, Any]) -> Measures:
+    """Tokens a second from the first request to the last event; what is forced counts as what is sampled does."""
+    requests = [
+        _request(bench.model.prompt(rng, PROMPT), str(number), bench.pick(GENERATED, 48), **form)
+        for number in range(streams)
+    ]
+    began = time.perf_counter()
+    finished = await _all(engine, requests)
+    wall_s = time.perf_counter() - began
+    tokens = sum(each.usage.completion_tokens for each in finished)
+    batches = max(each.metrics.decode_iterations for each in finished)
+    return {"tokens_per_s": tokens / wall_s, "tokens": tokens, "batches": batches, "wall_s": wall_s}
+
+
+async def _gap(engine: Source, bench: Bench, rng: Random, grammar: Grammar | None) -> Measures:
+    """The worst gap of one stream while another request comes, with or without a grammar that was never seen."""
+    gaps: list[float] = []
+    async with trio.open_nursery() as nursery:
+        request = _request(bench.model.prompt(rng, PROMPT), "stream", bench.pick(GENERATED, 48))
+        async with engine.generate(request) as stream:
+            last, count = 0.0, 0
+            async for event in stream:
+                now = time.perf_counter()
+                if isinstance(event, Token):
+                    gaps.append(now - last if last else 0.0)
+                    last, count = now, count + 1
+                if count == 16:
+                    other = _request(bench.model.prompt(rng, PROMPT), "other", 16, grammar=grammar)
+                    nursery.start_soon(_all, engine, [other])
+    return {"worst_gap_ms": max(gaps) * 1000}
+
+
+async def _answers(engine: Source, bench: Bench, rng: Random, *, together: bool) -> Measures:
+    prompt = bench.model.prompt(rng, LONG_PROMPT)
+    count = 1 if together else ANSWERS
+    prompts = [prompt] if together else [bench.model.prompt(rng, LONG_PROMPT) for _ in range(count)]
+    requests = [
+        _request(each, str(number), ANSWER_TOKENS, n=ANSWERS if together else 1) for number, each in enumerate(prompts)
+    ]
+    began = time.perf_counter()
+    await _all(engine, requests)
+    return {"wall_s": time.perf_counter() - began}
+
+
+async def _all(engine: Source, requests: list[Request]) -> list[Finished]:
+    finished: list[Finished] = []
+
+    async def read(request: Request) -> None:
+        async with engine.generate(request) as stream:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    finished.append(event)
+
+    async with trio.open_nursery() as nursery:
+        for request in requests:
+            nursery.start_soon(read, request)
+    return finished
+
+
+def _request(prompt: tuple[int, ...], id: str, max_tokens: int, **form: Any) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, temperature=1, seed=1, ignore_eos="grammar" not in form, **form)
+    return Request(id=id, token_ids=prompt, sampling=params)
+
+
+def checks(summary: Summary) -> list[Check]:
+    """A form costs next to nothing, or saves."""
+
+    def ratio(case: str, form: str) -> float:
+        return summary.get(case, form, "tokens_per_s") / summary.get(case, "free text", "tokens_per_s")
+
+    gaps = [summary.get("first mask", each, "worst_gap_ms") for each in ("a schema of 100 properties", "without")]
+    walls = [summary.get("several answers", each, "wall_s") for each in ("8 requests, nothing shared", "n: 8")]
+    return [
+        Check("8 streams under a JSON schema: tokens/s of free text", ratio("8 streams", "JSON schema"), "≥", 1.0, "x"),
+        Check("1 stream under a JSON schema: tokens/s of free text", ratio("1 stream", "JSON schema"), "≥", 1.3, "x"),
+        Check("8 streams with logprobs: 5: tokens/s without", ratio("8 streams", "logprobs: 5"), "≥", 0.95, "x"),
+        Check(
+            "first mask of 100 properties: another stream's worst gap, of that without",
+            gaps[0] / gaps[1],
+            "≤",
+            1.1,
+            "x",
+        ),
+        Check("n: 8 on 1,024 tokens: times faster than eight requests", walls[0] / walls[1], "≥", 5, "x"),
+    ]
+
+
+SCENARIO = Scenario(
+    name="forms",
+    about=f"{STREAMS} streams and one, {GENERATED} tokens each: free text, a JSON schema with fixed keys, log "
+    f"probabilities; a stream beside a schema of 100 properties seen for the first time; {ANSWERS} answers to a prompt "
+    f"of {LONG_PROMPT:,} tokens.",
+    columns=("tokens_per_s", "tokens", "batches", "worst_gap_ms", "wall_s"),
+    measure=measure,
+    checks=checks,
+    round_limit_s=180,
+)
