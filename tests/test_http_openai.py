@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from http_server import HttpServer
 
@@ -57,3 +59,94 @@ def test_a_prompt_over_the_context_is_refused_before_the_stream_begins(client: o
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="builtin", messages=long, stream=True)
     assert refused.value.code == "context_length_exceeded"
+
+
+class Animal(pydantic.BaseModel):
+    """What the model is made to fill in."""
+
+    kind: Literal["fox", "owl"]
+    can_fly: bool
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_pydantic_model_is_parsed_out_of_the_answer(client: openai.OpenAI, is_streamed: bool) -> None:
+    asked: Any = {"model": "builtin", "messages": STORY, "max_tokens": 200, "temperature": 0, "response_format": Animal}
+    if is_streamed:
+        with client.chat.completions.stream(**asked) as stream:
+            for _ in stream:
+                pass
+            parsed = stream.get_final_completion().choices[0].message.parsed
+    else:
+        parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
+    assert isinstance(parsed, Animal)
+
+
+def test_json_object_and_a_schema_of_responses_hold(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "messages": STORY, "max_tokens": 300, "temperature": 0}
+    whole = client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    if whole.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(whole.choices[0].message.content or ""), dict)
+    parsed = client.responses.parse(model="builtin", input="A fox", text_format=Animal, temperature=0).output_parsed
+    assert isinstance(parsed, Animal)
+
+
+def test_a_schema_that_is_missing_is_not_taken_for_any(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x"}}
+    with pytest.raises(openai.BadRequestError, match=r"json_schema\.schema: is required"):
+        client.chat.completions.create(model="builtin", messages=STORY, response_format=form)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_several_choices_are_told_apart_and_usage_counts_all(client: openai.OpenAI, is_streamed: bool) -> None:
+    asked: Any = {"model": "builtin", "messages": STORY, "max_tokens": 6, "n": 3, "seed": 5}
+    whole = client.chat.completions.create(**asked)
+    texts = {choice.index: choice.message.content for choice in whole.choices}
+    assert sorted(texts) == [0, 1, 2]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 18
+    single = client.chat.completions.create(**{**asked, "n": 1})
+    assert single.usage is not None
+    assert whole.usage.prompt_tokens == single.usage.prompt_tokens
+    if is_streamed:
+        told = dict.fromkeys(texts, "")
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                told[choice.index] += choice.delta.content or ""
+        assert told == texts
+
+
+def test_log_probabilities_have_openai_s_form_streamed_or_not(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "messages": STORY, "max_tokens": 5, "temperature": 0}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    content = whole.logprobs.content or []
+    assert "".join(each.token for each in content) == whole.message.content
+    assert all(len(each.top_logprobs) == 2 and each.logprob <= 0 for each in content)
+    assert all(each.logprob == each.top_logprobs[0].logprob for each in content)
+    streamed = [
+        each
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs
+        for each in choice.logprobs.content or []
+    ]
+    assert [each.token for each in streamed] == [each.token for each in content]
+
+
+def test_log_probabilities_of_completions_are_four_lists(client: openai.OpenAI) -> None:
+    done = client.completions.create(model="builtin", prompt="Once upon", max_tokens=4, temperature=0, logprobs=2)
+    form = done.choices[0].logprobs
+    assert form is not None
+    assert "".join(form.tokens or []) == done.choices[0].text
+    assert len(form.token_logprobs or []) == len(form.top_logprobs or []) == 4
+    assert form.text_offset is not None
+    assert form.text_offset[1] == len((form.tokens or [""])[0])
+
+
+def test_a_token_that_is_biased_away_does_not_come(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "prompt": "Once upon", "max_tokens": 1, "temperature": 0}
+    usual = client.completions.create(**asked, logprobs=0).choices[0]
+    tokens = client.post("/../tokenize", body={"content": usual.text}, cast_to=dict[str, Any])["tokens"]
+    other = client.completions.create(**asked, logit_bias={str(tokens[0]): -100}).choices[0]
+    assert other.text != usual.text
