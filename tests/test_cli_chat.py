@@ -152,7 +152,7 @@ def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProce
         tell(terminal, "/load talk.json", "2 turns from talk.json")
         tell(terminal, "/system", "Instructions: Be kind.")
         tell(terminal, "/system -", "There are no instructions.")
-        tell(terminal, "/reset", "The conversation begins anew.")
+        tell(terminal, "/reset", "The conversation starts over.")
         tell(terminal, "/undo", "There is nothing to take back.")
     saved = Conversation.load(home / "talk.json")
     assert [question for question, _ in saved.turns] == ["first question", "second question"]

@@ -118,7 +118,7 @@ class RuntimeConfig:
     )
 
     tick_budget_ms: Annotated[float, Range(gt=0)] = setting(
-        80.0, "longest tick to aim for while anyone decodes", "milliseconds"
+        80.0, "longest tick to aim for while a stream decodes", "milliseconds"
     )
     start_target_tokens: Annotated[int, Range(1)] = setting(
         64, "prefill chunk before this machine's speed is known", "tokens"

@@ -193,7 +193,7 @@ def _owner(folder: Path) -> str:
         return "a folder that is made when it is needed"
     except OSError as error:
         return f"a folder that cannot be looked at: {error.strerror}"
-    owner = "this user's" if status.st_uid == os.geteuid() else f"of uid {status.st_uid}"
+    owner = "of this user's" if status.st_uid == os.geteuid() else f"of uid {status.st_uid}"
     return f"a folder {owner}, mode {stat.S_IMODE(status.st_mode):03o}"
 
 

@@ -150,7 +150,7 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
         "--priority",
         choices=("background", "normal", "interactive"),
         default="normal",
-        help="who goes first on a busy server (default: normal)",
+        help="scheduling lane on a busy server (default: normal)",
     )
     _add_place(parser)
     add_answer(parser)
@@ -331,7 +331,7 @@ COMMANDS: tuple[Command, ...] = (
         "serve a model to RustInfer's server, as its engine",
         _describe_engine_zmq,
         "As `uma run`, and on a ZeroMQ ROUTER socket the messages of RustInfer's protocol 1.0, in JSON or MessagePack. "
-        "There is no authentication: whoever reaches the endpoint can use the model. Needs pip install '.[zmq]'.",
+        "There is no authentication: any program that reaches it can use the model. Needs pip install '.[zmq]'.",
     ),
 )
 

@@ -15,7 +15,7 @@ from uma.cli.conversation import Conversation
 if TYPE_CHECKING:
     from uma.cli.chat import Chat
 
-NO_ROOM = "/undo takes back the last turn, /reset begins anew; a larger --n-ctx gives more room"
+NO_ROOM = "/undo takes back the last turn, /reset starts over; a larger --n-ctx gives more room"
 
 
 def _help(chat: Chat, _: str) -> None:
@@ -26,7 +26,7 @@ def _help(chat: Chat, _: str) -> None:
 def _reset(chat: Chat, _: str) -> None:
     chat.conversation.reset()
     kept = " The instructions stay." if chat.conversation.system is not None else ""
-    chat.view.tell(f"The conversation begins anew.{kept}")
+    chat.view.tell(f"The conversation starts over.{kept}")
 
 
 def _system(chat: Chat, text: str) -> None:
@@ -98,7 +98,7 @@ class SlashCommand:
 
 COMMANDS: dict[str, SlashCommand] = {
     "/help": SlashCommand("", "the commands of the chat", _help),
-    "/reset": SlashCommand("", "forget the conversation and begin anew", _reset),
+    "/reset": SlashCommand("", "forget the conversation and start over", _reset),
     "/system": SlashCommand("[TEXT]", "instructions for the model: show, set, or remove them with -", _system),
     "/undo": SlashCommand("", "take back the last question and its answer", _undo),
     "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
