@@ -47,7 +47,7 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
         *([f"http    {url}"] if url else []),
     ]
     if url and config.http_insecure and not config.http_keys:
-        lines += ["        any program that reaches this address can use the model, without a key (--http-insecure)"]
+        lines += ["        any program that reaches this address is a client: no keys are asked for (--http-insecure)"]
     if config.protocol == "json":
         lines += [f"try     uma chat{at}", f'        uma generate{at} "Tell me a story about a fox"']
     else:
