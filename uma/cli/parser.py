@@ -230,6 +230,35 @@ def _describe_engine_zmq(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
+def _describe_worker(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--namespace", metavar="NAME", default="dynamo", help="Dynamo's namespace (default: dynamo)")
+    parser.add_argument("--component", metavar="NAME", help="Dynamo's component (default: the model's name)")
+    parser.add_argument(
+        "--served-name", metavar="NAME", help="the model's name for clients (default: the model's own name)"
+    )
+    parser.add_argument(
+        "--block-size", metavar="N", type=int, default=16, help="tokens of a block in KV events (default: 16)"
+    )
+    parser.add_argument(
+        "--tokenizer-dir", metavar="PATH", type=Path, help="directory with the model's tokenizer.json (default: none)"
+    )
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address that other machines reach (default: 127.0.0.1)"
+    )
+    for name, default, choices in (
+        ("discovery-backend", "etcd", ("etcd", "file", "kubernetes", "mem")),
+        ("request-plane", "tcp", ("tcp", "nats")),
+        ("event-plane", "zmq", ("zmq", "nats")),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            choices=choices,
+            default=default,
+            help=f"Dynamo's {name.replace('-', ' ')} (default: {default})",
+        )
+    add_settings(parser, leave_out=SERVER_ONLY)
+
+
 PLACE = """\
 The model: a server that listens on --socket answers, where there is one; it keeps its model loaded, so the answer
 begins sooner. Where none listens on the usual socket the model is loaded in this process, and that is said; on a
@@ -325,6 +354,14 @@ COMMANDS: tuple[Command, ...] = (
         "limits, cancel ...) and for things it does not declare, which must be refused by name. Exit code 1 where a "
         "claim is false.",
         " check",
+    ),
+    Command(
+        "worker",
+        "serve a model to NVIDIA Dynamo's frontend, as a backend worker",
+        _describe_worker,
+        "Register with Dynamo 1.6 and serve its frontend and KV-aware router. Stopped by SIGTERM, which first takes "
+        "the worker out of routing and lets requests finish. A network listener without authentication: Dynamo binds "
+        "three sockets to all addresses whatever --host says. Needs pip install '.[dynamo]'.",
     ),
     Command(
         "engine-zmq",

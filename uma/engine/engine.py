@@ -183,13 +183,16 @@ class Engine:
         if self.archive is not None:
             self.archive.listen(listener)
 
-    def kv_events(self, block_size: int = DEFAULT_BLOCK_SIZE, algorithm: Algorithm = "xxh3") -> KvFeed:
+    def kv_events(
+        self, block_size: int = DEFAULT_BLOCK_SIZE, algorithm: Algorithm = "xxh3", *, skip: int = 0
+    ) -> KvFeed:
         """The prefixes that can be reused here as blocks of `block_size` tokens: those of now, and every change.
 
-        Each call makes a feed of its own, which lasts as long as the engine: keep it, and subscribe to it.
+        The first `skip` tokens of each sequence count for no block. Each call makes a feed of its own, which lasts as
+        long as the engine: keep it, and ask it for `changes`.
         """
         feed = KvFeed(trio.lowlevel.current_trio_token())
-        self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post))
+        self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post, skip=skip))
         return feed
 
     # Draining

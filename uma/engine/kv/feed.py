@@ -34,10 +34,14 @@ class _Held:
 class BlockLedger:
     """A `KvListener` that tells of a block when its first holder gets it and when its last one gives it up.
 
-    Belongs to the decode thread; `tell` is called on it, and must return at once.
+    Belongs to the decode thread; `tell` is called on it, and must return at once. The first `skip` tokens of each
+    sequence count for no block: a frontend does not see the beginning of text that is put before its tokens.
     """
 
-    def __init__(self, block_size: int, algorithm: Algorithm, tell: Callable[[KvEvent], None]) -> None:
+    def __init__(
+        self, block_size: int, algorithm: Algorithm, tell: Callable[[KvEvent], None], *, skip: int = 0
+    ) -> None:
+        self._skip = skip
         self._size = block_size
         self._name = BLOCK_HASHES[algorithm]
         self._tell = tell
@@ -49,7 +53,7 @@ class BlockLedger:
         """See `KvListener`."""
         if tier not in TIERS or not self._ends_in(run):
             return
-        tokens, names = run.tokens(), list[int]()
+        tokens, names = run.tokens()[self._skip :], list[int]()
         data, first = memoryview(tokens).cast("B"), 0
         for end in self._ends_in(run):
             held = self._held.get(key := _digest(data, end))
@@ -66,7 +70,7 @@ class BlockLedger:
         """See `KvListener`."""
         if tier not in TIERS or not self._ends_in(run):
             return
-        data = memoryview(run.tokens()).cast("B")
+        data = memoryview(run.tokens()[self._skip :]).cast("B")
         gone: list[int] = []
         for end in reversed(self._ends_in(run)):
             held = self._held[key := _digest(data, end)]
@@ -108,7 +112,8 @@ class BlockLedger:
 
     def _ends_in(self, run: Run) -> range:
         """The ends of the blocks whose last token is in `run`."""
-        return range((run.start // self._size + 1) * self._size, run.end + 1, self._size)
+        start, end = max(0, run.start - self._skip), run.end - self._skip
+        return range((start // self._size + 1) * self._size, end + 1, self._size)
 
 
 def _digest(data: memoryview, tokens: int) -> bytes:

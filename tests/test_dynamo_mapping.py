@@ -1,0 +1,196 @@
+"""Dynamo's contract without Dynamo: requests and chunks mapped, and the tokenizer that its frontend needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from engine_world import config_for
+
+from models import BOS, write_model
+from uma.bridges.dynamo import model_directory
+from uma.bridges.dynamo.mapping import Chunks, asked, chunks_for
+from uma.bridges.dynamo.model_directory import FILES, ModelFiles
+from uma.bridges.dynamo.tokenizer import PROBE, check_tokenizer, make_tokenizer
+from uma.engine import open_engine
+from uma.errors import BadRequest, ContractViolation, ModelError
+from uma.llama.catalog import builtin_path
+from uma.llama.model import Model
+from uma.types import Capabilities, Finished, Limits, ModelInfo, RequestMetrics, ServerInfo, Token, Usage
+
+INFO = ServerInfo(
+    "uma/0",
+    ModelInfo("Tiny", "/tiny.gguf", "llama", 1, 1, "F32", 512, 400, True),
+    Capabilities(True, True, True, True, True, "cells", True, 16, ("temperature",)),
+    Limits(512, 512, 1_000, 1_000, 1, 1),
+)
+
+
+def fields(**more: Any) -> dict[str, Any]:
+    """A request of three tokens that leaves everything to the engine."""
+    plain: dict[str, Any] = {"token_ids": [5, 6, 7], "sampling_options": {}, "stop_conditions": {}}
+    return plain | more
+
+
+def test_what_was_not_asked_for_is_left_to_the_engine() -> None:
+    request = asked(fields(), INFO, "a", None).request
+    assert request.token_ids == (5, 6, 7)
+    assert (request.sampling.temperature, request.sampling.max_tokens, request.priority) == (None, None, 0)
+
+
+def test_what_was_asked_for_arrives() -> None:
+    wanted = asked(
+        fields(
+            sampling_options={"temperature": 0.20000000298, "top_k": 5, "seed": -1},
+            stop_conditions={"max_tokens": 9, "stop": ["x"], "ignore_eos": True, "min_tokens": 2},
+            routing={"priority": 7},
+        ),
+        INFO,
+        "a",
+        None,
+    ).request
+    sampling = wanted.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.20000000298, 5, 9)
+    assert (sampling.stop, sampling.ignore_eos, sampling.min_tokens) == (("x",), True, 2)
+    assert sampling.seed == 2**32 - 1
+    assert wanted.priority == 1
+
+
+@pytest.mark.parametrize(("ids", "given", "added"), [([5, 6], (BOS, 5, 6), 1), ([BOS, 5], (BOS, 5), 0)])
+def test_the_beginning_of_text_comes_once(ids: list[int], given: tuple[int, ...], added: int) -> None:
+    wanted = asked(fields(token_ids=ids), INFO, "a", BOS)
+    assert (wanted.request.token_ids, wanted.added_tokens, wanted.prompt_tokens) == (given, added, len(ids))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampling_options": {"n": 2}},
+        {"sampling_options": {"use_beam_search": True}},
+        {"stop_conditions": {"stop_token_ids": [9]}, "eos_token_ids": [2]},
+        {"output_options": {"prompt_logprobs": 1}},
+        {"token_ids": [INFO.model.vocab_size]},
+        {"sampling_options": {"guided_decoding": {"json": "{}"}}},
+    ],
+)
+def test_what_this_worker_cannot_do_is_the_client_s_mistake_and_named(more: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"^(sampling_options|stop_conditions|output_options|token_ids)"):
+        asked(fields(**more), INFO, "a", None)
+
+
+def test_a_newer_frontend_s_fields_are_ignored_and_told() -> None:
+    assert asked(fields(sparkle=1), INFO, "a", None).ignored == ("sparkle",)
+
+
+def finished(completion: int, reason: Any = "stop") -> Finished:
+    return Finished("a", reason, Usage(4, 3, completion), RequestMetrics(0, 1, 2, 1, 1, 1.0, 2), seed=1)
+
+
+def made(bos: int | None = BOS) -> Chunks:
+    return chunks_for(asked(fields(), INFO, "a", bos), INFO)
+
+
+def test_tokens_that_are_ready_together_are_one_chunk_and_text_goes_with_its_ids() -> None:
+    chunks = made()
+    (first,) = chunks.of([Token("a", "He", 8), Token("a", "y", 9)])
+    assert first == {"index": 0, "token_ids": [8, 9], "text": "Hey"}
+    (last,) = chunks.of([finished(2)])
+    assert (last["token_ids"], last["finish_reason"]) == ([], "stop")
+    # The frontend's own prompt had three tokens; the beginning of text was put before them here.
+    assert last["completion_usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert last["engine_data"]["uma"]["batch_size"] == 1
+    json.dumps(last)
+
+
+def test_text_that_was_held_comes_without_an_id() -> None:
+    chunks = made()
+    events: list[Token | Finished] = [Token("a", "x", 8), Token("a", "held", 8), finished(1)]
+    first, last = chunks.of(events)
+    assert (first["token_ids"], first["text"]) == ([8], "x")
+    assert (last["token_ids"], last["text"]) == ([], "held")
+
+
+def test_an_answer_that_does_not_add_up_does_not_leave() -> None:
+    with pytest.raises(ContractViolation):
+        made().of([Token("a", "x", 8), finished(5)])
+    with pytest.raises(ContractViolation):
+        made().of([Token("a", "x", INFO.model.vocab_size)])
+
+
+# Tokenizers
+
+
+@pytest.fixture(params=["builtin", "bytes"])
+def model_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return builtin_path() if request.param == "builtin" else write_model(tmp_path / "tiny.gguf")
+
+
+def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(model_path: Path) -> None:
+    with Model.load(model_path, vocab_only=True) as model:
+        check_tokenizer(
+            make_tokenizer(model_path),
+            lambda text: model.vocab.tokenize(text, add_special=False, parse_special=True).tolist(),
+            model_path,
+        )
+
+
+def test_a_tokenizer_that_differs_is_refused_with_the_first_difference(model_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"token 0 of .* --tokenizer-dir"):
+        check_tokenizer(make_tokenizer(model_path), lambda text: [0] * len(text), model_path)
+
+
+def test_a_kind_of_tokenizer_that_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "rwkv.gguf", tokenizer="rwkv")
+    with pytest.raises(ModelError, match="its tokenizer, rwkv, cannot be converted"):
+        make_tokenizer(path)
+
+
+async def test_what_the_frontend_would_send_is_answered_as_the_prompt_s_text_is(tmp_path: Path) -> None:
+    from engine_world import answer, ask
+
+    tokenizer = make_tokenizer(builtin_path())
+    async with open_engine(config_for(Path("builtin"))) as engine:
+        ids = tokenizer.encode("Once upon a time", add_special_tokens=False).ids
+        bos = (await engine.tokenize(ask("Once upon a time"))).token_ids[0]
+        by_text = await answer(engine, ask("Once upon a time"))
+        wanted = asked(fields(token_ids=ids), engine.info, "a", bos)
+        by_ids = await answer(engine, ask(wanted.request.token_ids or ()))
+    assert by_text.text == by_ids.text
+
+
+# The directory
+
+
+def files(**changes: Any) -> ModelFiles:
+    return attrs.evolve(ModelFiles(INFO.model, 1, 2, "</s>", "{{ bos_token }}x", "{}"), **changes)
+
+
+def test_a_model_s_directory_is_named_by_its_content_and_whole(tmp_path: Path) -> None:
+    name = model_directory.write(tmp_path / "a", files())
+    assert model_directory.write(tmp_path / "b", files()) == name
+    assert model_directory.write(tmp_path / "a", files()) == name
+    assert model_directory.write(tmp_path / "a", files(chat_template="y")) != name
+    assert {each.name for each in (tmp_path / "a" / name).iterdir()} == set(FILES)
+    assert not list((tmp_path / "a").glob(".new-*"))
+
+
+def test_nothing_in_the_directory_tells_of_the_machine(tmp_path: Path) -> None:
+    elsewhere = files(info=attrs.evolve(INFO.model, path="/home/me/tiny.gguf"))
+    assert model_directory.write(tmp_path, elsewhere) == model_directory.write(tmp_path, files())
+
+
+def test_no_template_writes_the_beginning_of_text_that_the_worker_puts_there(tmp_path: Path) -> None:
+    config = json.loads(files().contents()["tokenizer_config.json"])
+    assert (config["bos_token"], config["chat_template"]) == ("", "{{ bos_token }}x")
+
+
+def test_the_probe_has_every_kind_of_text() -> None:
+    assert len({ord(each) >> 8 for each in PROBE}) > 12

@@ -1,0 +1,191 @@
+"""Two real workers behind Dynamo's real frontend and KV router: routing, errors, a worker's death, a worker's drain."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from harness import ONE_THREAD, PATIENCE_SEC, Log, clean_environ, uma_command
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="needs the extra [dynamo]")
+
+MODEL = "story"
+LONG_CHAT = [{"role": "user", "content": "Tell me a story about a fox and an owl who meet a bear in the winter. " * 3}]
+
+
+@attrs.frozen
+class Process:
+    """A process with its log."""
+
+    popen: subprocess.Popen[bytes]
+    log: Log
+
+    def cpu_ticks(self) -> int:
+        """CPU time it has used."""
+        return sum(map(int, Path(f"/proc/{self.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+
+
+@attrs.frozen
+class Cluster:
+    """A frontend, and its workers."""
+
+    url: str
+    workers: list[Process]
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """A request that is answered in one piece; `status` is HTTP's."""
+        try:
+            with self.open(path, body) as response:
+                return {"status": 200, **json.load(response)}
+        except urllib.error.HTTPError as error:
+            return {"status": error.code, **json.load(error)}
+
+    def open(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A response to read from."""
+        data = None if body is None else json.dumps({"model": MODEL, **body}).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        return urllib.request.urlopen(request, timeout=PATIENCE_SEC)
+
+    def stream(self, tokens: int) -> Iterator[dict[str, Any]]:
+        """A long answer, chunk by chunk."""
+        body = {"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        with self.open("/v1/completions", body | {"stream_options": {"include_usage": True}}) as response:
+            for line in response:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+    def busiest(self) -> Process:
+        """The worker that computes just now."""
+        before = [each.cpu_ticks() for each in self.workers]
+        until = time.monotonic() + PATIENCE_SEC
+        while time.monotonic() < until:
+            used = [each.cpu_ticks() - was for each, was in zip(self.workers, before, strict=True)]
+            if max(used) >= 10:
+                return self.workers[used.index(max(used))]
+        raise AssertionError("no worker computes")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: list[str], environ: dict[str, str]) -> Iterator[Process]:
+    popen = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ)
+    log = Log(popen.stderr)
+    try:
+        yield Process(popen, log)
+    finally:
+        popen.kill()
+        popen.wait()
+        log.join()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two workers of the built-in model behind a frontend with the KV router."""
+    (tmp_path / "kv").mkdir()
+    environ = clean_environ(
+        DYN_FILE_KV=str(tmp_path / "kv"), XDG_CACHE_HOME=str(tmp_path / "cache"), DYN_TCP_RPC_HOST="127.0.0.1",
+        DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="1", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    port = free_port()
+    flags = ["--served-name", MODEL, "--discovery-backend", "file", "--n-ctx", "2048", *ONE_THREAD]
+    frontend = [
+        *(sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)),
+        *("--router-mode", "kv", "--kv-cache-block-size", "16", "--migration-limit", "3"),
+        *("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"),
+    ]
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running(uma_command("worker", *flags), environ)) for _ in range(2)]
+        front = stack.enter_context(running(frontend, environ))
+        made = Cluster(f"http://127.0.0.1:{port}", workers)
+        wait_until_listed(made, front)
+        yield made
+
+
+def wait_until_listed(cluster: Cluster, front: Process) -> None:
+    until = time.monotonic() + PATIENCE_SEC
+    while time.monotonic() < until:
+        assert front.popen.poll() is None, front.log.text
+        assert all(each.popen.poll() is None for each in cluster.workers), cluster.workers[0].log.text
+        try:
+            with cluster.open("/v1/models") as response:
+                if MODEL in response.read().decode() and both_are_known(cluster):
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(front.log.text + cluster.workers[0].log.text)
+
+
+def both_are_known(cluster: Cluster) -> bool:
+    answer = cluster.ask("/v1/completions", prompt="Hello", max_tokens=1)
+    return answer["status"] == 200
+
+
+def test_conversations_go_where_their_prefix_is_and_mistakes_are_the_client_s(cluster: Cluster) -> None:
+    extra = {"extra_fields": ["worker_id", "timing"]}
+    first = cluster.ask("/v1/chat/completions", messages=LONG_CHAT, max_tokens=20, nvext=extra)
+    assert first["status"] == 200, first
+    assert first["usage"]["completion_tokens"] == 20
+    said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    home = first["nvext"]["worker_id"]["decode_worker_id"]
+
+    def ask_again() -> dict[str, Any]:
+        return cluster.ask("/v1/chat/completions", messages=[*LONG_CHAT, said, *LONG_CHAT], max_tokens=5, nvext=extra)
+
+    # Events reach the router some milliseconds after the answer; from then on it knows.
+    for _ in range(100):
+        again = ask_again()
+        if again["nvext"]["timing"]["kv_hit_rate"] > 0:
+            break
+    assert again["nvext"]["timing"]["kv_hit_rate"] > 0
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert again["nvext"]["worker_id"]["decode_worker_id"] == home
+
+    for body in ({"n": 2}, {"best_of": 2}):
+        refused = cluster.ask("/v1/completions", prompt="Hello", max_tokens=2, **body)
+        assert refused["status"] == 400, refused
+    refused = cluster.ask("/v1/completions", prompt="word " * 4_000, max_tokens=2)
+    assert refused["status"] == 400
+    assert "do not fit the context" in refused["message"]
+    whole = cluster.ask("/v1/completions", prompt="Once upon a time", max_tokens=24)["choices"][0]["text"]
+    stop = whole[len(whole) // 2 :][:4]
+    stopped = cluster.ask("/v1/completions", prompt="Once upon a time", max_tokens=24, stop=[stop])
+    assert stopped["choices"][0]["text"] == whole.partition(stop)[0]
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stream_ends_whole_although_its_worker_dies_or_is_told_to_stop(cluster: Cluster, number: int) -> None:
+    stream = cluster.stream(1_500)
+    chunks = [next(stream)]
+    worker = cluster.busiest()
+    worker.popen.send_signal(number)
+    chunks += stream
+    assert not [chunk for chunk in chunks if "error" in chunk]
+    reasons = {choice.get("finish_reason") for chunk in chunks for choice in chunk.get("choices", ())} - {None}
+    assert reasons == {"length"}
+    usage = next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
+    # After a migration, what came before counts as prompt.
+    assert usage["total_tokens"] == 1_504
+    code = worker.popen.wait(PATIENCE_SEC)
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), worker.log.text
+    assert cluster.ask("/v1/completions", prompt="Hello", max_tokens=2)["status"] == 200

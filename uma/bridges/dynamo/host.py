@@ -1,0 +1,172 @@
+"""An engine on a Trio thread of its own, for an asyncio program: requests go over, batches of events come back.
+
+Dynamo's loop is asyncio's. The two meet in `TrioToken.run_sync_soon` and `loop.call_soon_threadsafe` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import Engine, open_engine
+from uma.errors import InternalError, ShuttingDown, UmaError
+from uma.types import Finished, Health, Request, Token
+
+Background = Callable[[Engine], Awaitable[None]]
+"""Runs beside the engine on its Trio thread, until the engine ends."""
+
+
+@attrs.define(eq=False)
+class Job:
+    """One request. `next` belongs to the asyncio loop, `put` and `fail` to the Trio thread, `cancel` to either."""
+
+    _host: EngineHost
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _events: deque[Token | Finished | UmaError | None] = attrs.field(factory=deque, init=False)
+    _arrived: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+
+    def put(self, event: Token | Finished | UmaError | None) -> None:
+        """Hand an event over; None is the end."""
+        self._events.append(event)
+        self._host.loop.call_soon_threadsafe(self._arrived.set)
+
+    async def next(self) -> list[Token | Finished]:
+        """All events that have come, at least one; empty at the end. Raises the request's `UmaError`."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        ready: list[Token | Finished] = []
+        while self._events and not isinstance(self._events[0], UmaError | None):
+            ready.append(self._events.popleft())  # type: ignore[arg-type]
+        if not ready and isinstance(self._events[0], UmaError):
+            raise self._events[0]
+        return ready
+
+    def cancel(self) -> None:
+        """End the request: by the next tick its sequence and cells are free."""
+        self._host.call(self._scope.cancel)
+
+    async def run(self, engine: Engine, request: Request) -> None:
+        """On the Trio thread: generate."""
+        try:
+            with self._scope:
+                async with engine.generate(request) as stream:
+                    async for event in stream:
+                        if isinstance(event, Token | Finished):
+                            self.put(event)
+        except UmaError as error:
+            self.put(error)
+        finally:
+            self.put(None)
+            self._host.job_ended()
+
+
+@attrs.define(eq=False)
+class EngineHost:
+    """Starts, serves and ends an engine. Its methods belong to the asyncio loop."""
+
+    config: RuntimeConfig
+    background: tuple[Background, ...] = ()
+    loop: asyncio.AbstractEventLoop = attrs.field(init=False)
+    _thread: threading.Thread | None = attrs.field(default=None, init=False)
+    _engine: Engine | None = attrs.field(default=None, init=False)
+    _token: trio.lowlevel.TrioToken | None = attrs.field(default=None, init=False)
+    _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+    _stop: trio.Event | None = attrs.field(default=None, init=False)
+    _started: asyncio.Future[Engine] = attrs.field(init=False)
+    _running: int = attrs.field(default=0, init=False)
+    _idle: asyncio.Event = attrs.field(init=False)
+    _is_draining: bool = attrs.field(default=False, init=False)
+
+    async def start(self) -> Engine:
+        """Load the model. Raises what `open_engine` raises."""
+        self.loop = asyncio.get_running_loop()
+        self._started, self._idle = self.loop.create_future(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="uma-trio")
+        self._thread.start()
+        return await self._started
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # noqa: BLE001  (told to the loop, which raises it)
+            self.loop.call_soon_threadsafe(self._tell_failure, error)
+
+    def _tell_failure(self, error: BaseException) -> None:
+        if not self._started.done():
+            self._started.set_exception(error)
+        self._token = None
+
+    async def _main(self) -> None:
+        async with open_engine(self.config) as engine, trio.open_nursery() as nursery:
+            self._engine, self._nursery, self._stop = engine, nursery, trio.Event()
+            self._token = trio.lowlevel.current_trio_token()
+            for each in self.background:
+                nursery.start_soon(each, engine)
+            self.loop.call_soon_threadsafe(self._started.set_result, engine)
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call something on the Trio thread, soon. From any thread; without effect once the engine has ended."""
+        token = self._token
+        if token is not None:
+            try:
+                token.run_sync_soon(function, *args)
+            except trio.RunFinishedError:
+                self._token = None
+
+    def submit(self, request: Request) -> Job:
+        """Begin a request. Raises `ShuttingDown` once the end has begun."""
+        if self._is_draining or self._token is None or self._nursery is None:
+            raise ShuttingDown("the worker is stopping and takes no new requests")
+        job = Job(self)
+        self._running += 1
+        self.call(self._nursery.start_soon, job.run, self._engine, request)
+        return job
+
+    def job_ended(self) -> None:
+        """On the Trio thread: a job is over."""
+        self.loop.call_soon_threadsafe(self._count_down)
+
+    def _count_down(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self._idle.set()
+
+    async def health(self) -> Health:
+        """A probe, which goes before all other requests. Raises `UmaError`."""
+        found: asyncio.Future[Health] = self.loop.create_future()
+
+        def tell(health: Health) -> None:
+            if not found.done():
+                found.set_result(health)
+
+        async def probe() -> None:
+            assert self._engine is not None
+            self.loop.call_soon_threadsafe(tell, await self._engine.health())
+
+        if self._nursery is None or self._token is None:
+            raise InternalError("the engine has ended")
+        self.call(self._nursery.start_soon, probe)
+        return await found
+
+    async def close(self, drain_sec: float) -> None:
+        """Take no more requests, let those running end within `drain_sec`, then end the engine. Can be repeated."""
+        self._is_draining = True
+        if self._running:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_sec)
+        if self._stop is not None:
+            self.call(self._stop.set)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)

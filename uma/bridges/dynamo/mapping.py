@@ -1,0 +1,206 @@
+"""Dynamo's requests as UMA's, and UMA's events as Dynamo's chunks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from uma.bridges.pieces import TokenFollower
+from uma.contracts.parse import ignored_fields, to_json
+from uma.contracts.request import PreprocessedRequest, SamplingOptions, parse_request
+from uma.contracts.response import (
+    BackendOutput,
+    CompletionUsage,
+    OutputChecker,
+    OutputFinishReason,
+    PromptTokensDetails,
+    TopLogprob,
+)
+from uma.errors import BadRequest
+from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Request, SamplingParams, ServerInfo, Token
+
+NOT_HERE = "is not available in this worker; leave it out"
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
+@attrs.frozen
+class Asked:
+    """A request, and what its answer must be checked against."""
+
+    request: Request
+    prompt_tokens: int
+    """As the frontend counts them."""
+    added_tokens: int
+    """Put before them here: the beginning of text."""
+    ignored: tuple[str, ...]
+    """Fields that this contract does not have."""
+
+
+def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None) -> Asked:
+    """The request that a frontend's `fields` ask for. Raises `BadRequest` with a line for each wrong field.
+
+    `bos` goes before tokens that do not begin with it: the frontend adds none. What was not asked for is the engine's
+    default.
+    """
+    wanted = parse_request(
+        fields,
+        n_vocab=info.model.vocab_size,
+        max_stop_sequences=info.capabilities.max_stop_sequences,
+        strict=False,
+    )
+    if wrong := [f"{path}: {NOT_HERE}" for path in _unavailable(wanted)]:
+        raise BadRequest("\n".join(wrong))
+    adds = bos is not None and wanted.token_ids[0] != bos
+    request = Request(
+        id=id,
+        token_ids=(bos, *wanted.token_ids) if adds and bos is not None else wanted.token_ids,
+        sampling=_sampling(wanted),
+        priority=_lane(wanted),
+    )
+    return Asked(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
+
+
+def _unavailable(wanted: PreprocessedRequest) -> list[str]:
+    sampling, stop, output = wanted.sampling_options, wanted.stop_conditions, wanted.output_options
+    is_own_end = set(wanted.eos_token_ids or ()) >= {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ())}
+    refused = {
+        "sampling_options.n": (sampling.n or 1) > 1,
+        "sampling_options.best_of": (sampling.best_of or 1) > 1,
+        "sampling_options.use_beam_search": bool(sampling.use_beam_search),
+        "sampling_options.include_stop_str_in_output": bool(sampling.include_stop_str_in_output),
+        "stop_conditions.stop_token_ids": not is_own_end,
+        "stop_conditions.max_thinking_tokens": stop.max_thinking_tokens is not None,
+        "output_options.prompt_logprobs": output.prompt_logprobs is not None,
+    }
+    return [path for path, is_asked in refused.items() if is_asked]
+
+
+def _sampling(wanted: PreprocessedRequest) -> SamplingParams:
+    options, stop = wanted.sampling_options, wanted.stop_conditions
+    given: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
+    given |= {
+        "max_tokens": stop.max_tokens,
+        "min_tokens": stop.min_tokens,
+        "ignore_eos": stop.ignore_eos,
+        "stop": stop.stop,
+        # OpenAI's seeds are signed 64-bit numbers; the engine's have 32 bits.
+        "seed": None if options.seed is None else options.seed % (MAX_SEED + 1),
+        "logprobs": wanted.output_options.logprobs,
+        "grammar": _grammar(options),
+    }
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _grammar(options: SamplingOptions) -> Grammar | None:
+    guided = options.guided_decoding
+    if guided is None:
+        return None
+    if isinstance(guided.json, str):
+        raise BadRequest("sampling_options.guided_decoding.json: expected an object, not its text")
+    if guided.json is not None:
+        return Grammar(json_schema=guided.json)
+    if guided.regex is not None:
+        return Grammar(regex=guided.regex)
+    if guided.choice is not None:
+        return Grammar(choice=guided.choice)
+    return Grammar(gbnf=guided.grammar) if guided.grammar is not None else None
+
+
+def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
+    priority = wanted.routing.priority if wanted.routing is not None else None
+    if not priority:
+        return 0
+    return 1 if priority > 0 else -1
+
+
+_REASONS: dict[str, OutputFinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "cancelled": "cancelled",
+    "error": "error",
+}
+
+
+@attrs.define
+class Chunks:
+    """One answer's chunks, each checked against the contract before it leaves; text goes with its tokens."""
+
+    asked: Asked
+    _checker: OutputChecker
+    _follower: TokenFollower = attrs.field(factory=TokenFollower, init=False)
+
+    def of(self, events: Sequence[Token | Finished]) -> list[dict[str, Any]]:
+        """The chunks for events that came together: all tokens in one. Raises `ContractViolation`."""
+        tokens: list[Token] = []
+        chunks: list[BackendOutput] = []
+        for event in events:
+            if isinstance(event, Token):
+                tokens += self._follower.take(event)
+                continue
+            token, rest = self._follower.finish(event.usage.completion_tokens)
+            tokens += [token] if token is not None else []
+            if tokens:
+                chunks.append(_output(tokens))
+                tokens = []
+            chunks.append(self._last(event, rest))
+        if tokens:
+            chunks.append(_output(tokens))
+        return [chunk_of(self._checker.check(each)) for each in chunks]
+
+    def _last(self, event: Finished, rest: str) -> BackendOutput:
+        usage, asked = event.usage, self.asked
+        return BackendOutput(
+            (),
+            text=rest or None,
+            finish_reason=_REASONS[event.reason],
+            completion_usage=CompletionUsage(
+                usage.prompt_tokens - asked.added_tokens,
+                usage.completion_tokens,
+                usage.prompt_tokens - asked.added_tokens + usage.completion_tokens,
+                PromptTokensDetails(max(0, usage.cached_tokens - asked.added_tokens)),
+            ),
+            engine_data={"uma": attrs.asdict(event.metrics)},
+        )
+
+
+def chunks_for(asked: Asked, info: ServerInfo) -> Chunks:
+    """The maker of an answer's chunks."""
+    return Chunks(asked, OutputChecker(info.model.vocab_size, asked.prompt_tokens))
+
+
+def _output(tokens: Sequence[Token]) -> BackendOutput:
+    with_logprobs = [each.logprobs for each in tokens if each.logprobs is not None]
+    has_logprobs = len(with_logprobs) == len(tokens)
+    return BackendOutput(
+        tuple(each.token_id for each in tokens),
+        text="".join(each.text for each in tokens),
+        tokens=tuple(each.chosen.text for each in with_logprobs) if has_logprobs else None,
+        log_probs=tuple(min(0.0, each.chosen.logprob) for each in with_logprobs) if has_logprobs else None,
+        top_logprobs=tuple(map(_top, with_logprobs)) if has_logprobs else None,
+    )
+
+
+def _top(found: Logprobs) -> tuple[TopLogprob, ...]:
+    return tuple(TopLogprob(each.rank, each.token_id, each.text, min(0.0, each.logprob)) for each in found.top)
+
+
+def chunk_of(output: BackendOutput) -> dict[str, Any]:
+    """A checked output as the chunk that Dynamo takes."""
+    chunk = {"index": 0, **to_json(output), "token_ids": list(output.token_ids)}
+    for name in ("tokens", "log_probs"):
+        if name in chunk:
+            chunk[name] = list(chunk[name])
+    if output.top_logprobs is not None:
+        chunk["top_logprobs"] = [[attrs.asdict(each) for each in position] for position in output.top_logprobs]
+    return chunk

@@ -1,0 +1,138 @@
+"""A GGUF's vocabulary as the tokenizer.json that a frontend needs, and the proof that both give the same ids.
+
+Byte-level BPE (`gpt2`) and SentencePiece (`llama`) are made from the file's own tables. Where a text of many scripts
+gives other ids than llama.cpp's, the model is not served with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from uma.errors import ModelError
+
+CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
+"""Kinds of tokens in `tokenizer.ggml.token_type`."""
+
+PROBE = (
+    "The quick brown fox, aged 1234567890, can't jump over 3.14 lazy dogs!? \n\n  Two  spaces\tand a tab.\r\n"
+    "Fuchs für Öl, été, garçon, señor, Łódź, Ελληνικά, Кириллица, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語の文章, "
+    "中文字符,\u3000全角。 🙂👩‍💻🇪🇺 e\u0301 ﬁ ½ x² <tag> {json: [1, 2]} def f(x):\n    return x**2  # ok\n"
+)
+"""Text of every kind that pre-tokenizers treat differently."""
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_SPLITS = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+"""How text is cut before merging, by `tokenizer.ggml.pre`; others are cut as GPT-2 does."""
+
+
+class _File:
+    """The tokenizer's part of a GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self._fields = gguf.GGUFReader(path).fields
+        self.tokens: list[str] = self.get("tokens")
+        self.kinds: list[int] = self.get("token_type") or [1] * len(self.tokens)
+
+    def get(self, name: str) -> Any:
+        """`tokenizer.ggml.NAME`, or None."""
+        field = self._fields.get(f"tokenizer.ggml.{name}")
+        return None if field is None else field.contents()
+
+
+def make_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a GGUF file. Raises `ModelError` for a kind that cannot be converted."""
+    file = _File(path)
+    kind = file.get("model")
+    if kind == "gpt2":
+        made = _byte_level(file)
+    elif kind == "llama":
+        made = _sentence_piece(file)
+    else:
+        raise ModelError(
+            f"{path}: its tokenizer, {kind}, cannot be converted for Dynamo's frontend; --tokenizer-dir takes a "
+            "directory with its tokenizer.json"
+        )
+    _add_special(made, file)
+    return made
+
+
+def _byte_level(file: _File) -> Tokenizer:
+    merges = [(left, right) for left, _, right in (each.partition(" ") for each in file.get("merges") or [])]
+    tokenizer = Tokenizer(models.BPE(vocab=_vocab(file), merges=merges))
+    pattern = _SPLITS.get(str(file.get("pre")))
+    if pattern is None:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentence_piece(file: _File) -> Tokenizer:
+    vocab, scores = _vocab(file), file.get("scores")
+    unknown = next((token for token, kind in zip(file.tokens, file.kinds, strict=True) if kind == UNKNOWN), None)
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=_merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    steps: list[Any] = [normalizers.Replace(" ", "▁")]
+    if file.get("add_space_prefix") is not False:
+        steps.insert(0, normalizers.Prepend("▁"))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """SentencePiece merges whichever pair makes the piece of the highest score; as a ranked list of pairs."""
+    ranked: list[tuple[float, int, int, tuple[str, str]]] = []
+    for piece, id in vocab.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocab and right in vocab:
+                ranked.append((-scores[id], vocab[left], vocab[right], (left, right)))
+    return [pair for *_, pair in sorted(ranked)]
+
+
+def _vocab(file: _File) -> dict[str, int]:
+    return {token: id for id, token in enumerate(file.tokens)}
+
+
+def _add_special(tokenizer: Tokenizer, file: _File) -> None:
+    for token, kind in zip(file.tokens, file.kinds, strict=True):
+        if kind in (CONTROL, USER_DEFINED):
+            tokenizer.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+
+
+def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], path: Path) -> None:
+    """Raise `ModelError`, naming the first difference, where `tokenizer` gives other ids than llama.cpp's."""
+    for line in [*PROBE.splitlines(keepends=True), PROBE]:
+        ours, theirs = tokenizer.encode(line, add_special_tokens=False).ids, list(reference(line))
+        if ours == theirs:
+            continue
+        at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs))
+        raise ModelError(
+            f"{path}: the tokenizer made for Dynamo's frontend gives other tokens than llama.cpp: token {at} of "
+            f"{line[:40]!r}… is {ours[at : at + 1]}, not {theirs[at : at + 1]}; give a directory with the model's "
+            "own tokenizer.json by --tokenizer-dir"
+        )

@@ -1,0 +1,302 @@
+"""The backend worker: `dynamo.common.backend.LLMEngine` over an engine on a Trio thread.
+
+The only module that imports Dynamo. Its async methods run on Dynamo's asyncio loop; some callbacks come on its Rust
+threads, and only store what they are given.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import trio
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
+from dynamo.common.backend.run import run
+from dynamo.llm import exceptions
+
+from uma.bridges.dynamo import model_directory
+from uma.bridges.dynamo.host import EngineHost, Job
+from uma.bridges.dynamo.mapping import Asked, asked, chunks_for
+from uma.bridges.dynamo.model_directory import ModelFiles
+from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer
+from uma.config import RuntimeConfig
+from uma.contracts.card import CardRuntime, card_of, checksum, slug_of
+from uma.contracts.events import BlockRemoved, BlockStored, KvEvent
+from uma.contracts.load import is_due
+from uma.contracts.parse import to_json
+from uma.contracts.request import is_health_check
+from uma.engine import Engine
+from uma.errors import BadRequest, ContractViolation, Overloaded, PromptTooLarge, ShuttingDown, TemplateError, UmaError
+from uma.llama.catalog import resolve
+from uma.llama.model import Model
+
+DRAIN_SEC = 25.0
+"""Running requests get this long at the end: Dynamo ends the process 30 s after it has asked."""
+POLL_SEC = 0.1
+"""How often the load is looked at; it is published on a change, and every second."""
+
+_log = logging.getLogger("uma.bridges.dynamo")
+
+
+@attrs.frozen
+class WorkerOptions:
+    """Where a worker registers, and as what."""
+
+    namespace: str
+    component: str | None
+    served_name: str | None
+    block_size: int
+    tokenizer_dir: Path | None
+    host: str
+    discovery_backend: str
+    request_plane: str
+    event_plane: str
+
+
+@attrs.frozen
+class Card:
+    """What is known of the model before it is loaded."""
+
+    directory: str
+    """Relative to the working directory, which is the same on every machine."""
+    bos: int | None
+    context_length: int
+
+
+def run_worker(config: RuntimeConfig, options: WorkerOptions) -> None:
+    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers."""
+    for name in ("DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST"):
+        os.environ.setdefault(name, options.host)
+    card, name = _prepare(config, options)
+    # asyncio's own answer to SIGINT would cancel everything instead of draining.
+    signal.signal(signal.SIGINT, lambda *_: None)
+
+    async def make(_: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
+        return UmaBackend(config, options, card, name), _worker_config(options, card, name)
+
+    run(UmaBackend, [], make)
+
+
+def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
+    """Write the model's directory, having proven its tokenizer, and go where its name is relative to."""
+    path = resolve(config.model, os.environ).path
+    with Model.load(path, vocab_only=True) as model:
+        vocab = model.vocab
+        if options.tokenizer_dir is None:
+            made = make_tokenizer(path)
+            check_tokenizer(
+                made, lambda text: vocab.tokenize(text, add_special=False, parse_special=True).tolist(), path
+            )
+            text = made.to_str()
+        else:
+            text = (options.tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8")
+        bos = vocab.bos if vocab.adds_bos and vocab.bos >= 0 else None
+        files = ModelFiles(
+            model.info,
+            bos,
+            vocab.eos if vocab.eos >= 0 else None,
+            vocab.eos_text,
+            model.chat_template.source if model.chat_template.is_own else None,
+            text,
+        )
+        name = options.served_name or model.info.name
+        context_length = min(config.n_ctx or model.n_ctx_train, model.n_ctx_train)
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "uma" / "dynamo"
+    directory = model_directory.write(base, files)
+    os.chdir(base)
+    return Card(directory, bos, context_length), name
+
+
+def _worker_config(options: WorkerOptions, card: Card, name: str) -> WorkerConfig:
+    return WorkerConfig(
+        namespace=options.namespace,
+        component=options.component or slug_of(name),
+        model_name=card.directory,
+        served_model_name=name,
+        discovery_backend=options.discovery_backend,
+        request_plane=options.request_plane,
+        event_plane=options.event_plane,
+        enable_kv_routing=True,
+        metrics_labels=[("model", name)],
+    )
+
+
+class UmaBackend(LLMEngine):  # type: ignore[misc]
+    """One engine as a Dynamo backend. See `dynamo.common.backend.LLMEngine` for who calls what."""
+
+    def __init__(self, config: RuntimeConfig, options: WorkerOptions, card: Card, name: str) -> None:
+        self._options, self._card, self._name = options, card, name
+        self._host = EngineHost(config, (self._publish_kv, self._publish_load))
+        self._max_running = config.max_sequences
+        self._engine: Engine | None = None
+        self._jobs: dict[str, Job] = {}
+        self._ids = count(1)
+        self._kv: Any = None
+        self._load: Any = None
+        self._told: set[str] = set()
+        self._violations = 0
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> NoReturn:
+        """Not used: `run_worker` makes the worker from UMA's own options."""
+        raise NotImplementedError("start it by `uma worker`")
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Load the model."""
+        self._engine = await self._host.start()
+        info, size = self._engine.info, self._options.block_size
+        cells = self._engine.snapshot()["kv_cells_total"]
+        runtime = CardRuntime(cells // size, self._max_running, None)
+        card = card_of(info, block_size=size, context_length=self._card.context_length, runtime=runtime)
+        return EngineConfig(
+            model=self._card.directory,
+            served_model_name=self._name,
+            runtime_data={"uma": {"server": info.server, "card": to_json(card), "checksum": checksum(card)}},
+            llm=LlmRegistration(
+                context_length=self._card.context_length,
+                kv_cache_block_size=size,
+                total_kv_blocks=cells // size,
+                max_num_seqs=self._max_running,
+            ),
+        )
+
+    async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+        """Answer one request, in chunks of all tokens that are ready."""
+        assert self._engine is not None
+        try:
+            if is_health_check(request):
+                yield await self._probe()
+                return
+            wanted = asked(request, self._engine.info, f"{context.id()}.{next(self._ids)}", self._card.bos)
+            self._tell_ignored(wanted)
+            job = self._host.submit(wanted.request)
+        except UmaError as error:
+            raise _mapped(error) from error
+        self._jobs[context.id()] = job
+        maker = chunks_for(wanted, self._engine.info)
+        try:
+            while events := await job.next():
+                for chunk in maker.of(events):
+                    if "finish_reason" in chunk:
+                        # The last item's generator may be closed much later: nothing is left to be freed by then.
+                        self._jobs.pop(context.id(), None)
+                    yield chunk
+        except UmaError as error:
+            if isinstance(error, ContractViolation):
+                self._violations += 1
+                job.cancel()
+                _log.error("event=dynamo.contract_violation request=%s reason=%r", wanted.request.id, error.message)
+            raise _mapped(error) from error
+        finally:
+            if self._jobs.get(context.id()) is job:
+                del self._jobs[context.id()]
+                job.cancel()
+
+    async def abort(self, context: Any) -> None:
+        """Free a request whose client is gone."""
+        if (job := self._jobs.pop(context.id(), None)) is not None:
+            job.cancel()
+
+    async def cleanup(self) -> None:
+        """Let running requests finish, then end the engine."""
+        await self._host.close(DRAIN_SEC)
+
+    async def kv_event_sources(self) -> list[PushSource]:
+        """Events are pushed."""
+        return [PushSource(on_ready=self._on_kv_publisher)]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        """One rank."""
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: Any) -> None:
+        """Take the publisher of the load, on one of Dynamo's threads."""
+        self._load = publisher
+
+    def _on_kv_publisher(self, publisher: Any) -> None:
+        self._kv = publisher
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """A probe of one token."""
+        payload: dict[str, Any] = build_health_check_payload(self._card.bos or 0)
+        return payload
+
+    async def _probe(self) -> dict[str, Any]:
+        health = await self._host.health()
+        if health.status != "ok":
+            raise exceptions.Unknown(f"the engine is {health.status}")
+        usage = {"prompt_tokens": 1, "completion_tokens": health.tokens_generated, "total_tokens": 2}
+        return {"token_ids": [], "index": 0, "finish_reason": "length", "completion_usage": usage}
+
+    def _tell_ignored(self, wanted: Asked) -> None:
+        for path in set(wanted.ignored) - self._told:
+            self._told.add(path)
+            _log.warning("event=dynamo.ignored_field field=%s", path)
+
+    # On the Trio thread
+
+    async def _publish_kv(self, engine: Engine) -> None:
+        """Pass KV events on, counted as the frontend counts tokens: without the beginning of text that is put here."""
+        feed = engine.kv_events(self._options.block_size, skip=0 if self._card.bos is None else 1)
+        while self._kv is None:  # noqa: ASYNC110  (it comes from a thread of Dynamo's, once)
+            await trio.sleep(POLL_SEC)
+        sequence = -1
+        while True:
+            missed = await feed.changes(sequence)
+            sequence = missed.sequence
+            for event in missed.events:
+                self._publish_event(event)
+
+    def _publish_event(self, event: KvEvent) -> None:
+        if isinstance(event, BlockStored):
+            self._kv.publish_stored(
+                list(event.token_ids),
+                [event.block_size] * len(event.block_hashes),
+                list(event.block_hashes),
+                event.parent_block_hash,
+            )
+        elif isinstance(event, BlockRemoved):
+            self._kv.publish_removed(list(event.block_hashes))
+
+    async def _publish_load(self, engine: Engine) -> None:
+        last, published_ms = None, None
+        while True:
+            snapshot, now_ms = self._snapshot(engine), int(time.monotonic() * 1000)
+            if self._load is not None and is_due(published_ms, now_ms, has_changed=snapshot != last):
+                self._load.publish(0, snapshot)
+                last, published_ms = snapshot, now_ms
+            await trio.sleep(POLL_SEC)
+
+    def _snapshot(self, engine: Engine) -> ComponentSnapshot:
+        figures, size = engine.snapshot(), self._options.block_size
+        used, total = figures["kv_cells_used"], figures["kv_cells_total"]
+        has_asked = figures["cache_hits"] + figures["cache_misses"] > 0
+        return ComponentSnapshot(
+            kv_used_blocks=-(-used // size),
+            kv_total_blocks=total // size,
+            gpu_cache_usage=used / total if total else 0.0,
+            dp_rank=0,
+            kv_cache_hit_rate=figures["cache_hit_rate"] if has_asked else None,
+        )
+
+
+def _mapped(error: UmaError) -> Exception:
+    """The error as Dynamo's frontend turns it into a status: the client's mistakes as 400, a full queue as 429."""
+    if isinstance(error, BadRequest | PromptTooLarge | TemplateError):
+        made: Exception = exceptions.InvalidArgument(error.message)
+    elif isinstance(error, Overloaded):
+        made = exceptions.HttpError(429, error.message)
+    elif isinstance(error, ShuttingDown):
+        made = exceptions.EngineShutdown(error.message)
+    else:
+        made = exceptions.Unknown(f"{error.code}: {error.message}")
+    return made

@@ -1,0 +1,34 @@
+"""`uma worker`: a backend worker of NVIDIA Dynamo."""
+
+from __future__ import annotations
+
+import argparse
+
+from uma.cli.options import load_settings
+from uma.errors import ConfigError
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    config = load_settings(options).config
+    if options.block_size < 1:
+        raise ConfigError(f"--block-size: {options.block_size} must be 1 or more")
+    try:
+        from uma.bridges.dynamo.worker import WorkerOptions, run_worker  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"worker needs {error.name}: pip install '.[dynamo]'") from None
+    run_worker(
+        config,
+        WorkerOptions(
+            options.namespace,
+            options.component,
+            options.served_name,
+            options.block_size,
+            options.tokenizer_dir and options.tokenizer_dir.absolute(),
+            options.host,
+            options.discovery_backend,
+            options.request_plane,
+            options.event_plane,
+        ),
+    )
+    return 0
