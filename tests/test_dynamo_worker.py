@@ -137,7 +137,7 @@ def wait_until_listed(cluster: Cluster, front: Process) -> None:
 
 def both_are_known(cluster: Cluster) -> bool:
     answer = cluster.ask("/v1/completions", prompt="Hello", max_tokens=1)
-    return answer["status"] == 200
+    return bool(answer["status"] == 200)
 
 
 def test_conversations_go_where_their_prefix_is_and_mistakes_are_the_client_s(cluster: Cluster) -> None:
