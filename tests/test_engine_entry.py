@@ -22,31 +22,48 @@ from harness import PATIENCE_SEC, frame
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.prompt import MAX_PREPARING_BYTES
 from uma.engine.kv.disk import FOLDER, DiskTier
-from uma.errors import ShuttingDown
+from uma.errors import Overloaded, PromptTooLarge, ShuttingDown
 from uma.server.server import Server
 
 
-@contextmanager
-def no_thread_free() -> Iterator[trio.CapacityLimiter]:
-    """A block in which all of Trio's worker threads are taken."""
-    limiter = trio.to_thread.current_default_thread_limiter()
-    borrowers = [object() for _ in range(int(limiter.available_tokens))]
-    for each in borrowers:
-        limiter.acquire_on_behalf_of_nowait(each)
-    try:
-        yield limiter
-    finally:
+class NoThreads:
+    """All threads that a request could need are taken."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._lanes = engine._prompts.lanes
+        self._limiter = trio.to_thread.current_default_thread_limiter()
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that wait for a thread."""
+        return self._lanes.waiting + self._limiter.statistics().tasks_waiting
+
+    @contextmanager
+    def taken(self) -> Iterator[NoThreads]:
+        """For the block."""
+        borrowers = [object() for _ in range(int(self._limiter.available_tokens))]
         for each in borrowers:
-            limiter.release_on_behalf_of(each)
+            self._limiter.acquire_on_behalf_of_nowait(each)
+        for _ in range(self._lanes.slots):
+            self._lanes.acquire_nowait(1)
+        try:
+            yield self
+        finally:
+            for each in borrowers:
+                self._limiter.release_on_behalf_of(each)
+            for _ in range(self._lanes.slots):
+                self._lanes.release()
 
 
-async def one_waits(limiter: trio.CapacityLimiter) -> None:
-    """Wait until somebody waits for a thread, and see that it is one."""
+async def one_waits(threads: NoThreads) -> None:
+    """Wait until a task waits for a thread, and see that it is one."""
     with trio.fail_after(PATIENCE_SEC):
-        while not limiter.statistics().tasks_waiting:
+        while not threads.waiting:
             await trio.testing.wait_all_tasks_blocked()
-    assert limiter.statistics().tasks_waiting == 1
+    assert threads.waiting == 1
 
 
 @pytest.mark.parametrize("content", ["", "a"])
@@ -55,10 +72,10 @@ async def test_a_chat_of_very_many_tiny_messages_is_not_rendered_on_the_trio_thr
     async with open_engine(config_for(tiny)) as engine:
         with trio.fail_after(PATIENCE_SEC):
             async with trio.open_nursery() as nursery:
-                with no_thread_free() as limiter:
+                with NoThreads(engine).taken() as threads:
                     nursery.start_soon(engine.tokenize, many)
                     await trio.testing.wait_all_tasks_blocked()
-                    assert limiter.statistics().tasks_waiting == 1
+                    assert threads.waiting == 1
                     # What is short goes no such way.
                     short = (Message("user", content),) * 10
                     await answer(engine, Request("b", messages=short, sampling=SamplingParams(max_tokens=1)))
@@ -73,10 +90,10 @@ async def test_a_request_that_is_withdrawn_while_it_is_prepared_is_counted(
     async with open_engine(config) as engine:
         await answer(engine, ask(known, 2))
     async with open_engine(config) as engine:
-        with no_thread_free() as limiter:
+        with NoThreads(engine).taken() as threads:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(answer, engine, ask("a" * 5_000 if waits_for == "tokens" else (*known, 1)))
-                await one_waits(limiter)
+                await one_waits(threads)
                 nursery.cancel_scope.cancel()
         await answer(engine, ask(max_tokens=2))
         metrics = await settled(engine)
@@ -88,12 +105,12 @@ async def test_a_client_that_hangs_up_while_its_request_is_prepared_is_counted(t
     config = config_for(tiny, socket=str(socket_dir / "s"))
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
         await nursery.start(Server(engine, config).serve)
-        with trio.fail_after(PATIENCE_SEC), no_thread_free() as limiter:
+        with trio.fail_after(PATIENCE_SEC), NoThreads(engine).taken() as threads:
             async with await trio.open_unix_socket(config.socket) as stream:
                 await stream.send_all(frame({"id": "a", "prompt": "a" * 5_000}))
-                while not limiter.statistics().tasks_waiting:
+                while not threads.waiting:
                     await trio.testing.wait_all_tasks_blocked()
-            while limiter.statistics().tasks_waiting:
+            while threads.waiting:
                 await trio.testing.wait_all_tasks_blocked()
             await trio.testing.wait_all_tasks_blocked()
         metrics = engine.snapshot()
@@ -126,10 +143,10 @@ async def test_a_file_that_many_need_at_once_is_read_once(tiny: Path, tmp_path: 
         got.append(await answer(engine, ask((*known, id), 2, id=str(id))))
 
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
-        with no_thread_free() as limiter:
+        with NoThreads(engine).taken() as threads:
             for id in range(5):
                 nursery.start_soon(read, id)
-            await one_waits(limiter)
+            await one_waits(threads)
     assert [each.finished.usage.cached_tokens >= 600 for each in got] == [True] * 5
     assert len(files_read) == 1
 
@@ -163,9 +180,9 @@ async def test_a_request_that_would_ask_a_stopped_engine_what_it_holds_is_refuse
         refused.append(error.value)
 
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
-        with no_thread_free() as limiter:
+        with NoThreads(engine).taken() as threads:
             nursery.start_soon(late, engine)
-            await one_waits(limiter)  # its prompt is about to be tokenized
+            await one_waits(threads)  # its prompt is about to be tokenized
             engine.begin_drain()
             engine.worker.stop()
     assert len(refused) == 1
@@ -269,3 +286,109 @@ async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
         nursery.start_soon(keep_busy)
         assert len((await answer(engine, ask(max_tokens=3))).tokens) == 3
         nursery.cancel_scope.cancel()
+
+
+# Preparation
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_slots_are_given_by_lane_then_by_arrival_and_the_last_is_kept_from_background(slots: int) -> None:
+    lanes, order = LaneLimiter(slots), list[str]()
+
+    async def work(lane: int, name: str) -> None:
+        async with lanes.slot(lane):
+            order.append(name)
+            await trio.lowlevel.checkpoint()
+
+    for _ in range(slots):
+        lanes.acquire_nowait(1)
+    async with trio.open_nursery() as nursery:
+        for lane, name in ((-1, "b1"), (-1, "b2"), (0, "n1"), (0, "n2"), (1, "i1"), (1, "i2"), (-1, "b3")):
+            nursery.start_soon(work, lane, name)
+            await trio.testing.wait_all_tasks_blocked()
+        assert order == []
+        lanes.release()  # the other slot, where there are two, stays taken
+        await trio.testing.wait_all_tasks_blocked()
+        above = ["i1", "i2", "n1", "n2"]
+        assert order == (above if slots == 2 else [*above, "b1", "b2", "b3"])
+        for _ in range(slots - 1):
+            lanes.release()
+    assert order == [*above, "b1", "b2", "b3"]
+
+
+@pytest.mark.parametrize("granted", ["never", "with the cancel", "before"])
+async def test_a_slot_that_is_waited_for_in_vain_is_not_lost(granted: str) -> None:
+    lanes = LaneLimiter(1)
+
+    async def work() -> None:
+        async with lanes.slot(0):
+            await trio.sleep_forever()
+
+    if granted != "before":
+        lanes.acquire_nowait(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        if granted != "before":
+            await trio.testing.wait_all_tasks_blocked()
+        if granted == "with the cancel":
+            lanes.release()
+        nursery.cancel_scope.cancel()
+    if granted == "never":
+        lanes.release()
+    assert lanes.waiting == 0
+    lanes.acquire_nowait(0)
+
+
+def long_text(kib: int, priority: Any, id: str) -> Request:
+    return ask("word " * (kib * 1024 // 5), 2, id=id, priority=priority)
+
+
+async def test_a_flood_of_long_background_prompts_leaves_the_way_free_for_others(tiny: Path) -> None:
+    """They wait, up to a bound on their bytes, and what is refused is told when to try again."""
+    refused: list[Overloaded] = []
+
+    async def flood(engine: Engine, number: int) -> None:
+        try:
+            await answer(engine, long_text(200, -1, f"flood {number}"))
+        except Overloaded as error:
+            refused.append(error)
+        except PromptTooLarge:
+            pass
+
+    config = config_for(tiny, n_ctx=32_768, max_prompt_bytes=4 * 2**20)
+    async with open_engine(config) as engine:
+        with trio.fail_after(PATIENCE_SEC), NoThreads(engine).taken() as threads:
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(flood, engine, number)
+                await trio.testing.wait_all_tasks_blocked()
+                waiting = threads.waiting
+                assert 0 < waiting < 100
+                assert waiting + len(refused) == 100
+                assert engine._prompts._preparing_bytes <= 0.5 * MAX_PREPARING_BYTES
+                nursery.start_soon(flood, engine, 100)
+                await trio.testing.wait_all_tasks_blocked()
+                assert threads.waiting == waiting, "it was not refused"
+                nursery.start_soon(engine.tokenize, long_text(200, 1, "interactive"))
+                await trio.testing.wait_all_tasks_blocked()
+                assert threads.waiting == waiting + 1, "background took the space of others"
+                nursery.cancel_scope.cancel()
+        assert engine._prompts._preparing_bytes == 0
+    assert all(error.retry_after_ms for error in refused)
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_engine(config_for(tiny, n_ctx=512, max_prompt_bytes=4 * 2**20)) as engine:
+        vocab = engine._context.model.vocab
+        for size in (100, 1_000, 40_000):
+            text = "many words " * size
+            assert 0 < vocab.least_tokens(text) <= len(vocab.tokenize(text, add_special=False, parse_special=False))
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise AssertionError("it was tokenized")
+
+        monkeypatch.setattr(type(vocab), "tokenize", fail)
+        with pytest.raises(PromptTooLarge, match="prompt too large: 440,000 characters are"):
+            await answer(engine, ask("many words " * 40_000))

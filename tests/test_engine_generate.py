@@ -242,8 +242,7 @@ async def test_a_long_prompt_is_tokenized_off_the_trio_thread(tiny: Path) -> Non
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(spin)
-            with pytest.raises(PromptTooLarge):
-                await answer(engine, ask("word " * 400_000))
+            assert len((await engine.tokenize(ask("word " * 400_000))).token_ids) > 400_000
             nursery.cancel_scope.cancel()
     assert turns > 100
 

@@ -26,7 +26,7 @@ import trio
 from uma.config import RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.engine import Engine, open_engine
-from uma.errors import BadRequest, ConfigError, ShuttingDown, UmaError
+from uma.errors import BadRequest, ConfigError, InternalError, ShuttingDown, UmaError
 from uma.types import (
     Answer,
     Event,
@@ -340,7 +340,9 @@ async def _generate_one(
                         seed=event.seed,
                         warnings=event.warnings,
                     )
-    except ShuttingDown:
+    except (ShuttingDown, InternalError) as error:
+        if isinstance(error, InternalError) and not engine.worker.has_failed:
+            return _failed(prompt, error)
         # The engine ends, and with it the loop: that is no result, so this waits to be cancelled.
         await trio.sleep_forever()
     except ValueError as error:

@@ -18,8 +18,6 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float) -> Activity:
     running: list[RunningRequest] = []
     waiting: Counter[int] = Counter()
     for sequence in sequences:
-        if sequence.is_probe:
-            continue
         if sequence.started_ms == 0:
             waiting[sequence.lane] += 1
         else:

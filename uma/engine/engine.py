@@ -28,6 +28,7 @@ from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.stream import RequestStream
+from uma.engine.health import Watchdog
 from uma.engine.info import server_info
 from uma.engine.intake import features
 from uma.engine.intake.coalesce import WhenIdle
@@ -47,12 +48,10 @@ from uma.errors import Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
-from uma.types import MAX_SEED, Activity, Health, HealthStatus, Priority, Request, SamplingParams, Tokenized
+from uma.types import MAX_SEED, Activity, Health, HealthStatus, Request, Tokenized
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
-PROBE_TIMEOUT_SEC = 10.0
-"""A health probe that has no token by then reports `stalled`."""
 
 _trace_log = logging.getLogger("uma.engine.scheduler")
 
@@ -93,6 +92,7 @@ class Engine:
         self._wake_worker = WhenIdle(self.worker.commands.wake, GATHER_SEC)
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._constraints = Constraints(context.model.vocab)
+        self._watchdog = Watchdog(self.worker.commands)
         self._gate = Gate(
             config,
             self._open.keys(),
@@ -144,21 +144,12 @@ class Engine:
         return await self._prompts.read_rendered(text)
 
     async def health(self, *, probe: bool = True) -> Health:
-        """See `types.Source.health`. A probe goes before everything else; without an answer the status is `stalled`."""
-        began = now_ms()
+        """See `types.Source.health`. Tasks that ask at once share one probe; without an answer: `stalled`."""
         if not probe or self._is_draining:
             return Health(self.status, 0.0, 0)
-        bos = max(self._context.model.vocab.bos, 0)
-        request = Request(id="health", token_ids=(bos,), sampling=SamplingParams(max_tokens=1), priority=1)
-        stream = self._submit(request, array("i", (bos,)), is_probe=True)
-        tokens = 0
-        try:
-            with trio.move_on_after(PROBE_TIMEOUT_SEC):
-                async for _ in stream:
-                    tokens = 1
-        finally:
-            stream.abandon()
-        return Health(self.status if tokens else "stalled", round(now_ms() - began, 3), int(tokens > 0))
+        began = now_ms()
+        is_alive = await self._watchdog.is_alive()
+        return Health(self.status if is_alive else "stalled", round(now_ms() - began, 3), int(is_alive))
 
     async def metrics(self) -> dict[str, Any]:
         """See `types.Source.metrics`."""
@@ -166,7 +157,7 @@ class Engine:
         return self.snapshot()
 
     async def activity(self) -> Activity:
-        """See `types.Source.activity`. Health probes are not part of it."""
+        """See `types.Source.activity`."""
         await trio.lowlevel.checkpoint()
         return activity_of([each for each in self._open if each.status is not Status.ENDED], now_ms())
 
@@ -249,8 +240,6 @@ class Engine:
         grammar: GrammarState | None = None,
         forced: Iterable[int] = (),
         bias: Bias | None = None,
-        *,
-        is_probe: bool = False,
     ) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers."""
         sampling = request.sampling.over(self.config.sampler)
@@ -266,7 +255,6 @@ class Engine:
                 grammar=grammar if grammar is None or index == 0 else grammar.fork(),
                 forced=list(forced),
                 bias=bias,
-                is_probe=is_probe,
             )
             for index in range(features.answers(sampling))
         ]
@@ -277,7 +265,7 @@ class Engine:
         self._wake_worker.ask()
         return stream
 
-    def _sequence(self, request: Request, tokens: array[int], *, is_probe: bool, **more: Any) -> Sequence:
+    def _sequence(self, request: Request, tokens: array[int], **more: Any) -> Sequence:
         limit = self.config.max_tokens
         asked = request.sampling.max_tokens or limit
         cut = f"max_tokens: {asked:,} is over the limit of {limit:,} and was cut to it"
@@ -288,14 +276,13 @@ class Engine:
             tokens=tokens,
             prompt_tokens=len(tokens),
             max_tokens=min(asked, limit, self.max_request_tokens - len(tokens)),
-            lane=Priority.INTERACTIVE if is_probe else request.priority,
+            lane=request.priority,
             arrived_ms=now_ms(),
-            target_ttft_ms=0.0 if is_probe else request.slo.target_ttft_ms,
+            target_ttft_ms=request.slo.target_ttft_ms,
             expected_ttft_ms=request.slo.target_ttft_ms or self.config.slo_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
             credits=CREDITS,
             is_paced=self._is_paced(request),
-            is_probe=is_probe,
             warnings=(cut,) if asked > limit else (),
             **more,
         )

@@ -27,14 +27,16 @@ _log = logging.getLogger("uma.engine")
 LAST_WRITES_SEC = 10.0
 """Maximum time, at the end, for snapshots that are still being written to disk."""
 
+_log = logging.getLogger("uma.engine")
+
 
 @asynccontextmanager
 async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engine]:
     """Load the model and serve requests until the block is left, which cancels whatever still runs.
 
     Raises `ModelError` or `ConfigError` where that cannot be. Loading happens in a thread; it cannot be interrupted.
-    Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault of the decode thread
-    cancels the block and is raised from it.
+    Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
+    engine cancels the block and is raised from it.
     """
     require_trio("open_engine")
     config = config or RuntimeConfig()
@@ -46,9 +48,9 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
         engine = Engine(config, context, await _open_archive(config, context))
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
-        thread: list[outcome.Outcome[None]] = []
+        tasks = _Tasks(engine)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_serve, engine, nursery.cancel_scope, thread)
+            nursery.start_soon(tasks.run, nursery.cancel_scope)
             try:
                 yield engine
             except trio.Cancelled:
@@ -58,35 +60,55 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
             finally:
                 engine.begin_drain()
                 engine.worker.stop()
-        thread[0].unwrap()
+        tasks.thread.unwrap()
+        tasks.delivery.unwrap()
         ended.unwrap()
 
 
-async def _serve(engine: Engine, scope: trio.CancelScope, ended: list[outcome.Outcome[None]]) -> None:
-    """The decode thread, the mailbox that its events come through, and the archive. Ends after `worker.stop`."""
-    with trio.CancelScope(shield=True) as shield:
-        async with trio.open_nursery() as nursery:
-            if engine.archive is not None:
-                nursery.start_soon(engine.archive.run)
-            # A limiter of its own: this thread lives as long as the engine and must take no slot from others.
-            run = partial(trio.to_thread.run_sync, engine.worker.run, limiter=trio.CapacityLimiter(1))
-            async with trio.open_nursery() as while_it_runs:
-                while_it_runs.start_soon(engine.mailbox.run)
-                ended.append(await outcome.acapture(run))
-                while_it_runs.cancel_scope.cancel()
-            engine.mailbox.empty()
-            engine.mailbox.close()
-            if engine.archive is not None:
-                engine.archive.close()
-            shield.deadline = trio.current_time() + LAST_WRITES_SEC
-    # Without its thread an engine can do nothing: a fault there ends the block, and is raised from it.
-    if isinstance(ended[0], outcome.Error):
-        scope.cancel()
+class _Tasks:
+    """What an engine consists of while it is open. A fault in any part ends the others, and the block, loudly."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.thread: outcome.Outcome[None] = outcome.Value(None)
+        """How the decode thread ended."""
+        self.delivery: outcome.Outcome[None] = outcome.Value(None)
+        """How the task ended that delivers its events."""
+
+    async def run(self, block: trio.CancelScope) -> None:
+        """Run until `worker.stop`. Cancels `block` where a part ended with a fault."""
+        engine = self._engine
+        with trio.CancelScope(shield=True) as shield:
+            async with trio.open_nursery() as nursery:
+                if engine.archive is not None:
+                    nursery.start_soon(engine.archive.run)
+                async with trio.open_nursery() as while_it_runs:
+                    while_it_runs.start_soon(self._deliver, block)
+                    # A limiter of its own: this thread lives as long as the engine and must take no slot from others.
+                    run = partial(trio.to_thread.run_sync, engine.worker.run, limiter=trio.CapacityLimiter(1))
+                    self.thread = await outcome.acapture(run)
+                    while_it_runs.cancel_scope.cancel()
+                engine.mailbox.empty()
+                engine.mailbox.close()
+                if engine.archive is not None:
+                    engine.archive.close()
+                shield.deadline = trio.current_time() + LAST_WRITES_SEC
+        if isinstance(self.thread, outcome.Error):
+            block.cancel()
+
+    async def _deliver(self, block: trio.CancelScope) -> None:
+        try:
+            await self._engine.mailbox.run()
+        except Exception as fault:  # noqa: BLE001  (raised from the block)
+            _log.critical("the engine ends: its events can no longer be delivered", exc_info=fault)
+            self.delivery = outcome.Error(fault)
+            self._engine.worker.stop()
+            block.cancel()
 
 
 def _load(config: RuntimeConfig) -> Model:
     found = resolve(config.model, os.environ)
-    return Model.load(
+    model = Model.load(
         Path(found.path),
         n_gpu_layers=config.n_gpu_layers,
         map_above_bytes=sizing.map_above_bytes(config),
@@ -94,6 +116,8 @@ def _load(config: RuntimeConfig) -> Model:
         is_builtin=found.is_builtin,
         extra_buffers=config.extra_buffers,
     )
+    model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
+    return model
 
 
 def _make_context(model: Model, config: RuntimeConfig) -> Context:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 4000
 """Characters. In a text for a pre-tokenizer of llama.cpp that recurses, no word may be twice this long; see `_cuts`."""
 
+_WHITE_SPACE = " \t\n\r\v\f\u00a0\u3000"
 _NO_BREAK = re.compile(r"\S*|\s*")
 
 _ITERATIVE = frozenset(
@@ -94,6 +95,33 @@ class Vocab:
         with self.opened() as handle:
             spelling: bytes = lib.llama_vocab_get_text(handle, token)
         return spelling.decode("utf-8", "replace")
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound on the number of tokens of a text, for certain; 0 where the vocabulary allows none.
+
+        White space is not counted: some tokens swallow as much of it as stands beside them.
+        """
+        if not self._max_token_bytes:
+            return 0
+        return (len(text) - sum(map(text.count, _WHITE_SPACE))) // self._max_token_bytes
+
+    @cached_property
+    def _max_token_bytes(self) -> int:
+        """Maximum bytes of text that one token stands for; 0 where an unknown token can stand for any number.
+
+        A token's spelling in the vocabulary has at least as many bytes as the text it stands for.
+        """
+        has_bytes = lib.llama_vocab_type(self._handle) in (lib.LLAMA_VOCAB_TYPE_BPE, lib.LLAMA_VOCAB_TYPE_SPM)
+        if not has_bytes:
+            return 0
+        with self._open() as handle:
+            spellings = [lib.llama_vocab_get_text(handle, token) for token in range(self.n_tokens)]
+        if lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE:
+            # A byte that the vocabulary lacks is dropped from the text.
+            single = {each for each in spellings if len(each.decode("utf-8", "replace")) == 1}
+            if len(single) < 256:
+                return 0
+        return max(4, *map(len, spellings))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
         """The text's token ids.

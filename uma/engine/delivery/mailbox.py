@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import heapq
 import itertools
+import logging
 import math
 import os
 import threading
@@ -20,11 +21,15 @@ import trio
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Delivery
 from uma.engine.delivery.stream import RequestStream
+from uma.errors import InternalError
 
 _write = ctypes.PyDLL(None).write
 """The C library's, called without giving up the GIL: on a pipe that does not block it takes a microsecond."""
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-MOST_RINGS = 4096
+MAX_RINGS = 4096
+"""Bytes taken from the bell at once: far more rings than can have come."""
+
+_log = logging.getLogger("uma.engine")
 
 
 class Mailbox:
@@ -52,7 +57,7 @@ class Mailbox:
                 self._release(now_ms())
                 continue
             await trio.lowlevel.wait_readable(self._bell)
-            os.read(self._bell, MOST_RINGS)
+            os.read(self._bell, MAX_RINGS)
             waiting = self.empty()
             if waiting:
                 # First those who were woken by it have their turns, and write what they have to write.
@@ -62,16 +67,19 @@ class Mailbox:
                     taken.set()
 
     def empty(self) -> list[threading.Event]:
-        """Deliver what is here; returns the events to be set for it."""
+        """Deliver what is here; returns the events to be set for it. A fault in one stream ends that stream alone."""
         waiting = []
         while self._mail:
             deliveries, taken = self._mail.popleft()
             now = now_ms()
             for stream, event, not_before_ms in deliveries:
-                if (not_before_ms <= now and not stream.is_ahead) or not stream.keep(event, not_before_ms):
-                    stream.deliver(event)
-                else:
-                    heapq.heappush(self._early, (not_before_ms, next(self._numbers), stream))
+                try:
+                    if (not_before_ms <= now and not stream.is_ahead) or not stream.keep(event, not_before_ms):
+                        stream.deliver(event)
+                    else:
+                        heapq.heappush(self._early, (not_before_ms, next(self._numbers), stream))
+                except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
+                    _fail(stream, fault)
             if taken is not None:
                 waiting.append(taken)
         return waiting
@@ -85,10 +93,18 @@ class Mailbox:
     def _release(self, until_ms: float) -> None:
         while self._early and self._early[0][0] <= until_ms:
             _, _, stream = heapq.heappop(self._early)
-            stream.release(until_ms)
+            try:
+                stream.release(until_ms)
+            except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
+                _fail(stream, fault)
 
     def close(self) -> None:
         """Give out what is early, once no thread posts or runs it any more."""
         self._release(math.inf)
         os.close(self._bell)
         os.close(self._rope)
+
+
+def _fail(stream: RequestStream, fault: Exception) -> None:
+    _log.error("a stream failed: a fault while an event was delivered", exc_info=fault)
+    stream.fail(InternalError(f"a fault ended this stream ({type(fault).__name__}: {fault})"))

@@ -74,7 +74,9 @@ class RequestStream:
             self.deliver(self._ahead.popleft()[1])
 
     def deliver(self, event: Event | UmaError) -> None:
-        """For the engine: the next event is due."""
+        """For the engine: the next event is due. After the last one, or `fail`, it is dropped."""
+        if self._is_over:
+            return
         if self._dropped and isinstance(event, Finished):
             event = self._without_dropped(event)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
@@ -87,6 +89,13 @@ class RequestStream:
         if self._reader is not None:
             reader, self._reader = self._reader, None
             trio.lowlevel.reschedule(reader)
+
+    def fail(self, error: UmaError) -> None:
+        """For the engine: end the stream with an error, because an event could not be delivered."""
+        self.tap = None
+        self._ahead.clear()
+        self.cancel()
+        self.deliver(error)
 
     def cancel(self) -> None:
         """See `types.EventStream.cancel`."""

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from uma.config import RuntimeConfig
-from uma.errors import BadRequest, PromptTooLarge
+from uma.engine.clock import now_ms
+from uma.engine.intake.lanes import LaneLimiter
+from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
 from uma.types import Request, Tokenized
+
+T = TypeVar("T")
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.
 Messages count because rendering takes time for each, however short it is."""
+TOKENIZER_THREADS = 2
+"""Maximum prompts tokenized at once, in threads that nothing else uses. More would only take cores from decoding."""
+MAX_PREPARING_BYTES = 32 * 2**20
+"""Maximum text of all prompts that wait to be tokenized or are: further ones are refused as overload. Each also exists
+as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
+LANE_SHARE = {1: 1.0, 0: 0.75, -1: 0.5}
+"""How much of that a lane can fill: a flood in one lane leaves space for those above it."""
+LEAST_RETRY_MS = 50
 
 
 class PromptReader:
@@ -24,43 +40,88 @@ class PromptReader:
         self._max_bytes = config.max_prompt_bytes
         self._model = model
         self._max_tokens = max_tokens
+        self.lanes = LaneLimiter(TOKENIZER_THREADS)
+        self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
+        self._preparing_bytes = 0
+        self._bytes_per_ms = 0.0
 
-    async def read(self, request: Request) -> array[int]:
-        """The prompt's tokens. Raises `BadRequest`, `PromptTooLarge` or `TemplateError`."""
+    async def read(self, request: Request, *, must_fit: bool = True) -> array[int]:
+        """The prompt's tokens. Raises `BadRequest`, `PromptTooLarge`, `TemplateError`, or `Overloaded` where too much
+        text is being prepared. With `must_fit` a text that cannot fit the context is refused without tokenizing it.
+        """
         if request.token_ids is not None:
             limit = self._model.vocab.n_tokens
             if max(request.token_ids) >= limit:
                 raise BadRequest(f"token_ids: {max(request.token_ids)} is not in the vocabulary of {limit:,} tokens")
             return array("i", request.token_ids)
-        chars = len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())
-        self._check_bytes(request, chars)
-        is_short = chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES
-        if is_short and (request.messages is None or self._model.chat_template.is_cheap):
-            tokens = self._tokenize(request)
-        else:
-            tokens = await trio.to_thread.run_sync(self._tokenize, request)
+        self._check_bytes(request)
+        if must_fit and request.prompt is not None:
+            self._check_bound(request.prompt)
+        tokens = await self._prepare(partial(self._tokenize, must_fit=must_fit), request)
         if not tokens:
             raise BadRequest("prompt: gives no token at all, so there is nothing to continue")
         return tokens
 
     async def explain(self, request: Request) -> Tokenized:
         """The prompt's tokens, and what they stand for. Raises what `read` does."""
-        tokens = await self.read(request)
+        tokens = await self.read(request, must_fit=False)
         if request.prompt is not None:
             vocab = self._model.vocab
             return Tokenized(tuple(tokens), added_tokens=int(vocab.adds_bos and tokens[0] == vocab.bos))
-        return Tokenized(tuple(tokens), await trio.to_thread.run_sync(self._text_of, request))
+        return Tokenized(tuple(tokens), await self._prepare(self._text_of, request))
+
+    async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
+        """Call `function(request)`: at once for a short prompt, else in a thread when it is the turn of its lane.
+
+        Raises `Overloaded` where too much text waits already.
+        """
+        chars = _chars(request)
+        is_short = chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES
+        if is_short and (request.messages is None or self._model.chat_template.is_cheap):
+            return function(request)
+        size_bytes = 4 * chars
+        self._check_budget(request.priority, size_bytes)
+        self._preparing_bytes += size_bytes
+        try:
+            async with self.lanes.slot(request.priority):
+                began = now_ms()
+                result = await trio.to_thread.run_sync(function, request, limiter=self._threads)
+                self._bytes_per_ms = size_bytes / max(0.001, now_ms() - began)
+                return result
+        finally:
+            self._preparing_bytes -= size_bytes
+
+    def _check_budget(self, lane: int, size_bytes: int) -> None:
+        ahead = self._preparing_bytes
+        # One prompt alone is always taken: its own size has a limit of its own.
+        if ahead and ahead + size_bytes > LANE_SHARE[lane] * MAX_PREPARING_BYTES:
+            raise Overloaded(
+                f"too many prompts are being prepared: {ahead:,} bytes of text wait to be tokenized",
+                retry_after_ms=max(LEAST_RETRY_MS, round(ahead / self._bytes_per_ms)) if self._bytes_per_ms else 1_000,
+            )
+
+    def _check_bound(self, text: str) -> None:
+        """Refuse, without tokenizing it, a text that cannot have few enough tokens."""
+        least = self._model.vocab.least_tokens(text) if len(text) > self._max_tokens else 0
+        if least >= self._max_tokens:
+            raise PromptTooLarge(
+                f"prompt too large: {len(text):,} characters are {least:,} tokens at least, which do not fit the "
+                f"context of {self._max_tokens:,} tokens; shorten the prompt, or run with a larger --n-ctx"
+            )
 
     async def read_rendered(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that a chat template has been applied to elsewhere: spellings of special tokens are these
         tokens, and BOS is added where the text does not begin with it. Raises what `read` does.
         """
-        self._check_bytes(Request(id="rendered", prompt=text), len(text))
-        add_special = self._model.chat_template.needs_bos(text)
-        ids = await trio.to_thread.run_sync(
-            partial(self._model.vocab.tokenize, text, add_special=add_special, parse_special=True)
-        )
+        request = Request(id="rendered", prompt=text)
+        self._check_bytes(request)
+        ids = await self._prepare(self._ids_of_rendered, request)
         return tuple(ids.tolist())
+
+    def _ids_of_rendered(self, request: Request) -> npt.NDArray[np.int32]:
+        text = request.prompt or ""
+        add_special = self._model.chat_template.needs_bos(text)
+        return self._model.vocab.tokenize(text, add_special=add_special, parse_special=True)
 
     def _text_of(self, request: Request) -> str:
         if request.messages is not None:
@@ -75,8 +136,8 @@ class PromptReader:
                 "which must also hold the answer; shorten the prompt, or run with a larger --n-ctx"
             )
 
-    def _check_bytes(self, request: Request, chars: int) -> None:
-        if chars * 4 <= self._max_bytes:
+    def _check_bytes(self, request: Request) -> None:
+        if _chars(request) * 4 <= self._max_bytes:
             return
         texts = [request.prompt or "", *(message.content for message in request.messages or ())]
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -86,14 +147,20 @@ class PromptReader:
                 "(max_prompt_bytes)"
             )
 
-    def _tokenize(self, request: Request) -> array[int]:
+    def _tokenize(self, request: Request, *, must_fit: bool) -> array[int]:
         vocab = self._model.vocab
         if request.messages is not None:
             template = self._model.chat_template
             text = template.render(request.messages)
+            if must_fit:
+                self._check_bound(text)
             ids = vocab.tokenize(text, add_special=template.needs_bos(text), parse_special=True)
         else:
             ids = vocab.tokenize(request.prompt or "", add_special=True, parse_special=False)
         tokens: array[int] = array("i")
         tokens.frombytes(ids.tobytes())
         return tokens
+
+
+def _chars(request: Request) -> int:
+    return len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())

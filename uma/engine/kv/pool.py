@@ -133,6 +133,14 @@ class KvPool:
         assert seq_id is not None, "asked for a sequence id when none can be had"
         return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
 
+    def borrow_id(self) -> int | None:
+        """An empty sequence id for a computation that leaves nothing behind; None where running sequences have all."""
+        return self._take_id(keep=None)
+
+    def give_back_id(self, seq_id: int) -> None:
+        """End of the loan: what the id holds is dropped."""
+        self.trim(seq_id, 0)
+
     def count_use(self, found: int) -> None:
         """Count a request that found so many tokens of its prompt."""
         if found:

@@ -56,6 +56,13 @@ class CountKnown:
 
 
 @attrs.frozen
+class Probe:
+    """Call `answer`, on the decode thread, once a token was generated, or with False when none will be."""
+
+    answer: Callable[[bool], None]
+
+
+@attrs.frozen
 class Listen:
     """Tell `listener` of what cells and memory hold, and of every change."""
 
@@ -67,7 +74,7 @@ class Stop:
     """End everything, then the thread."""
 
 
-Command = Submit | Cancel | Credit | Preload | CountKnown | Listen | Stop
+Command = Submit | Cancel | Credit | Preload | CountKnown | Probe | Listen | Stop
 
 
 class Commands:

@@ -137,9 +137,16 @@ class Executor:
 
     def _booked(self, sequences: list[Sequence], steps: list[Step], *, learns: bool) -> Results:
         """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
+        rows = sequences
         for step in steps:
-            self._runner.book(sequences, step, learns=learns and step is steps[-1])
-            yield Result(sequences, step.given, step.at_ms)
+            given = step.given
+            if any(sequence.holding is None for sequence in rows):
+                # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
+                rows = [row for row in sequences if row.holding is not None]
+            if len(rows) < len(sequences):
+                given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
+            self._runner.book(rows, step, learns=learns and step is steps[-1])
+            yield Result(rows, given, step.at_ms)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
         """Decode rows of which some were given several tokens at once."""

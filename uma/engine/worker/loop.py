@@ -9,21 +9,34 @@ thread touches the context, the pool or a submitted `Sequence`, but to read sing
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
-from uma.engine.worker.commands import Cancel, Command, Commands, CountKnown, Credit, Listen, Preload, Stop, Submit
+from uma.engine.worker.commands import (
+    Cancel,
+    Command,
+    Commands,
+    CountKnown,
+    Credit,
+    Listen,
+    Preload,
+    Probe,
+    Stop,
+    Submit,
+)
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output, patience_ms
+from uma.engine.worker.probes import Probes
 from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sampling import Sampling
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.waiting import WaitingRoom
-from uma.errors import ShuttingDown
+from uma.errors import InternalError, ShuttingDown
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
@@ -32,6 +45,9 @@ REPLAN_BATCHES = 32
 decode rows take: a fraction of all ticks is enough to follow the machine, and the others have no time to spare."""
 IDLE_SEC = 0.25
 """Idle for this long, the thread takes snapshots of cached sequences: a follow-up comes sooner or much later."""
+
+
+_log = logging.getLogger("uma.engine")
 
 
 class DecodeWorker:
@@ -67,11 +83,14 @@ class DecodeWorker:
             context, pool, scheduler.cost, metrics, self._outbox, self.commands, self._sampling, self._trace
         )
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
+        self._probes = Probes(self._runner, metrics)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
         """Batches computed before the plan that is in force."""
         self._is_stopping = False
+        self.has_failed = False
+        """A fault has ended the thread. Any thread can read it."""
 
     # Any thread
 
@@ -104,22 +123,36 @@ class DecodeWorker:
     def run(self) -> None:
         """Tick until `stop`."""
         try:
-            while not self._is_stopping:
-                for command in self.commands.take():
-                    self._obey(command)
-                if self._is_stopping or (self._tick() and self._residency.all):
-                    continue
-                # Also where the last sequence has ended and others are on their way: the first of a burst waits for it.
-                self._outbox.flush()
-                self._rest()
-        finally:
-            for sequence in list(self._residency.all):
-                self._residency.end(sequence, ShuttingDown("the engine is stopping"))
-            self._sampling.close()
+            self._tick_until_stopped()
+            self._residency.end_all(ShuttingDown("the engine is stopping"))
+            # Not after a fault: what the cells hold then is not known.
             if self._saves_at_end:
                 self._pool.save_all_cached()
+        except BaseException as fault:
+            self.has_failed = True
+            _log.critical("the decode thread ends: a fault in the engine", exc_info=fault)
+            self._residency.abandon_all(InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})"))
+            raise
+        finally:
+            self._probes.answer(is_alive=False)
+            self._sampling.close()
             self._pool.tell_end()
             self._outbox.flush()
+
+    def _tick_until_stopped(self) -> None:
+        while not self._is_stopping:
+            for command in self.commands.take():
+                self._obey(command)
+            if self._is_stopping:
+                return
+            had_work = self._tick()
+            if self._probes and not self._residency.is_decoding:
+                self._probes.run()
+            if had_work and self._residency.all:
+                continue
+            # Also where the last sequence has ended and others are on their way: the first of a burst waits for it.
+            self._outbox.flush()
+            self._rest()
 
     def _tick(self) -> bool:
         """Compute what the policy says; False if there was nothing to compute."""
@@ -147,6 +180,8 @@ class DecodeWorker:
                     self._residency.finish(sequence, reason)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                 self._residency.fail(sequence, error)
+        if self._probes and any(isinstance(given, tuple) for given in result.given):
+            self._probes.answer(is_alive=True)
 
     def _next_tick(self, now: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""
@@ -220,6 +255,8 @@ class DecodeWorker:
                 self._pool.store.add(snapshot)
             case CountKnown(tokens, answer):
                 answer(self._pool.known_tokens(tokens))
+            case Probe(answer):
+                self._probes.add(answer)
             case Listen(listener):
                 self._pool.listen(listener)
             case Stop():

@@ -77,8 +77,6 @@ class Output:
 
     def _count(self, sequence: Sequence, now_ms: float) -> None:
         sequence.had_token(now_ms)
-        if sequence.is_probe:
-            return
         metrics = self._metrics
         metrics.tokens_generated_total += 1
         if sequence.generated == 1:

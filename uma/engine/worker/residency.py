@@ -54,6 +54,11 @@ class Residency:
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether some sequence is given a token with the next tick."""
+        return any(each.status is Status.DECODING for each in self.active.values())
+
     # In
 
     def submit(self, sequence: Sequence) -> None:
@@ -151,13 +156,17 @@ class Residency:
         sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
         self.active[sequence.key] = sequence
         if is_first:
-            self._note_started(sequence, now)
+            try:
+                self._note_started(sequence, now)
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
+                self.fail(sequence, error)
+                return
         self._trace.started(sequence)
 
     def _note_started(self, sequence: Sequence, now: float) -> None:
         sequence.started_ms = now
         sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
-        if not sequence.is_probe and sequence.index == 0:  # a prompt with several answers is one
+        if sequence.index == 0:  # a prompt with several answers is one
             self._pool.count_use(sequence.computed)
             self._metrics.prompt_tokens_total += sequence.prompt_tokens
             self._metrics.cached_tokens_total += sequence.cached_tokens
@@ -190,6 +199,19 @@ class Residency:
                 ),
             )
 
+    def end_all(self, error: UmaError) -> None:
+        """End every sequence with an error."""
+        for sequence in list(self.all):
+            self.end(sequence, error)
+
+    def abandon_all(self, error: UmaError) -> None:
+        """After a fault that ends the engine: tell every reader, and touch nothing else, whatever state it is in."""
+        for sequence in self.all:
+            self._outbox.add(sequence.stream, error)
+            self._metrics.finished("error")
+        self.all.clear()
+        self.active.clear()
+
     def end(self, sequence: Sequence, event: Finished | UmaError) -> None:
         """Give the last event, and take back all that the sequence held."""
         sequence.change(Change.END)
@@ -207,7 +229,7 @@ class Residency:
 
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.holding is not None:
-            self._pool.someone_decodes = any(each.status is Status.DECODING for each in self.active.values())
+            self._pool.someone_decodes = self.is_decoding
             if isinstance(event, Finished) and not self._pool.shares:
                 self._pool.save(sequence.holding, now_ms())
             self._pool.release(sequence.holding, now_ms(), keep=isinstance(event, Finished))
@@ -217,9 +239,6 @@ class Residency:
             sequence.sampler = None
 
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
-        if sequence.is_probe:
-            self._metrics.health_probes_total += 1
-            return
         if sequence.index:  # it is its request that is counted
             return
         reason = event.reason if isinstance(event, Finished) else "error"

@@ -153,6 +153,18 @@ class ModelRunner:
             self._trace.batch("decode", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
 
+    def probe(self) -> bool:
+        """Compute and sample one token by itself. False where there is no KV cell or sequence id for it now."""
+        seq_id = self._pool.borrow_id()
+        if seq_id is None:
+            return False
+        self._pool.make_room(1)
+        self._batch.clear()
+        self._batch.add_decode((max(self._context.model.vocab.bos, 0),), (0,), (seq_id,))
+        code, _ = self._compute()
+        self._pool.give_back_id(seq_id)
+        return code == DONE and bool(self._context.logits(1).argmax() >= 0)
+
     def _extend(self, work: Work, tokens: int) -> tuple[int, float, dict[Sequence, int]]:
         """Compute and book the next tokens of each sequence: the answer, its milliseconds, and the rows with logits."""
         if self._pool.in_id_order:

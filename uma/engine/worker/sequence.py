@@ -135,7 +135,6 @@ class Sequence:
     """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
     index: int = 0
     """Which of its request's answers it is."""
-    is_probe: bool = False
     warnings: tuple[str, ...] = ()
 
     stream: Any = None
@@ -158,8 +157,9 @@ class Sequence:
     """When its first token is due (`policy.order.due_ms`), fixed on arrival."""
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
-    experience: Experience = attrs.field(init=False)
     """Time between its last two tokens."""
+    experience: Experience = attrs.field(init=False)
+    """How well its reader was served, token by token."""
     cells: int = 0
     """KV cells that preempting it would free; current only where the scheduler has to know."""
     paused_ms: float = 0.0

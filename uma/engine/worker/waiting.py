@@ -80,22 +80,16 @@ class WaitingRoom:
 
     def lacks(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[int, int]:
         """The slots and the cells that others have to give up before `sequence` can start."""
-        places = len(active) + 1 - self._places_for(sequence)
+        slots = len(active) + 1 - self._max_active
         unread = sum(each.missing for each in active.values())
         reserve = RESERVE_PER_ROW * len(active)
         cells = self._pool.cells_needed(sequence.tokens) + unread + reserve - self._pool.free_cells
-        return max(0, places), max(0, cells)
-
-    def _places_for(self, sequence: Sequence) -> int:
-        # A probe asks whether generation works, not whether there is a slot: it takes one beyond the limit.
-        return self._max_active + sequence.is_probe
+        return max(0, slots), max(0, cells)
 
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
-        if len(active) >= self._places_for(sequence) or not self._pool.has_id():
+        if len(active) >= self._max_active or not self._pool.has_id():
             return False
         needed, free = self._pool.cells_needed(sequence.tokens), self._pool.free_cells
-        if sequence.is_probe:
-            return needed <= free
         return may_begin(needed, free, sum(each.missing for each in active.values()), len(active))
 
     def _find_leader(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[Sequence, int] | None:

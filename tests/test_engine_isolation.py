@@ -1,0 +1,193 @@
+"""One fault is one request's: in sampling, in text, in delivery. What ends the whole engine ends it loudly."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from engine_world import answer, answers, ask, config_for, settled, tokens_for
+
+from harness import PATIENCE_SEC
+from uma import Request, open_engine
+from uma.engine import Engine
+from uma.engine.delivery.detokenize import TextStream
+from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.worker.output import Output
+from uma.errors import InternalError, from_code
+from uma.llama.batch import Batch
+from uma.llama.context import Context
+from uma.llama.sampler import Sampler
+from uma.types import Token
+
+BAD = ask(tokens_for(99, 12), 20, id="bad", temperature=0.7, seed=3)
+
+
+def good_requests() -> list[Request]:
+    return [ask(tokens_for(seed, 10 + seed), 30, id=str(seed)) for seed in range(3)]
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("on purpose")
+
+
+async def fails(engine: Engine, request: Request) -> InternalError:
+    """The error that a request ends with."""
+    with pytest.raises(InternalError) as error, trio.fail_after(PATIENCE_SEC):
+        await answer(engine, request)
+    return error.value
+
+
+def fail_in_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sampler, "sample", fail)
+
+
+def fail_in_the_making_of_a_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma.engine.worker.residency.Sampler", fail)
+
+
+def fail_in_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept = Output._accept
+
+    def faulty(output: Output, sequence: Any, *rest: Any) -> Any:
+        if sequence.request.id == "bad" and sequence.generated == 5:
+            monkeypatch.setattr(TextStream, "push", fail)
+            try:
+                return accept(output, sequence, *rest)
+            finally:
+                monkeypatch.undo()
+        return accept(output, sequence, *rest)
+
+    monkeypatch.setattr(Output, "_accept", faulty)
+
+
+@pytest.mark.parametrize("break_it", [fail_in_sampling, fail_in_the_making_of_a_sampler, fail_in_text])
+async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_its_traceback(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, break_it: Any
+) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        expected = [each.token_ids for each in await answers(engine, good_requests())]
+        break_it(monkeypatch)
+        got: list[tuple[int, ...]] = []
+
+        async def read_good() -> None:
+            got.extend([each.token_ids for each in await answers(engine, good_requests())])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_good)
+            error = await fails(engine, BAD)
+        metrics = await settled(engine)
+    assert got == expected
+    assert "ZeroDivisionError: on purpose" in str(error)
+    assert from_code("E_RUNTIME_INTERNAL", "x").code == error.code
+    assert "Traceback" in caplog.text and "on purpose" in caplog.text
+    assert (metrics["requests_error"], metrics["active_sequences"], metrics["cache_protected_size"]) == (1, 0, 0)
+
+
+async def test_a_fault_of_the_whole_thread_is_told_logged_raised_and_saves_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    told: list[InternalError] = []
+
+    class BreakingContext(Context):
+        breaks = False
+
+        def decode(self, batch: Batch) -> int:
+            return fail() if self.breaks else super().decode(batch)
+
+    monkeypatch.setattr("uma.engine.open.Context", BreakingContext)
+    with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):
+        async with open_engine(config) as engine:
+            await answer(engine, ask(tokens_for(1, 600), 2))
+            monkeypatch.setattr(BreakingContext, "breaks", True)
+            with trio.CancelScope(shield=True):
+                told.append(await fails(engine, ask()))
+            await trio.sleep_forever()
+    assert "on purpose" in str(told[0])
+    assert "Traceback" in caplog.text
+    assert not list((tmp_path / "kv").rglob("*.umakv")), "what a broken thread held was saved"
+
+
+# Delivery
+
+
+async def test_a_tap_that_raises_ends_its_own_stream_alone(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        expected = [each.token_ids for each in await answers(engine, good_requests())]
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(ask(max_tokens=500, id="bad")) as stream:
+                stream.tap = fail
+                got = await answers(engine, good_requests())
+                with pytest.raises(InternalError, match="on purpose"):
+                    async for _ in stream:
+                        pass
+                with pytest.raises(StopAsyncIteration):
+                    await stream.__anext__()
+        metrics = await settled(engine)
+    assert [each.token_ids for each in got] == expected
+    assert "Traceback" in caplog.text
+    assert metrics["active_sequences"] == 0
+
+
+async def test_an_engine_that_can_deliver_nothing_any_more_ends_and_says_why(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = Mailbox.empty
+
+    def broken(mailbox: Mailbox) -> list[threading.Event]:
+        monkeypatch.setattr(Mailbox, "empty", empty)
+        fail()
+        return []
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):
+        async with open_engine(config_for(tiny)) as engine:
+            await answer(engine, ask())
+            monkeypatch.setattr(Mailbox, "empty", broken)
+            await answer(engine, ask())
+            await trio.sleep_forever()
+    assert any(record.levelno == logging.CRITICAL and record.exc_info for record in caplog.records)
+
+
+# Health
+
+
+async def test_however_many_ask_one_probe_is_on_its_way(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        await answer(engine, ask(max_tokens=2))
+        before = engine.snapshot()["batch_calls_total"]
+        async with trio.open_nursery() as nursery:
+            for _ in range(1_000):
+                nursery.start_soon(engine.health)
+        metrics = engine.snapshot()
+    assert metrics["batch_calls_total"] - before <= 2
+    assert metrics["queued_requests"] == 0
+
+
+async def test_while_tokens_are_generated_health_costs_no_batch(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        async with engine.generate(ask(max_tokens=40, stream=False)) as stream:
+            while engine.snapshot()["tokens_generated_total"] == 0:
+                await trio.to_thread.run_sync(int)
+            async with trio.open_nursery() as nursery:
+                for _ in range(100):
+                    nursery.start_soon(engine.health)
+            async for event in stream:
+                assert not isinstance(event, Token)
+        metrics = engine.snapshot()
+    assert metrics["batch_calls_total"] <= 40 + 1
+
+
+async def test_a_probe_leaves_nothing_behind(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        await answer(engine, ask())
+        before = engine.snapshot()
+        for _ in range(300):  # more than there are sequence ids
+            assert (await engine.health()).status == "ok"
+        after = engine.snapshot()
+    for name in ("kv_cells_used", "sequence_ids_used", "tokens_generated_total", "requests_total", "cache_misses"):
+        assert after[name] == before[name], name
+    assert after["health_probes_total"] == 300
