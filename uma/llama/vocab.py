@@ -114,7 +114,7 @@ class Vocab:
         has_bytes = lib.llama_vocab_type(self._handle) in (lib.LLAMA_VOCAB_TYPE_BPE, lib.LLAMA_VOCAB_TYPE_SPM)
         if not has_bytes:
             return 0
-        with self._open() as handle:
+        with self.opened() as handle:
             spellings = [lib.llama_vocab_get_text(handle, token) for token in range(self.n_tokens)]
         if lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE:
             # A byte that the vocabulary lacks is dropped from the text.

@@ -161,7 +161,7 @@ class ModelRunner:
         self._pool.make_room(1)
         self._batch.clear()
         self._batch.add_decode((max(self._context.model.vocab.bos, 0),), (0,), (seq_id,))
-        code, _ = self._compute()
+        code, _ = self._compute([])
         self._pool.give_back_id(seq_id)
         return code == DONE and bool(self._context.logits(1).argmax() >= 0)
 
