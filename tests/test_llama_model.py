@@ -298,6 +298,7 @@ def test_loading_and_closing_leaves_nothing_behind(tiny: Path, tmp_path: Path) -
     for _ in range(50):
         open_and_close()
     rss_after, fds_after, threads_after = held()
-    assert (fds_after, threads_after) == (fds, threads)
+    assert fds_after == fds
+    assert threads_after <= threads  # one that another test left behind may end meanwhile
     # A context of this size is some 2 MB and a model 0.4: a leak of either would be 20 MB and more by now.
     assert rss_after - rss < 6 * 2**20
