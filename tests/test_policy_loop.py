@@ -71,7 +71,7 @@ def test_a_machine_that_changes_its_speed_is_within_budget_again_after_a_few_tic
     for _ in range(30):
         before = world.tick()
     world.machine = attrs.evolve(world.machine, slowdown=factor)
-    for _ in range(8):
+    for _ in range(20):
         world.tick()
     settled = len(stream.given_ms)
     after = [world.tick() for _ in range(20)]

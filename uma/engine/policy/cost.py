@@ -22,6 +22,8 @@ LEARN_SLOPE = 0.05
 """The same for how cost grows with the tokens attended to: that does not change, and takes a long prompt to see."""
 SURE_TOKENS = 200
 """Observations that lie closer than this say little about the slope; then what other sizes show counts for more."""
+SURE_SEEN = 3
+"""Observations from which on a size is believed although others promise more."""
 MOST_ATTENTION = 0.75
 """Of a batch's time, the share that may be put down to attention."""
 NEARLY = 0.96
@@ -32,6 +34,10 @@ HICCUP = 2.0
 """Times as long as predicted that one observation counts for at most. A machine that is really slower shows it again
 with the next batch; a batch that another program interrupted for a second says nothing of the one after it."""
 
+TILE_TOKENS = 64
+"""From so many tokens of a sequence on llama.cpp's flash attention computes in tiles, on a CPU: what attention costs a
+token is another figure than below, several times less."""
+
 Position = Callable[[int], float]
 """By number of tokens."""
 
@@ -39,9 +45,11 @@ Position = Callable[[int], float]
 class _Line:
     """Milliseconds of one size by the tokens attended to: the level of late, and a slope that is learnt slowly."""
 
-    __slots__ = ("_cov", "_far_ms", "_far_x", "_ms", "_var", "_x")
+    __slots__ = ("_cov", "_far_ms", "_far_x", "_ms", "_var", "_x", "seen")
 
     def __init__(self, x: float, ms: float) -> None:
+        self.seen = 1
+        """Observations."""
         self._x = self._far_x = x
         self._ms = self._far_ms = ms
         self._var = self._cov = 0.0
@@ -55,6 +63,7 @@ class _Line:
     def scaled(self, factor: float) -> _Line:
         """A copy in which everything takes `factor` times as long."""
         copy = _Line(self._x, self._ms * factor)
+        copy.seen = self.seen
         copy._far_x, copy._far_ms = self._far_x, self._far_ms * factor
         copy._var, copy._cov = self._var, self._cov * factor
         return copy
@@ -65,6 +74,7 @@ class _Line:
 
     def learn(self, x: float, ms: float) -> None:
         """Take in one observation."""
+        self.seen += 1
         self._x += (x - self._x) * LEARN
         self._ms += (ms - self._ms) * LEARN
         dx, dms = x - self._far_x, ms - self._far_ms
@@ -83,13 +93,14 @@ class _Table:
         self._sizes = sizes
         self._is_tiled = is_tiled
         self._lines: list[_Line | None] = [None] * len(sizes)
-        self._usual = 0.0
+        self._usual = [0.0, 0.0]
+        """Of sizes below a tile, and of the others."""
 
     def scaled(self, factor: float) -> _Table:
         """A copy in which everything takes `factor` times as long."""
         copy = _Table(self._sizes, is_tiled=self._is_tiled)
         copy._lines = [line and line.scaled(factor) for line in self._lines]
-        copy._usual = self._usual * factor
+        copy._usual = [usual * factor for usual in self._usual]
         return copy
 
     @property
@@ -109,14 +120,27 @@ class _Table:
         slot = self._slot(size)
         if self._is_tiled and slot and size < self._sizes[slot]:
             slot -= 1  # the last tile is not full, and no faster than those before it
+        own = self._from_nearest(size, slot, x, least_seen=1)
+        if not self._is_tiled or (line := self._lines[slot]) is None or line.seen >= SURE_SEEN:
+            return own
+        # Seen once: perhaps while memory was touched for the first time. What other sizes promise is worth trying.
+        return min(own, self._from_nearest(size, slot, x, least_seen=SURE_SEEN) or own)
+
+    def _from_nearest(self, size: int, slot: int, x: float, *, least_seen: int) -> float:
         for distance in range(len(self._sizes)):
             for near in (slot - distance, slot + distance):
-                if 0 <= near < len(self._sizes) and (line := self._lines[near]) is not None:
+                line = self._lines[near] if 0 <= near < len(self._sizes) else None
+                if line is not None and line.seen >= least_seen:
                     # A larger size is never assumed cheaper a token, nor a smaller one cheaper than in proportion to
                     # its fixed part: both errs are on the safe side, and one tick corrects them.
-                    ratio = size / self._sizes[near]
+                    own = self._sizes[near]
+                    ratio = size / own
                     scale = max(ratio, 0.25) if distance else ratio
-                    return line.at(x, self._usual * self._sizes[near]) * scale
+                    if not self._is_tiled or _kind(size) == _kind(own):
+                        return line.at(x, self._usual[_kind(own)] * own) * scale
+                    # Another kernel: the level is scaled, but attention costs what it costs there.
+                    level = line.at(0.0, self._usual[_kind(own)] * own)
+                    return level * scale + x * self._usual[_kind(size)] * size
         return 0.0
 
     def learn(self, size: int, x: float, ms: float) -> None:
@@ -129,10 +153,15 @@ class _Table:
         elif size == own or not self._is_tiled:
             # (A part of a tile costs as much as the whole, or takes another way altogether: it says nothing of it.)
             line.learn(x, ms * own / size)
-            self._usual += (line.slope(self._usual * own) / own - self._usual) * LEARN_SLOPE
+            usual = self._usual[_kind(own)]
+            self._usual[_kind(own)] += (line.slope(usual * own) / own - usual) * LEARN_SLOPE
 
     def _slot(self, size: int) -> int:
         return min(bisect_left(self._sizes, size), len(self._sizes) - 1)
+
+
+def _kind(size: int) -> int:
+    return int(size >= TILE_TOKENS)
 
 
 class CostModel:

@@ -21,6 +21,8 @@ LEAST_SHARE = 0.5
 third of the machine at least."""
 TRY_LARGER_EVERY = 16
 """One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
+PATIENT, WORTH_WAITING = 2.0, 1.4
+"""Times as long a piece can take where it reads so many times as many tokens a millisecond."""
 HOPELESS = 1.25
 """A `target_tbt_ms` under this times what decoding alone takes cannot be met by reading prompts more slowly."""
 AT_RISK = 0.3
@@ -225,8 +227,20 @@ class Scheduler:
         max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
         longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, longest_piece_ms(lead, pace, step_ms, max_steps))
         tokens = self._tokens_within(longest_ms, waiting, wanted)
+        covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
+        if covered_ms > longest_ms:
+            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), waiting, wanted)
         piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
         return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
+
+    def _larger(self, tokens: int, longest_ms: float, waiting: list[Row], wanted: int) -> int:
+        """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
+        position = partial(_mean_position, waiting)
+        larger = self.cost.best_chunk(longest_ms, position, wanted)
+        if larger <= tokens:
+            return tokens
+        gain = self.cost.prefill_ms(tokens, position(tokens)) * larger
+        return larger if gain > WORTH_WAITING * tokens * self.cost.prefill_ms(larger, position(larger)) else tokens
 
     def _tokens_within(self, longest_ms: float, waiting: list[Row], wanted: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
