@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import uma
+from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER, negotiate_version
 from uma.errors import UmaError, sole_error
 from uma.http import anthropic, llama_server, ollama, openai, openai_chat, openai_completions, openai_responses
 from uma.http.dialect import Dialect
@@ -23,6 +25,13 @@ from uma.http.gateway import Gateway
 from uma.http.page import Page
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.logfmt import log
+
+_VERSIONS = (
+    (PROTOCOL_HEADER.lower().encode(), CONTRACT_VERSIONS[-1].encode()),
+    (SERVER_HEADER.lower().encode(), f"uma/{uma.__version__}".encode()),
+)
+"""Headers of every answer."""
+
 
 logger = logging.getLogger("uma.http")
 
@@ -171,13 +180,15 @@ class _Entrance:
             await http.write(b"", is_last=True)
             return
         http.account = self.door.account(http)
+        if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
+            negotiate_version(asked)
         await self.inner(http.scope, http.receive, http.send)
 
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         config = self.gateway.config
         id = secrets.token_hex(12)
         http = Exchange(scope, receive, send, id, config.max_http_body_bytes, config.http_timeout_sec)
-        http.extra_headers += [(b"x-request-id", id.encode()), (b"request-id", id.encode())]
+        http.extra_headers += [(b"x-request-id", id.encode()), (b"request-id", id.encode()), *_VERSIONS]
         scope[EXCHANGE] = http
         return http
 

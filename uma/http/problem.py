@@ -22,6 +22,7 @@ from uma.errors import (
     TemplateError,
     TooManySessions,
     UmaError,
+    VersionMismatch,
 )
 
 Kind = Literal[
@@ -101,6 +102,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     BadRequest: (400, "bad_request"),
     InvalidJson: (400, "bad_request"),
     TemplateError: (400, "bad_request"),
+    VersionMismatch: (400, "bad_request"),
     Unsupported: (400, "unsupported"),
     PromptTooLarge: (400, "context_length"),
     Unauthorized: (401, "unauthorized"),

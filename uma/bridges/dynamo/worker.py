@@ -222,6 +222,14 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         """Take the publisher of the load, on one of Dynamo's threads."""
         self._load = publisher
 
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Add UMA's own counters to those of Dynamo."""
+        metrics.register_prometheus_expfmt_callback(self._expose)
+
+    def _expose(self) -> str:
+        kind = "# TYPE uma_contract_violations_total counter"
+        return f"{kind}\numa_contract_violations_total {self._violations}\n"
+
     def _on_kv_publisher(self, publisher: Any) -> None:
         self._kv = publisher
 
