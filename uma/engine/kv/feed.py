@@ -51,7 +51,7 @@ class BlockLedger:
 
     def stored(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""
-        if tier not in TIERS or not self._ends_in(run):
+        if self._completes_none(run) or tier not in TIERS:
             return
         tokens, names = run.tokens()[self._skip :], list[int]()
         data, first = memoryview(tokens).cast("B"), 0
@@ -68,7 +68,7 @@ class BlockLedger:
 
     def removed(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""
-        if tier not in TIERS or not self._ends_in(run):
+        if self._completes_none(run) or tier not in TIERS:
             return
         data = memoryview(run.tokens()[self._skip :]).cast("B")
         gone: list[int] = []
@@ -109,6 +109,10 @@ class BlockLedger:
                 parent_block_hash=parent,
             )
         )
+
+    def _completes_none(self, run: Run) -> bool:
+        """Whether no block ends in `run`: so it is for most decoded tokens, and each of them is asked about."""
+        return (run.end - self._skip) // self._size <= max(0, run.start - self._skip) // self._size
 
     def _ends_in(self, run: Run) -> range:
         """The ends of the blocks whose last token is in `run`."""
