@@ -16,10 +16,11 @@ from uma.cli import words
 from uma.cli.conversation import Conversation
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
+from uma.cli.pick_view import standard_view
 from uma.cli.slash import COMMANDS, NO_ROOM
 from uma.cli.source import Bond, Opened, open_source
 from uma.cli.trio_run import Interrupts, run
-from uma.cli.view import DROPPED, View, standard_view
+from uma.cli.view import DROPPED, View
 from uma.config import Loaded, nearest
 from uma.errors import ConnectionLost, IdleTimeout, PromptTooLarge, ShuttingDown, UmaError
 from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token

@@ -14,7 +14,6 @@ from pathlib import Path
 import attrs
 import trio
 
-from uma import __version__
 from uma.cli import words
 from uma.client import connect
 from uma.config import RuntimeConfig
@@ -25,6 +24,7 @@ from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.net.place import objection
 from uma.server import socketfile
+from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
 """Features as Linux names them that make a large difference, and the names ggml has for code that uses them."""

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import attrs
 
-from uma import __version__
 from uma.cli import say
 from uma.cli.answer_options import add_answer
 from uma.cli.options import GATEWAY, SAMPLING, SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest, settings
+from uma.version import __version__
 
 USAGE_ERROR = 2
 

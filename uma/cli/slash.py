@@ -5,31 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
 from uma.cli import words
 from uma.cli.conversation import Conversation
-
-if TYPE_CHECKING:
-    from uma.cli.chat import Chat
+from uma.cli.view import View
+from uma.types import Finished, ServerInfo
 
 NO_ROOM = "/undo takes back the last turn, /reset starts over; a larger --n-ctx gives more room"
 
 
-def _help(chat: Chat, _: str) -> None:
+class Talk(Protocol):
+    """The `Chat` as its commands know it."""
+
+    view: View
+    conversation: Conversation
+    info: ServerInfo | None
+    last: Finished | None
+    last_file: Path | None
+    is_over: bool
+
+    def switch(self) -> None:
+        """Go on with another model, where the server has one now."""
+
+
+def _help(chat: Talk, _: str) -> None:
     chat.view.listing([(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()])
     chat.view.tell("Esc Enter begins a new line. A question that starts with a slash needs a space before it.")
 
 
-def _reset(chat: Chat, _: str) -> None:
+def _reset(chat: Talk, _: str) -> None:
     chat.conversation.reset()
     kept = " The instructions stay." if chat.conversation.system is not None else ""
     chat.view.tell(f"The conversation starts over.{kept}")
 
 
-def _system(chat: Chat, text: str) -> None:
+def _system(chat: Talk, text: str) -> None:
     if text == "-":
         chat.conversation.system = None
     elif text:
@@ -38,12 +51,12 @@ def _system(chat: Chat, text: str) -> None:
     chat.view.tell("There are no instructions." if now is None else f"Instructions: {now}")
 
 
-def _undo(chat: Chat, _: str) -> None:
+def _undo(chat: Talk, _: str) -> None:
     question = chat.conversation.undo()
     chat.view.tell("There is nothing to take back." if question is None else f"Taken back: {_short(question)}")
 
 
-def _save(chat: Chat, name: str) -> None:
+def _save(chat: Talk, name: str) -> None:
     default = chat.last_file or Path(f"uma-chat-{datetime.now():%Y-%m-%d-%H%M%S}.json")
     path = Path(name).expanduser() if name else default
     chat.conversation.save(path)
@@ -51,7 +64,7 @@ def _save(chat: Chat, name: str) -> None:
     chat.view.tell(f"Saved to {path}")
 
 
-def _load(chat: Chat, name: str) -> None:
+def _load(chat: Talk, name: str) -> None:
     if not name:
         chat.view.complain("which file? /load FILE")
         return
@@ -63,7 +76,7 @@ def _load(chat: Chat, name: str) -> None:
     chat.view.tell(f"{len(turns)} turn{'s' * (len(turns) != 1)} from {path}{last}")
 
 
-def _stats(chat: Chat, _: str) -> None:
+def _stats(chat: Talk, _: str) -> None:
     if chat.last is None:
         chat.view.tell("There is no answer yet.")
         return
@@ -74,11 +87,11 @@ def _stats(chat: Chat, _: str) -> None:
     chat.view.listing(rows)
 
 
-def _switch(chat: Chat, _: str) -> None:
+def _switch(chat: Talk, _: str) -> None:
     chat.switch()
 
 
-def _quit(chat: Chat, _: str) -> None:
+def _quit(chat: Talk, _: str) -> None:
     chat.is_over = True
 
 
@@ -93,7 +106,7 @@ class SlashCommand:
 
     argument: str
     help: str
-    act: Callable[[Chat, str], None]
+    act: Callable[[Talk, str], None]
 
 
 COMMANDS: dict[str, SlashCommand] = {

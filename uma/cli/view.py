@@ -7,8 +7,7 @@ is to be said goes to standard error.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol
 
@@ -55,16 +54,6 @@ class View(Protocol):
 
     def answering(self) -> AbstractAsyncContextManager[Answer]:
         """A block in which an answer is shown as it is added to."""
-
-
-def standard_view(commands: Iterable[str]) -> View:
-    """The view that this process's standard input and output allow."""
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        from uma.cli.terminal_view import TerminalView  # noqa: PLC0415  (slow to import, and a pipe has no use for it)
-
-        return TerminalView.standard(commands)
-    return PlainView(PlainLines(0, PROMPT if is_terminal else ""), Output.standard())
 
 
 @attrs.define(eq=False)

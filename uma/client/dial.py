@@ -11,13 +11,13 @@ from pathlib import Path
 
 import trio
 
-from uma import __version__
 from uma.client.client import Client
 from uma.errors import ConnectionLost, sole_error
 from uma.net.link import Link
 from uma.net.place import objection
 from uma.net.trio_only import require_trio
 from uma.protocol.session import ClientSession
+from uma.version import __version__
 
 HELLO_TIMEOUT_SEC = 10.0
 """A server answers hello without computing anything, so silence means that something else listens there."""

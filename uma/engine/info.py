@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uma
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake import features
 from uma.llama.context import Context
 from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, Capabilities, Limits, ServerInfo
+from uma.version import __version__
 
 MAX_STOP_STRINGS = 16
 
@@ -16,7 +16,7 @@ def server_info(context: Context, config: RuntimeConfig) -> ServerInfo:
     """The answer to `info` and `hello`."""
     model = context.model
     return ServerInfo(
-        server=f"uma/{uma.__version__}",
+        server=f"uma/{__version__}",
         model=model.info,
         capabilities=Capabilities(
             streaming=True,

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
 from uma.errors import BadRequest
-
-if TYPE_CHECKING:
-    from uma.llama.model import Model
 
 BLOCK = 4000
 """Characters. In a text for a pre-tokenizer of llama.cpp that recurses, no word may be twice this long; see `_cuts`."""
@@ -38,10 +35,24 @@ _ITERATIVE = frozenset(
 """Pre-tokenizers (`tokenizer.ggml.pre`) for which llama.cpp splits words by loops of its own, at any length."""
 
 
+class Weights(Protocol):
+    """What a vocabulary needs of the `Model` it is part of."""
+
+    @property
+    def handle(self) -> int:
+        """llama.cpp's pointer."""
+
+    def retain(self) -> None:
+        """Keep the weights loaded until `release`."""
+
+    def release(self) -> None:
+        """End what `retain` began."""
+
+
 class Vocab:
     """The vocabulary of a `Model`, usable as long as that is open."""
 
-    def __init__(self, model: Model, pre_tokenizer: str) -> None:
+    def __init__(self, model: Weights, pre_tokenizer: str) -> None:
         self._model = model
         self._handle: int = lib.llama_model_get_vocab(model.handle)
         self.n_tokens = int(lib.llama_vocab_n_tokens(self._handle))

@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import socket
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import attrs
 import trio
 
+from uma.config import RuntimeConfig
+from uma.engine import Engine
 from uma.errors import IdleTimeout, UmaError
 from uma.net.link import Link, ReaderStalledError
 from uma.protocol.messages import ErrorEvent
@@ -21,9 +24,6 @@ from uma.server.clock import IdleClock
 from uma.server.logs import log
 from uma.server.throttle import Throttle
 from uma.types import EventStream, Finished
-
-if TYPE_CHECKING:
-    from uma.server.server import Server
 
 logger = logging.getLogger("uma.server")
 
@@ -36,6 +36,21 @@ MAX_LOGGED_CHARS = 400
 """Of an error's message, which may quote 20 wrong fields."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
+
+
+class Host(Protocol):
+    """The `Server` as its connections know it."""
+
+    engine: Engine
+    config: RuntimeConfig
+    parsing: trio.CapacityLimiter
+    failures: Throttle
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """The engine's snapshot with the server's own figures."""
+
+    def note_refused(self, code: str) -> None:
+        """Count a request that a session refused with the error `code`."""
 
 
 @attrs.define(eq=False)
@@ -76,7 +91,7 @@ class Work:
 class Connection(ABC):
     """What JSON and newline sessions have in common. Belongs to the server's Trio thread."""
 
-    def __init__(self, name: str, sock: socket.socket, server: Server) -> None:
+    def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         self.name = name
         self.server = server
         self.engine = server.engine

@@ -7,20 +7,15 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import trio
 
-from uma.engine.delivery.stream import RequestStream
 from uma.errors import Overloaded, UmaError
 from uma.protocol.messages import ActivityQuery, Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
-from uma.server.connection import Connection, Work
+from uma.server.connection import Connection, Host, Work
 from uma.server.logs import log
-from uma.types import Finished, Request, Token
-
-if TYPE_CHECKING:
-    from uma.server.server import Server
+from uma.types import EventStream, Finished, Request, Token
 
 logger = logging.getLogger("uma.server")
 
@@ -43,7 +38,7 @@ engine's own queue bounds them."""
 class JsonConnection(Connection):
     """One session of the protocol. Its `ServerSession` belongs to all its tasks, which share one thread."""
 
-    def __init__(self, name: str, sock: socket.socket, server: Server) -> None:
+    def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         super().__init__(name, sock, server)
         info = server.engine.info
         self._session = ServerSession(
@@ -157,7 +152,7 @@ class JsonConnection(Connection):
         self.done(request.id, work)
 
     @asynccontextmanager
-    async def _entered(self, request: Request) -> AsyncIterator[RequestStream]:
+    async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
         """`generate`, with an account of who is still on the way in."""
         async with AsyncExitStack() as stack:
             try:
@@ -176,7 +171,7 @@ class JsonConnection(Connection):
                 retry_after_ms=max(LEAST_RETRY_MS, round(service_ms / most)),
             )
 
-    async def _relay(self, stream: RequestStream) -> None:
+    async def _relay(self, stream: EventStream) -> None:
         # Tokens pass through the tap, in the turn that brings them; the task sees those for which there was no room.
         stream.tap = self._pass_on
         link = self.link

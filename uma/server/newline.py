@@ -8,18 +8,14 @@ from __future__ import annotations
 import socket
 from collections import deque
 from itertools import count
-from typing import TYPE_CHECKING
 
 import orjson
 import trio
 
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.protocol.newline import METRICS_LINE, LineDecoder
-from uma.server.connection import Connection, Work
+from uma.server.connection import Connection, Host, Work
 from uma.types import Finished, Request, Token
-
-if TYPE_CHECKING:
-    from uma.server.server import Server
 
 MAX_WAITING_LINES = 64
 """Lines taken in while one is answered; beyond it the session's input waits."""
@@ -28,7 +24,7 @@ MAX_WAITING_LINES = 64
 class NewlineConnection(Connection):
     """One session of lines."""
 
-    def __init__(self, name: str, sock: socket.socket, server: Server) -> None:
+    def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         super().__init__(name, sock, server)
         self._lines = LineDecoder(server.config.max_prompt_bytes)
         self._waiting: deque[str | UmaError] = deque()

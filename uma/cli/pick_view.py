@@ -1,0 +1,20 @@
+"""Which view a chat has: the terminal's, or plain lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+from uma.cli.terminal import Output
+from uma.cli.view import PROMPT, PlainLines, PlainView, View
+
+
+def standard_view(commands: Iterable[str]) -> View:
+    """The view that this process's standard input and output allow."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        from uma.cli.terminal_view import TerminalView  # noqa: PLC0415  (slow to import, and a pipe has no use for it)
+
+        return TerminalView.standard(commands)
+    return PlainView(PlainLines(0, PROMPT if is_terminal else ""), Output.standard())
