@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import uma
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER, negotiate_version
 from uma.errors import UmaError, sole_error
 from uma.http import anthropic, llama_server, ollama, openai, openai_chat, openai_completions, openai_responses
@@ -25,10 +24,11 @@ from uma.http.gateway import Gateway
 from uma.http.page import Page
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.logfmt import log
+from uma.version import __version__
 
 _VERSIONS = (
     (PROTOCOL_HEADER.lower().encode(), CONTRACT_VERSIONS[-1].encode()),
-    (SERVER_HEADER.lower().encode(), f"uma/{uma.__version__}".encode()),
+    (SERVER_HEADER.lower().encode(), f"uma/{__version__}".encode()),
 )
 """Headers of every answer."""
 
