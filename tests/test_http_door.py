@@ -266,8 +266,7 @@ def test_tls_serves_both_versions_and_cancels_both(certificate: tuple[Path, Path
             endless = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
             with client.stream("POST", "/v1/completions", json=endless) as stream:
                 assert next(stream.iter_lines()).startswith("data: ")
-        metrics = until(server.process.metrics, lambda found: found["active_sequences"] == 0)
-        assert metrics["requests_cancelled"] + metrics["requests_length"] >= 2
+        until(server.process.metrics, lambda found: found["requests_cancelled"] + found["requests_length"] >= 2)
 
 
 def test_half_open_connections_and_slow_readers_do_not_keep_others_waiting(tiny: Path) -> None:

@@ -8,6 +8,7 @@ type and constraint to an instance and reports all that are wrong together.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 import sys
 import types
@@ -61,6 +62,23 @@ class Length:
 
     def __str__(self) -> str:
         return f"{self.ge:,} or more {self.unit}" if self.le is None else f"{self.ge:,} to {self.le:,} {self.unit}"
+
+
+@attrs.frozen
+class Pattern:
+    """A string that matches a regular expression as a whole."""
+
+    expression: str
+    """As JSON Schema and Python both read it, without anchors."""
+    words: str
+    """What that means, for people."""
+
+    def problem(self, value: Any) -> str | None:
+        """Why `value` is not allowed, or None."""
+        return None if re.fullmatch(self.expression, value) else f"must be {self.words}"
+
+    def __str__(self) -> str:
+        return self.words
 
 
 @attrs.frozen
@@ -161,7 +179,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-Constraint = Range | Length | Text | Json | Values
+Constraint = Range | Length | Pattern | Text | Json | Values
 
 # Cuts while it reads: a value may be a megabyte long, or nested deeper than `repr` could follow.
 _brief = reprlib.Repr()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Length, Range
+from uma.constraints import Length, Pattern, Range
 from uma.contracts.capabilities import (
     BackendCapabilities,
     ModelType,
@@ -45,7 +45,7 @@ class ModelDeploymentCard:
 
     version: Literal["1.0"] = CARD_VERSION
     display_name: Annotated[str, Length(1)]
-    slug: Annotated[str, Length(1)]
+    slug: Annotated[str, Pattern("[a-z0-9-]+", "lower-case letters, digits and hyphens")]
     """`display_name` as a key: lower-case letters, digits and hyphens."""
     model_input: Literal["tokens", "text"]
     model_type: Annotated[tuple[ModelType, ...], Length(1, 4, "types")]
@@ -55,9 +55,6 @@ class ModelDeploymentCard:
     """Tokens of a block in KV events."""
     runtime_config: CardRuntime | None = None
     capabilities: BackendCapabilities | None = None
-
-
-_SLUG = re.compile(r"[a-z0-9-]+")
 
 
 def slug_of(name: str) -> str:
@@ -95,8 +92,6 @@ def parse_card(value: Any) -> ModelDeploymentCard:
 
 
 def _problems(card: ModelDeploymentCard) -> Iterator[str]:
-    if not _SLUG.fullmatch(card.slug):
-        yield f"slug: {card.slug!r} must be lower-case letters, digits and hyphens"
     if len(set(card.model_type)) < len(card.model_type):
         yield "model_type: names a type twice"
     if card.capabilities is not None:

@@ -33,7 +33,6 @@ CONTRACTS: dict[str, type] = {
 def contract_schemas() -> dict[str, dict[str, Any]]:
     """A schema for each contract by name; `KVCacheEvent` is one of three."""
     made = {name: _contract(name, cls) for name, cls in CONTRACTS.items()}
-    made["ModelDeploymentCard"]["properties"]["slug"]["pattern"] = "^[a-z0-9-]+$"
     made["KVCacheEvent"] = _kv_event()
     return made
 

@@ -40,9 +40,10 @@ FAREWELL_SEC = 2.0
 
 def check(config: RuntimeConfig) -> Address:
     """Look at everything that HTTP needs, before a model is loaded in vain. Raises `ConfigError`."""
+    address = check_address(config)
     Door.of(config)
     _tls(_hypercorn(config))
-    return check_address(config)
+    return address
 
 
 class HttpService:

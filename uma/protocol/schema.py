@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
-from uma.constraints import Json, Length, Range, Text, Values, hints_of
+from uma.constraints import Json, Length, Pattern, Range, Text, Values, hints_of
 from uma.protocol.versions import SUPPORTED
 from uma.protocol.wire import CANCEL, EVENTS, OWNERS, REQUESTS
 from uma.types import GRAMMAR_FIELDS, PROMPT_FIELDS, Grammar
@@ -116,6 +116,8 @@ def _bounds(constraint: Any, counted: str = "Length") -> dict[str, Any]:
             ends = {"minimum": constraint.ge, "exclusiveMinimum": constraint.gt, "maximum": constraint.le}
         case Length():
             ends = {f"min{counted}": constraint.ge or None, f"max{counted}": constraint.le}
+        case Pattern():
+            return {"pattern": f"^({constraint.expression})$"}
         case Text():
             return {"pattern": r"^[^\u0000]*$"}
         case Values():
