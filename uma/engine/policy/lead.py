@@ -18,6 +18,8 @@ from uma.engine.policy.state import Row
 
 PACE_SHARE = 0.9
 """Of `target_tbt_ms`, the time between two tokens that are handed out; the rest is for timers and wakeups."""
+MOST_PACE_MS = 250.0
+"""Longest time between two tokens that are handed out: a reader that could wait longer has no wish to."""
 SAFETY = 1.1
 """Times as long as predicted that a piece may take before a reader waits."""
 MAX_STEPS = 16
@@ -28,7 +30,7 @@ TTFT_SHARE = 0.125
 
 def pace_ms(target_ms: float) -> float:
     """Time between two tokens that are handed out to a reader with this target."""
-    return PACE_SHARE * target_ms
+    return min(PACE_SHARE * target_ms, MOST_PACE_MS)
 
 
 def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
