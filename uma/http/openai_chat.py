@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import attrs
-import orjson
 
 from uma.constraints import Length, Range
 from uma.http import abilities
-from uma.http.dialect import Body, SseJob, dumps, sse
+from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form
-from uma.http.openai import DEFAULTS, ERRORS, StreamOptions, text_of
-from uma.http.problem import Problem
-from uma.http.usage import Total, answers_of, finish_reason, numbered, timings, warnings
+from uma.http.openai import DEFAULTS, StreamOptions, text_of
+from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.usage import finish_reason, numbered
 from uma.types import MAX_ANSWERS, Finished, Message, Request, Temperature, Token
 
 
@@ -114,59 +112,32 @@ def _message(message: ChatMessage, path: str) -> Message:
 
 
 @attrs.define
-class ChatJob(SseJob):
+class ChatJob(ChoicesJob):
     """A chat completion: one request, with as many choices as it has answers."""
 
-    id: str
-    model: str
-    include_usage: bool
-    created: int = attrs.field(factory=lambda: int(time.time()), init=False)
-    _openings: list[bytes] = attrs.field(factory=list, init=False)
-
-    @property
-    def _n(self) -> int:
-        return self.requests[0].sampling.n
+    kind = "chat.completion.chunk"
+    text_key = b'"content":'
 
     def begin(self) -> bytes:
         """See `Job`. Each choice opens with its role."""
-        return b"".join(self._chunk([_choice(index, {"role": "assistant", "content": ""})]) for index in range(self._n))
+        opening = {"role": "assistant", "content": ""}
+        return b"".join(self.chunk([_choice(place, opening)]) for place in range(self.requests[0].sampling.n))
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
         if token.logprobs is not None:
-            return self._chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form([token.logprobs]))])
-        if not token.text:
-            return b""
-        if not self._openings:
-            self._openings = [self._opening(place) for place in range(self._n)]
-        return self._openings[token.index] + orjson.dumps(token.text) + _CLOSING
+            form = chat_form([token.logprobs])
+            return self.chunk([_choice(token.index, {"content": token.text}, logprobs=form)])
+        return self.piece(token.index, token.text) if token.text else b""
 
-    def _opening(self, index: int) -> bytes:
-        """An event up to the token's text: everything else of it stays the same."""
-        before, _, _ = self._chunk([_choice(index, {"content": ""})]).partition(b'"content":')
-        return before + b'"content":'
-
-    def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
-        last = [_choice(answer.index, {}, finish_reason(answer)) for answer in answers_of(finished)]
-        ends = [self._chunk([each]) for each in last[:-1]]
-        return b"".join([*ends, self._chunk([last[-1]], timings=timings(finished))])
-
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
-        usage = b""
-        if self.include_usage:
-            usage = self._chunk([], usage=Total.of(results).openai(), **warnings(results))
-        return usage + b"data: [DONE]\n\n"
-
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return sse(ERRORS.error(problem, self.id))
+    def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
+        """See `ChoicesJob`."""
+        return _choice(place, {} if reason else {"content": text}, reason)
 
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Job`."""
         return {
-            **self._head("chat.completion"),
+            **self.head("chat.completion"),
             "choices": [
                 {
                     "index": place,
@@ -176,24 +147,11 @@ class ChatJob(SseJob):
                 }
                 for place, _, answer in numbered(results)
             ],
-            "usage": Total.of(results).openai(),
-            "timings": timings(results[0]),
-            **warnings(results),
+            **self.account(results),
         }
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    def _chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
-        usage = {"usage": None} if self.include_usage and "usage" not in more else {}
-        body = dumps({**self._head("chat.completion.chunk"), **usage, **more, "choices": choices})
-        return b"data: " + body + b"\n\n"
-
-
-_CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 def _choice(
     index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> Choice:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import attrs
-import orjson
 
 from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.dialect import Body, SseJob, dumps, sse
+from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import completion_form
-from uma.http.openai import DEFAULTS, ERRORS, StreamOptions
-from uma.http.problem import Problem
-from uma.http.usage import Total, answers_of, finish_reason, numbered, timings, warnings
+from uma.http.openai import DEFAULTS, StreamOptions
+from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.usage import finish_reason, numbered
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
 
 DEFAULT_MAX_TOKENS = 16
@@ -119,94 +117,49 @@ def _prompt(value: Any, field: str) -> dict[str, Any]:
 
 
 @attrs.define
-class CompletionJob(SseJob):
-    """Completions of one or more prompts. The choices of prompt `p` begin at `p` times the answers to each."""
+class CompletionJob(ChoicesJob):
+    """Completions of one or more prompts."""
 
-    id: str
-    model: str
-    include_usage: bool
-    created: int = attrs.field(factory=lambda: int(time.time()), init=False)
-    _openings: dict[int, bytes] = attrs.field(factory=dict, init=False)
+    kind = "text_completion"
+    text_key = b'"text":'
     _offsets: dict[int, int] = attrs.field(factory=dict, init=False)
     """Characters told so far, by choice."""
-
-    def _place(self, index: int, answer: int) -> int:
-        return index * self.requests[0].sampling.n + answer
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
         """See `Job`. Each choice opens with the prompt."""
         chunks = []
         for answer in range(self.requests[0].sampling.n):
-            place = self._place(index, answer)
+            place = self.place(index, answer)
             self._offsets[place] = len(prompt.text)
             positions = None if prompt.logprobs is None else completion_form(_texts(prompt.logprobs, prompt), 0)
-            chunks.append(self._chunk([_choice(place, prompt.text, logprobs=positions)]))
+            chunks.append(self.chunk([_choice(place, prompt.text, logprobs=positions)]))
         return b"".join(chunks)
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        place = self._place(index, token.index)
+        place = self.place(index, token.index)
         if token.logprobs is not None:
             offset = self._offsets.get(place, 0)
             self._offsets[place] = offset + len(token.text)
             form = completion_form([(token.logprobs.chosen.text, token.logprobs)], offset)
-            return self._chunk([_choice(place, token.text, logprobs=form)])
-        if not token.text:
-            return b""
-        opening = self._openings.get(place) or self._opening(place)
-        return opening + orjson.dumps(token.text) + _CLOSING
+            return self.chunk([_choice(place, token.text, logprobs=form)])
+        return self.piece(place, token.text) if token.text else b""
 
-    def _opening(self, place: int) -> bytes:
-        """An event up to the token's text: everything else of it stays the same."""
-        before, _, _ = self._chunk([_choice(place, "")]).partition(b'"text":')
-        opening = self._openings[place] = before + b'"text":'
-        return opening
-
-    def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
-        last = [_choice(self._place(index, answer.index), "", finish_reason(answer)) for answer in answers_of(finished)]
-        ends = [self._chunk([each]) for each in last[:-1]]
-        return b"".join([*ends, self._chunk([last[-1]], timings=timings(finished))])
-
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
-        usage = b""
-        if self.include_usage:
-            usage = self._chunk([], usage=Total.of(results).openai(), **warnings(results))
-        return usage + b"data: [DONE]\n\n"
-
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return sse(ERRORS.error(problem, self.id))
+    def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
+        """See `ChoicesJob`."""
+        return _choice(place, text, reason)
 
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Job`."""
-        return {
-            **self._head(),
-            "choices": [_whole_choice(place, result, answer) for place, result, answer in numbered(results)],
-            "usage": Total.of(results).openai(),
-            "timings": timings(results[0]),
-            **warnings(results),
-        }
-
-    def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
-
-    def _chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
-        usage = {"usage": None} if self.include_usage and "usage" not in more else {}
-        return b"data: " + dumps({**self._head(), **usage, **more, "choices": choices}) + b"\n\n"
+        choices = [_whole_choice(place, result, answer) for place, result, answer in numbered(results)]
+        return {**self.head(self.kind), "choices": choices, **self.account(results)}
 
 
-_CLOSING = b',"logprobs":null,"finish_reason":null}]}\n\n'
-
-
-def _choice(
-    index: int, text: str, reason: str | None = None, logprobs: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, reason: str | None = None, logprobs: Mapping[str, Any] | None = None) -> Choice:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _whole_choice(place: int, result: Finished, answer: Answer) -> dict[str, Any]:
+def _whole_choice(place: int, result: Finished, answer: Answer) -> Choice:
     prompt = result.prompt
     text = answer.text or ""
     form = None

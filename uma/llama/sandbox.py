@@ -115,6 +115,7 @@ class _GenerationBlock(Extension):
 
 
 def environment() -> _Environment:
+    """A sandbox as Hugging Face's templates expect it: their whitespace rules, loop controls, and three functions."""
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

@@ -7,7 +7,7 @@ taken apart, and a row that fails alone ends alone.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import NamedTuple
 
 import attrs
@@ -89,7 +89,7 @@ class Executor:
         # Those that the decode rows needed the cells of have lost their slots.
         prefill = [each for each in tick.prefill if each[0].holding is not None]
         if prefill:
-            yield from self._prefill(prefill)
+            yield from self._until_done(self._runner.prefill, prefill)
 
     def _decode(self, tick: Tick) -> Iterator[Results]:
         if any(sequence.missing != 1 for sequence in tick.decode):
@@ -155,18 +155,12 @@ class Executor:
             count = min(sequence.missing, left - (len(sequences) - index - 1))
             work.append((sequence, count))
             left -= count
-        while work:
-            code, ends = self._runner.decode_several(work)
-            if code == DONE:
-                yield self._sampled(ends)
-                return
-            retry: Work = []
-            yield from self._failed(code, work, retry)
-            work = retry
+        yield from self._until_done(self._runner.decode_several, work)
 
-    def _prefill(self, work: Work) -> Iterator[Results]:
+    def _until_done(self, compute: Callable[[Work], tuple[int, dict[Sequence, int]]], work: Work) -> Iterator[Results]:
+        """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""
         while work:
-            code, ends = self._runner.prefill(work)
+            code, ends = compute(work)
             if code == DONE:
                 yield self._sampled(ends)
                 return

@@ -1,0 +1,85 @@
+"""What OpenAI's two older endpoints share: answers as numbered choices, streamed as chunks of one shape."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import orjson
+
+from uma.http.dialect import SseJob, dumps, sse
+from uma.http.openai import ERRORS
+from uma.http.problem import Problem
+from uma.http.usage import Total, answers_of, finish_reason, timings, warnings
+from uma.types import Finished
+
+Choice = dict[str, Any]
+
+
+@attrs.define
+class ChoicesJob(SseJob, ABC):
+    """One or more prompts, each with as many choices as it has answers. The choices of one prompt are neighbours."""
+
+    kind: ClassVar[str]
+    """A chunk's `object`."""
+    text_key: ClassVar[bytes]
+    """The key under which a choice of `delta` has its text."""
+
+    id: str
+    model: str
+    include_usage: bool
+    created: int = attrs.field(factory=lambda: int(time.time()), init=False)
+    _frames: dict[int, tuple[bytes, bytes]] = attrs.field(factory=dict, init=False)
+    """By choice, an event up to the token's text and what follows it: all of it but the text stays the same."""
+
+    @abstractmethod
+    def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
+        """A choice in a chunk: `text` is its next piece. With a `reason` it is the last of its choice."""
+
+    def place(self, index: int, answer: int) -> int:
+        """The number among all choices of an answer to the prompt `index`."""
+        return index * self.requests[0].sampling.n + answer
+
+    def piece(self, place: int, text: str) -> bytes:
+        """A chunk with nothing but a piece of text."""
+        before, after = self._frames.get(place) or self._frame(place)
+        return before + orjson.dumps(text) + after
+
+    def _frame(self, place: int) -> tuple[bytes, bytes]:
+        before, key, after = self.chunk([self.delta(place)]).partition(self.text_key + b'""')
+        frame = self._frames[place] = before + key[:-2], after
+        return frame
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`. The last of a prompt's choices carries its timings."""
+        *others, last = [
+            self.delta(self.place(index, each.index), reason=finish_reason(each)) for each in answers_of(finished)
+        ]
+        return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], timings=timings(finished))])
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`."""
+        usage = b""
+        if self.include_usage:
+            usage = self.chunk([], usage=Total.of(results).openai(), **warnings(results))
+        return usage + b"data: [DONE]\n\n"
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Job`."""
+        return sse(ERRORS.error(problem, self.id))
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every chunk, and the whole answer, begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
+        """One event of the stream."""
+        usage = {"usage": None} if self.include_usage and "usage" not in more else {}
+        return b"data: " + dumps({**self.head(self.kind), **usage, **more, "choices": choices}) + b"\n\n"
+
+    def account(self, results: Sequence[Finished]) -> dict[str, Any]:
+        """What the whole answer ends with."""
+        return {"usage": Total.of(results).openai(), "timings": timings(results[0]), **warnings(results)}
