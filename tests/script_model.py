@@ -21,8 +21,9 @@ HEAD = 32
 PIECE_CHARS = 4
 
 
-def write_script_model(path: Path, text: str, *, context_length: int = 4096) -> Path:
-    """Write a model to `path` whose every answer is `text`. Its chat template is ChatML."""
+def write_script_model(path: Path, text: str, *, context_length: int = 4096, template: str = CHATML) -> Path:
+    """Write a model to `path` whose every answer is `text`. Its chat template, ChatML by default, must end with a
+    line break."""
     pieces = list(pieces_of(text))
     first = 256 + len(SPECIALS) + 1
     n_vocab = first + len(pieces)
@@ -52,7 +53,7 @@ def write_script_model(path: Path, text: str, *, context_length: int = 4096) -> 
     writer.add_eos_token_id(end)
     writer.add_eot_token_id(end)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(CHATML)
+    writer.add_chat_template(template)
     ones, square, narrow = np.ones(width, np.float32), (width, width), (HEAD, width)
     tensors = {
         "token_embd.weight": np.eye(n_vocab, width, dtype=np.float32),

@@ -20,10 +20,25 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
 MAX_SEED = 2**32 - 1
+ReasoningMode = Literal["auto", "off"]
 Pace = Literal["auto", "off"]
 """Whether tokens computed ahead are handed out evenly."""
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
+
+
+def _tuple_or_none(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    return None if items is None else tuple(items)
+
+
+@attrs.frozen
+class ToolCall:
+    """One call of a tool, as a model made it."""
+
+    id: Annotated[str, Length(1, 128), Text()]
+    name: Annotated[str, Length(1, 128), Text()]
+    arguments: Annotated[str, Text()]
+    """A JSON object, as the model wrote it."""
 
 
 @attrs.frozen
@@ -32,13 +47,27 @@ class Message:
 
     role: Annotated[str, Length(1, 64), Text()]
     content: Annotated[str, Text()]
+    tool_calls: Annotated[tuple[ToolCall, ...], Length(0, 128, "calls")] = attrs.field(
+        default=(), converter=_tuple_or_none
+    )
+    """The calls that the assistant made in this turn."""
+    tool_call_id: Annotated[str, Length(1, 128), Text()] | None = None
+    """Of which call a message of role `tool` is the result."""
+    name: Annotated[str, Length(1, 128), Text()] | None = None
+    """Which tool's result it is."""
 
     def __attrs_post_init__(self) -> None:
         check(self)
 
 
-def _tuple_or_none(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    return None if items is None else tuple(items)
+@attrs.frozen
+class Tool:
+    """A function that the model can ask to have called."""
+
+    name: Annotated[str, Length(1, 128), Text()]
+    description: Annotated[str, Text()] = ""
+    parameters: Annotated[dict[str, Any], Json(le=65_536)] | None = None
+    """A JSON Schema of its arguments; None: it takes none."""
 
 
 def _strings(stop: str | Iterable[str] | None) -> Any:
@@ -282,6 +311,15 @@ class Request:
     pace: Pace = "auto"
     """`auto`: while other prompts are read, tokens computed ahead are given evenly, `target_tbt_ms` apart at most.
     `off`: each as soon as it is computed."""
+    tools: Annotated[tuple[Tool, ...], Length(0, 128, "tools")] = attrs.field(default=(), converter=_tuple_or_none)
+    """What the model can ask to have called; with `messages` only. Its calls are told apart from the text."""
+    tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"
+    """`auto`, `none`, `required`, or the name of the one tool that must be called."""
+    parallel_tool_calls: bool = True
+    """False: the output ends with its first call."""
+    reasoning: ReasoningMode | None = None
+    """`auto`: what stands between the template's thinking marks is told apart from the text. `off`: the same, and the
+    template is asked for no thinking, where it has a switch for that. None: thinking stays in the text."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
 
@@ -376,6 +414,35 @@ class Token:
 
 
 @attrs.frozen
+class ReasoningDelta:
+    """The next piece of the model's thinking, where `reasoning` asked for it. The tokens' texts do not have it."""
+
+    id: str
+    text: str
+    index: int = 0
+    """Of which of the request's `n` answers."""
+
+
+@attrs.frozen
+class ToolCallDelta:
+    """The next piece of a tool call: its name in the first, more of its arguments' JSON in each.
+
+    A call that turns out to be none is in the text as the model wrote it, and not among `Finished.tool_calls`, and a
+    warning says why.
+    """
+
+    id: str
+    call: int
+    """Which call of the answer, from 0."""
+    call_id: str
+    name: str
+    arguments: str
+    """To be put behind what came before."""
+    index: int = 0
+    """Of which of the request's `n` answers."""
+
+
+@attrs.frozen
 class Answer:
     """One of several answers to a request, at its end."""
 
@@ -387,6 +454,8 @@ class Answer:
     """Where `stream` was false; so are the two below."""
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[Logprobs, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
 
 
 @attrs.frozen
@@ -409,9 +478,13 @@ class Finished:
     """All of them, by index, where `n` or `best_of` asked for more than one."""
     prompt: Prompt | None = None
     """Where `stream` was false, and `echo` or `prompt_logprobs` asked for it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The whole calls of the request's `tools`, in order. `reason` is `stop` with them as without."""
+    reasoning: str | None = None
+    """The model's thinking, where `stream` was false and `reasoning` asked for it."""
 
 
-Event = Prompt | Token | Finished
+Event = Prompt | Token | ReasoningDelta | ToolCallDelta | Finished
 
 
 @attrs.frozen
@@ -456,6 +529,10 @@ class Capabilities:
     max_answers: int = 1
     """Most answers (`n`, `best_of`) of one request."""
     echo: bool = False
+    tools: tuple[str, ...] = ()
+    """Values of `tool_choice` that are honoured; none: this model's calls are not parsed."""
+    reasoning: bool = False
+    """The model's template has thinking marks that are known."""
 
 
 @attrs.frozen

@@ -23,7 +23,20 @@ from uma.cli.terminal import Output
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
-from uma.types import Capabilities, Event, Finished, Logprobs, Message, Priority, Prompt, Request, SamplingParams, Token
+from uma.types import (
+    Capabilities,
+    Event,
+    Finished,
+    Logprobs,
+    Message,
+    Priority,
+    Prompt,
+    ReasoningDelta,
+    Request,
+    SamplingParams,
+    Token,
+    ToolCallDelta,
+)
 
 WAIT_SEC = 1.0
 """Standard input that has not begun by then is told, since it may be a pipe that nothing ever comes from."""
@@ -160,6 +173,8 @@ async def _stream(
             async with opened.source.generate(request) as stream:
                 stop.politely = stream.cancel
                 async for event in stream:
+                    if isinstance(event, ReasoningDelta | ToolCallDelta):
+                        continue  # the command asks for neither
                     text = _whole(event) if isinstance(event, Finished) else event.text
                     await output.write(as_json_line(event) if is_json else text)
                     if isinstance(event, Token) and event.logprobs is not None:

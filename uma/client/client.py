@@ -32,10 +32,12 @@ from uma.protocol.messages import (
     MetricsEvent,
     MetricsQuery,
     PromptEvent,
+    ReasoningEvent,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
+    ToolCallEvent,
 )
 from uma.protocol.session import ClientSession
 from uma.types import Activity, EventStream, Health, Request, ServerInfo, Tokenized
@@ -208,9 +210,12 @@ class Client:
                 stream.put(event.token)
                 if stream.is_full:
                     self._overfull = stream
-        elif isinstance(event, PromptEvent):
-            if (stream := self._streams.get(event.id)) is not None:
-                stream.put(event.prompt)
+        elif isinstance(event, PromptEvent | ReasoningEvent | ToolCallEvent):
+            stream = self._streams.get(event.id)
+            if stream is not None:
+                stream.put(event.prompt if isinstance(event, PromptEvent) else event.delta)
+                if stream.is_full:
+                    self._overfull = stream
         elif isinstance(event, EosEvent):
             if (stream := self._streams.pop(event.id, None)) is not None:
                 stream.put(event.finished)

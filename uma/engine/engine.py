@@ -27,10 +27,12 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.health import Watchdog
 from uma.engine.info import server_info
 from uma.engine.intake import features
+from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate
@@ -63,7 +65,8 @@ class Engine:
         self.config = config
         self.archive = archive
         self.mailbox = Mailbox()
-        self.info = server_info(context, config)
+        self._chat = ChatAbilities(context.model)
+        self.info = server_info(context, config, self._chat)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Maximum tokens, prompt and output together, of one request."""
         self._context = context
@@ -106,12 +109,13 @@ class Engine:
     # types.Source
 
     @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator[RequestStream]:
+    async def generate(self, request: Request) -> AsyncIterator[RequestStream | ParsedStream]:
         """See `types.Source.generate`. `BadRequest`, `PromptTooLarge`, `Overloaded`, `ShuttingDown` come on entry."""
         self._metrics.requests_total += 1
         try:
             self._check_open()
             features.check_features(request, self._max_active)
+            asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
             tokens = await self._prompts.read(request)
             self._prompts.check_fits(len(tokens))
@@ -131,13 +135,13 @@ class Engine:
             raise
         stream = self._submit(request, tokens, grammar, forced, bias)
         try:
-            yield stream
+            yield self._parsed(asked, tokens, stream) if self._chat.is_parsed(asked) else stream
         finally:
             stream.abandon()
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
-        return await self._prompts.explain(request)
+        return await self._prompts.explain(self._chat.prepared(request))
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that a chat template has been applied to elsewhere, for a request's `token_ids`."""
@@ -302,6 +306,10 @@ class Engine:
         for index, each in enumerate(sequences):
             each.stream = AnswerPort(group, index, partial(self._forget, each))
         return group.stream
+
+    def _parsed(self, request: Request, tokens: array[int], stream: RequestStream) -> ParsedStream:
+        marks, piece = self._chat.control_marks, self._context.model.vocab.piece
+        return ParsedStream(stream, request, lambda: self._chat.parser(request, tokens), marks, piece)
 
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake import features
+from uma.engine.intake.chat import ChatAbilities
 from uma.llama.context import Context
 from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, Capabilities, Limits, ServerInfo
 from uma.version import __version__
@@ -12,7 +13,7 @@ from uma.version import __version__
 MAX_STOP_STRINGS = 16
 
 
-def server_info(context: Context, config: RuntimeConfig) -> ServerInfo:
+def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) -> ServerInfo:
     """The answer to `info` and `hello`."""
     model = context.model
     return ServerInfo(
@@ -28,6 +29,8 @@ def server_info(context: Context, config: RuntimeConfig) -> ServerInfo:
             kv_unified=context.params.kv_unified,
             max_stop_sequences=MAX_STOP_STRINGS,
             sampling_params=features.sampling_params(),
+            tools=chat.tool_choices,
+            reasoning=chat.has_thinking,
             grammars=GRAMMAR_FIELDS if len(model.vocab.eog) else (),
             max_logprobs=MAX_LOGPROBS,
             max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),

@@ -134,7 +134,7 @@ class _Streamed:
                         self._push(self.job.finished(index, event))
                     elif isinstance(event, Prompt):
                         self._push(self.job.prompt(index, event))
-                    else:
+                    elif isinstance(event, Token):
                         self._push(self.job.token(index, event))
                         while self._unsent_bytes >= MAX_UNSENT_BYTES:
                             await self._room.park()

@@ -57,11 +57,11 @@ class RenderProcess:
                 raise UnusableError(f"cannot be rendered: no process can be started for it: {error}") from error
         self._sock, self._is_fresh = ours, True
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+    def render(self, conversation: dict[str, Any]) -> str:
         """The text of a conversation. Raises `UnusableError`, also for a child that had to be killed, or died."""
         self.start()
         try:
-            answer = self._ask(messages)
+            answer = self._ask(conversation)
         except TimeoutError:
             self._kill()
             raise UnusableError(f"fails: it takes longer than {DEADLINE_SEC:g} s for these messages") from None
@@ -87,14 +87,14 @@ class RenderProcess:
             self._process.wait()
             self._process = None
 
-    def _ask(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def _ask(self, conversation: dict[str, Any]) -> dict[str, Any]:
         if self._is_fresh:
             started_by = time.monotonic() + START_SEC
             self._send(self._setup, started_by)
             self._answer(started_by)  # it is ready
             self._is_fresh = False
         due = time.monotonic() + DEADLINE_SEC
-        self._send(messages, due)
+        self._send(conversation, due)
         return self._answer(due)
 
     def _send(self, message: Any, due: float) -> None:

@@ -48,17 +48,23 @@ def compiled(source: str) -> Template:
         raise UnusableError(f"is broken: {error}") from error
 
 
-def rendered(template: Template, messages: list[dict[str, str]], bos: str, eos: str) -> str:
-    """The text of a conversation. Raises `UnusableError`."""
+def rendered(template: Template, conversation: dict[str, Any], bos: str, eos: str) -> str:
+    """The text of a conversation: its `messages`, its `tools` or None, and the template's `switches`.
+
+    Raises `UnusableError`.
+    """
     try:
         text = template.render(
-            messages=messages,
-            add_generation_prompt=True,
-            bos_token=bos,
-            eos_token=eos,
-            tools=None,
-            documents=None,
-            range=_bounded_range(),
+            {
+                **conversation["switches"],
+                "messages": conversation["messages"],
+                "add_generation_prompt": True,
+                "bos_token": bos,
+                "eos_token": eos,
+                "tools": conversation["tools"],
+                "documents": None,
+                "range": _bounded_range(),
+            }
         )
     except _RefusedError as error:
         raise UnusableError(f"refuses them: {error}") from None
@@ -175,12 +181,12 @@ def main() -> None:
     write_message(answers, {})  # ready: what comes now is on the clock
     while True:
         try:
-            messages = _read_message(given)
+            conversation = _read_message(given)
         except EOFError:
             return
         try:
             template = template or compiled(source)
-            answer = {"text": rendered(template, messages, bos, eos)}
+            answer = {"text": rendered(template, conversation, bos, eos)}
         except UnusableError as error:
             answer = {"problem": str(error)}
         write_message(answers, answer)

@@ -7,17 +7,19 @@ conversation can hold up more than its own request.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
 from jinja2 import Template, nodes
 
 from uma.errors import TemplateError
 from uma.llama.render_process import RenderProcess
 from uma.llama.sandbox import UnusableError, compiled, environment, rendered
-from uma.types import Message
+from uma.types import Message, Tool
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
@@ -50,19 +52,26 @@ class ChatTemplate:
             with self._lock, suppress(UnusableError):  # `render` will say so
                 self._process.start()
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The conversation as text, ready for the assistant's answer.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), switches: Mapping[str, Any] | None = None
+    ) -> str:
+        """The conversation as text, ready for the assistant's answer. `tools` and each message's calls have the form
+        that Hugging Face gives them; `switches` are the template's own names, such as `enable_thinking`.
 
         Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
-        these messages. Unless `is_cheap`, it waits for other threads' renderings and for a child process, each for
-        `render_process.DEADLINE_SEC` at most.
+        these messages. Unless `is_cheap` and without `tools`, it waits for other threads' renderings and for a child
+        process, each for `render_process.DEADLINE_SEC` at most.
         """
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        conversation = {
+            "messages": [_turn(message) for message in messages],
+            "tools": [_function(tool) for tool in tools] or None,
+            "switches": dict(switches or {}),
+        }
         try:
-            if self.is_cheap:
-                return rendered(self._template, turns, self.bos, self.eos)
+            if self.is_cheap and not tools:
+                return rendered(self._template, conversation, self.bos, self.eos)
             with self._lock:
-                return self._process.render(turns)
+                return self._process.render(conversation)
         except UnusableError as error:
             raise TemplateError(f"messages: the model's chat template {error}") from error.__cause__
 
@@ -78,6 +87,30 @@ class ChatTemplate:
     def needs_bos(self, rendered: str) -> bool:
         """Whether the tokenizer should add the beginning of text, as the template did not write it itself."""
         return not (self.bos and rendered.startswith(self.bos))
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 _CHEAP_NODES = (

@@ -32,7 +32,7 @@ from uma.protocol.messages import (
     TokenizeQuery,
     UnknownEvent,
 )
-from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS, SINCE_1_1
+from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS, SINCE_1_1, TOKENIZE_FIELDS
 from uma.types import PROMPT_FIELDS, Request, SamplingParams, Token, prompt_problem
 
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
@@ -229,7 +229,7 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         request = unstructure(message.request)
         request.pop("sampling", None)
         if isinstance(message, TokenizeQuery):
-            return {"type": "tokenize"} | {name: request[name] for name in ("id", *PROMPT_FIELDS) if name in request}
+            return {"type": "tokenize"} | {name: request[name] for name in TOKENIZE_FIELDS if name in request}
         return request | unstructure(message.request.sampling) | ({"keep_alive": True} if message.keep_alive else {})
     kind = {Hello: "hello", MetricsQuery: "metrics", ActivityQuery: "activity", HealthQuery: "health"}[type(message)]
     fields = unstructure(message)

@@ -14,10 +14,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 import attrs
 import cattrs
-from cattrs.gen import make_dict_structure_fn
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from uma.constraints import Length, hints_of, name_of, problems, proven, show, sieve
 from uma.errors import BadRequest
+from uma.types import Answer, Message, Tool
 
 T = TypeVar("T")
 
@@ -209,3 +210,7 @@ _converter.register_unstructure_hook_func(
     lambda value: _converter.unstructure(value),  # noqa: PLW0108
 )
 _converter.register_unstructure_hook(tuple, _unstructure_items)
+for _sparse in (Message, Tool, Answer):  # what they have besides what they always had is written where it is given
+    _converter.register_unstructure_hook(
+        _sparse, make_dict_unstructure_fn(_sparse, _converter, _cattrs_omit_if_default=True)
+    )

@@ -24,12 +24,15 @@ from uma.types import (
     Logprobs,
     ModelInfo,
     Prompt,
+    ReasoningDelta,
     Request,
     RequestMetrics,
     RunningRequest,
     ServerInfo,
     Token,
     Tokenized,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -174,6 +177,49 @@ class TokenEvent:
 
 
 @attrs.frozen
+class ReasoningEvent:
+    """The next piece of the model's thinking, where `reasoning` asked for it."""
+
+    id: str
+    text: str
+    index: int = 0
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, delta: ReasoningDelta, metadata: dict[str, Any] | None = None) -> ReasoningEvent:
+        """The wire's form of `delta`."""
+        return cls(delta.id, delta.text, delta.index, metadata)
+
+    @property
+    def delta(self) -> ReasoningDelta:
+        """The event as `uma.types` has it."""
+        return ReasoningDelta(self.id, self.text, self.index)
+
+
+@attrs.frozen
+class ToolCallEvent:
+    """The next piece of a tool call's arguments."""
+
+    id: str
+    call: int
+    call_id: str
+    name: str
+    arguments: str
+    index: int = 0
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, delta: ToolCallDelta, metadata: dict[str, Any] | None = None) -> ToolCallEvent:
+        """The wire's form of `delta`."""
+        return cls(delta.id, delta.call, delta.call_id, delta.name, delta.arguments, delta.index, metadata)
+
+    @property
+    def delta(self) -> ToolCallDelta:
+        """The event as `uma.types` has it."""
+        return ToolCallDelta(self.id, self.call, self.call_id, self.name, self.arguments, self.index)
+
+
+@attrs.frozen
 class EosEvent:
     """A request's end. `text` and `token_ids` are there where `stream` was false."""
 
@@ -189,6 +235,9 @@ class EosEvent:
     answers: tuple[Answer, ...] = ()
     """All, where more than one was asked for; of several, the fields above are the first one's."""
     prompt: Prompt | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The whole calls of the request's `tools`."""
+    reasoning: str | None = None
     metadata: dict[str, Any] | None = None
 
     @classmethod
@@ -208,6 +257,8 @@ class EosEvent:
             finished.logprobs,
             finished.answers,
             finished.prompt,
+            finished.tool_calls,
+            finished.reasoning,
             metadata,
         )
 
@@ -226,6 +277,8 @@ class EosEvent:
             self.logprobs,
             self.answers,
             self.prompt,
+            self.tool_calls,
+            self.reasoning,
         )
 
 
@@ -324,6 +377,8 @@ ServerEvent = (
     HelloEvent
     | PromptEvent
     | TokenEvent
+    | ReasoningEvent
+    | ToolCallEvent
     | EosEvent
     | ErrorEvent
     | MetricsEvent

@@ -83,13 +83,25 @@ from uma.protocol.messages import (
     MetricsEvent,
     MetricsQuery,
     PromptEvent,
+    ReasoningEvent,
     ServerEvent,
     TokenizeEvent,
     TokenizeQuery,
+    ToolCallEvent,
 )
 from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
 from uma.protocol.versions import SUPPORTED, negotiate
-from uma.types import Activity, Event, Health, Prompt, ServerInfo, Token, Tokenized
+from uma.types import (
+    Activity,
+    Event,
+    Health,
+    Prompt,
+    ReasoningDelta,
+    ServerInfo,
+    Token,
+    Tokenized,
+    ToolCallDelta,
+)
 
 Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 QueryResult = Mapping[str, Any] | Activity | Health | Tokenized
@@ -288,6 +300,10 @@ class ServerSession:
         assert not isinstance(event, Token)
         if isinstance(event, Prompt):
             return encode_event(PromptEvent.of(event, exchange.metadata))
+        if isinstance(event, ReasoningDelta):
+            return encode_event(ReasoningEvent.of(event, exchange.metadata))
+        if isinstance(event, ToolCallDelta):
+            return encode_event(ToolCallEvent.of(event, exchange.metadata))
         data = encode_event(EosEvent.of(event, metadata=exchange.metadata, warnings=exchange.warnings))
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data

@@ -27,9 +27,11 @@ from uma.protocol.messages import (
     MetricsEvent,
     MetricsQuery,
     PromptEvent,
+    ReasoningEvent,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
+    ToolCallEvent,
 )
 from uma.types import PROMPT_FIELDS, Request, SamplingParams
 
@@ -42,9 +44,11 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window typical_p top_n_sigma
             xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau mirostat_eta
             dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
+            tools tool_choice parallel_tool_calls reasoning
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
-        "capabilities": frozenset(("grammars", "max_logprobs", "max_answers", "echo")),
+        "tokenize": frozenset(("tools", "tool_choice", "reasoning")),
+        "capabilities": frozenset(("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning")),
     }
 )
 """Fields that a session of version 1.0 does not have: of a request it ignores them, of the hello it leaves them out."""
@@ -66,7 +70,10 @@ def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints:
 
 _ONE_OR_MORE_STRINGS = Annotated[str, Length(1, 1024)] | hints_of(SamplingParams)["stop"]
 
-_NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request) if name not in ("id", *PROMPT_FIELDS)))
+TOKENIZE_FIELDS = ("id", *PROMPT_FIELDS, "tools", "tool_choice", "reasoning")
+"""Fields of a request that its prompt depends on."""
+
+_NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request) if name not in TOKENIZE_FIELDS))
 
 REQUESTS: dict[str, type[Any]] = {
     "generate": _flat(
@@ -91,6 +98,8 @@ EVENTS: dict[str, type[Any]] = {
     "hello": HelloEvent,
     "prompt": PromptEvent,
     "token": TokenEvent,
+    "reasoning": ReasoningEvent,
+    "tool_call": ToolCallEvent,
     "eos": EosEvent,
     "error": ErrorEvent,
     "activity": ActivityEvent,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -77,7 +78,8 @@ class PromptReader:
         """
         chars = _chars(request)
         is_short = chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES
-        if is_short and (request.messages is None or self._model.chat_template.is_cheap):
+        is_quick = self._model.chat_template.is_cheap and not request.tools
+        if is_short and (request.messages is None or is_quick):
             return function(request)
         size_bytes = 4 * chars
         self._check_budget(request.priority, size_bytes)
@@ -125,7 +127,7 @@ class PromptReader:
 
     def _text_of(self, request: Request) -> str:
         if request.messages is not None:
-            return self._model.chat_template.render(request.messages)
+            return self._render(request)
         return b"".join(map(self._model.vocab.piece, request.token_ids or ())).decode("utf-8", "replace")
 
     def check_fits(self, prompt_tokens: int) -> None:
@@ -139,22 +141,26 @@ class PromptReader:
     def _check_bytes(self, request: Request) -> None:
         if _chars(request) * 4 <= self._max_bytes:
             return
-        texts = [request.prompt or "", *(message.content for message in request.messages or ())]
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in _texts(request))
         if size > self._max_bytes:
             raise PromptTooLarge(
                 f"prompt too large: {size:,} bytes are over this server's limit of {self._max_bytes:,} "
                 "(max_prompt_bytes)"
             )
 
+    def _render(self, request: Request) -> str:
+        tools = request.tools if request.tool_choice != "none" else ()
+        switches = {"enable_thinking": False} if request.reasoning == "off" else {}
+        return self._model.chat_template.render(request.messages or (), tools, switches)
+
     def _tokenize(self, request: Request, *, must_fit: bool) -> array[int]:
         vocab = self._model.vocab
         if request.messages is not None:
-            template = self._model.chat_template
-            text = template.render(request.messages)
+            text = self._render(request)
             if must_fit:
                 self._check_bound(text)
-            ids = vocab.tokenize(text, add_special=template.needs_bos(text), parse_special=True)
+            add_special = self._model.chat_template.needs_bos(text)
+            ids = vocab.tokenize(text, add_special=add_special, parse_special=True)
         else:
             ids = vocab.tokenize(request.prompt or "", add_special=True, parse_special=False)
         tokens: array[int] = array("i")
@@ -163,4 +169,15 @@ class PromptReader:
 
 
 def _chars(request: Request) -> int:
-    return len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())
+    return sum(map(len, _texts(request)))
+
+
+def _texts(request: Request) -> Iterator[str]:
+    """All text that the prompt is made from."""
+    yield request.prompt or ""
+    for message in request.messages or ():
+        yield message.content
+        yield from (call.arguments for call in message.tool_calls)
+    for tool in request.tools:
+        yield tool.description
+        yield json.dumps(tool.parameters, ensure_ascii=False)

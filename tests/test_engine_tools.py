@@ -1,0 +1,100 @@
+"""Tools and thinking through the real engine: a model that writes a known text, asked in process and over the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_world import config_for
+from script_model import write_script_model
+
+from models import CHATML
+from uma import Request, SamplingParams, open_engine
+from uma.errors import BadRequest
+from uma.types import Event, Finished, Message, ReasoningDelta, Token, Tool, ToolCall, ToolCallDelta
+
+ARGUMENTS = '{"city": "Zürich"}'
+SAID = f'<think>Which city?</think>Moment.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+QWEN = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{# <think></think> #}"
+    "{% if enable_thinking is defined %}no thinking{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+    "{{ c.function.arguments.city }}</tool_call>{% endfor %}\n{% endfor %}assistant{{ '\\n' }}"
+)
+WEATHER = Tool("weather", "Tells the weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+async def events_of(model: Path, **fields: Any) -> list[Event]:
+    request = Request("a", messages=(Message("user", "Go."),), sampling=SamplingParams(max_tokens=200), **fields)
+    async with open_engine(config_for(model)) as engine, engine.generate(request) as stream:
+        return [event async for event in stream]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_script_model(tmp_path_factory.mktemp("tools") / "script.gguf", SAID, template=QWEN)
+
+
+async def test_calls_and_thinking_are_streamed_apart_from_the_text(model: Path) -> None:
+    events = await events_of(model, tools=(WEATHER,), reasoning="auto")
+    assert "".join(each.text for each in events if isinstance(each, Token)) == "Moment."
+    assert "".join(each.text for each in events if isinstance(each, ReasoningDelta)) == "Which city?"
+    assert "".join(each.arguments for each in events if isinstance(each, ToolCallDelta)) == ARGUMENTS
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert [(call.name, call.arguments) for call in last.tool_calls] == [("weather", ARGUMENTS)]
+    assert last.reason == "stop"
+
+
+async def test_an_answer_that_is_not_streamed_has_them_in_its_end(model: Path) -> None:
+    (last,) = await events_of(model, tools=(WEATHER,), reasoning="auto", stream=False)
+    assert isinstance(last, Finished)
+    assert (last.text, last.reasoning) == ("Moment.", "Which city?")
+    assert [call.arguments for call in last.tool_calls] == [ARGUMENTS]
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": (WEATHER,), "tool_choice": "none"}])
+async def test_without_tools_or_reasoning_the_text_stays_as_it_is(model: Path, fields: dict[str, Any]) -> None:
+    events = await events_of(model, **fields)
+    assert "".join(each.text for each in events if isinstance(each, Token)) == SAID
+    assert all(isinstance(each, Token | Finished) for each in events)
+
+
+@pytest.mark.parametrize("choice", ["required", "weather", "nothing"])
+async def test_a_choice_that_cannot_be_honoured_is_refused_by_name(model: Path, choice: str) -> None:
+    with pytest.raises(BadRequest, match="tool_choice"):
+        await events_of(model, tools=(WEATHER,), tool_choice=choice)
+
+
+async def test_the_template_gets_tools_calls_and_the_switch(model: Path) -> None:
+    call = ToolCall("123456789", "weather", ARGUMENTS)
+    messages = (Message("assistant", "", (call,)), Message("tool", "Rain.", (), call.id, "weather"))
+    request = Request("a", messages=messages, tools=(WEATHER,), reasoning="off")
+    async with open_engine(config_for(model)) as engine:
+        text = (await engine.tokenize(request)).text
+    assert text is not None
+    assert '"description": "Tells the weather."' in text
+    assert "no thinking" in text
+    assert "<tool_call>Zürich</tool_call>" in text
+
+
+async def test_a_template_without_tools_tells_them_in_the_system_message(tmp_path: Path) -> None:
+    said = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
+    model = write_script_model(tmp_path / "script.gguf", said, template=CHATML)
+    (last,) = await events_of(model, tools=(WEATHER,), stream=False)
+    assert isinstance(last, Finished)
+    assert [each.arguments for each in last.tool_calls] == [ARGUMENTS]
+    async with open_engine(config_for(model)) as engine:
+        request = Request("a", messages=(Message("user", "Go."),), tools=(WEATHER,))
+        assert "Tells the weather." in ((await engine.tokenize(request)).text or "")
+
+
+async def test_the_output_ends_with_its_first_call_where_no_other_is_wanted(tmp_path: Path) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {ARGUMENTS}}}</tool_call>'
+    model = write_script_model(tmp_path / "script.gguf", call + "and much more of it", template=QWEN)
+    events = await events_of(model, tools=(WEATHER,), parallel_tool_calls=False)
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert (last.reason, len(last.tool_calls)) == ("stop", 1)
+    assert "".join(each.text for each in events if isinstance(each, Token)) == ""

@@ -1,0 +1,184 @@
+"""A request's events with thinking and tool calls told apart from the text, for requests that asked for it.
+
+It stands between the engine's stream and the reader, so that it is the same in process and over the wire.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import attrs
+
+from uma.chat.parser import Parser
+from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
+from uma.engine.delivery.detokenize import TextStream
+from uma.engine.delivery.stream import RequestStream
+from uma.types import Answer, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta
+
+_LETTERS = string.ascii_letters + string.digits
+_End = TypeVar("_End", Finished, Answer)
+CALL_ID_CHARS = 9
+"""As long as Mistral's templates demand; others take any."""
+
+
+@attrs.define
+class _Spoken:
+    """One answer so far."""
+
+    parser: Parser
+    index: int
+    text: str = ""
+    thoughts: str = ""
+    calls: list[ToolCall] = attrs.field(factory=list)
+    warnings: list[str] = attrs.field(factory=list)
+    begun: int = 0
+    call_id: str = ""
+    name: str = ""
+    last_token: int = 0
+
+
+class ParsedStream:
+    """`types.EventStream` around an engine's, which one task reads. The tokens' texts have only the answer itself.
+
+    Every token is told. What one token sets free of thinking and calls comes before it, and each kind in its order.
+    """
+
+    def __init__(
+        self,
+        stream: RequestStream,
+        request: Request,
+        parser: Callable[[], Parser],
+        control_marks: Mapping[int, str],
+        piece: Callable[[int], bytes],
+    ) -> None:
+        self._stream = stream
+        self._request = request
+        self._parser = parser
+        self._marks = control_marks
+        self._piece = piece
+        self._answers: dict[int, _Spoken] = {}
+        self._events: deque[Event] = deque()
+        self._is_ended_early = False
+        """The first call was whole, and no other was wanted."""
+        self.tap: Callable[[Token], bool] | None = None
+        """See `types.EventStream.tap`."""
+
+    def cancel(self) -> None:
+        """See `types.EventStream.cancel`."""
+        self._stream.cancel()
+
+    def __aiter__(self) -> ParsedStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        """See `types.EventStream.__anext__`."""
+        while True:
+            while not self._events:
+                self._take(await self._stream.__anext__())
+            event = self._events.popleft()
+            if type(event) is not Token or self.tap is None or not self.tap(event):
+                return event
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Token):
+            self._take_token(event)
+        elif isinstance(event, Finished):
+            self._events.extend(self._ended(event))
+        else:
+            self._events.append(event)
+
+    def _take_token(self, token: Token) -> None:
+        if self._is_ended_early:
+            return
+        spoken = self._spoken(token.index)
+        spoken.last_token = token.token_id
+        deltas, text = self._told(spoken, spoken.parser.push(token.text or self._marks.get(token.token_id, "")))
+        self._events.extend(deltas)
+        self._events.append(token if text == token.text else attrs.evolve(token, text=text))
+        if spoken.calls and not self._request.parallel_tool_calls:
+            self._is_ended_early = True
+            self._stream.cancel()
+
+    def _spoken(self, index: int) -> _Spoken:
+        if index not in self._answers:
+            self._answers[index] = _Spoken(self._parser(), index)
+        return self._answers[index]
+
+    def _told(self, spoken: _Spoken, parts: Sequence[Part]) -> tuple[list[Event], str]:
+        """The events for these parts, and the text among them."""
+        events: list[Event] = []
+        texts = []
+        for part in parts:
+            if not self._request.parallel_tool_calls and spoken.calls:
+                break
+            if isinstance(part, Text):
+                texts.append(part.text)
+            elif isinstance(part, Reasoning):
+                spoken.thoughts += part.text
+                events.append(ReasoningDelta(self._request.id, part.text, spoken.index))
+            elif isinstance(part, CallArguments):
+                events.append(self._delta(spoken, part.text))
+            elif isinstance(part, CallBegun):
+                spoken.name, spoken.call_id = part.name, "".join(secrets.choice(_LETTERS) for _ in range(CALL_ID_CHARS))
+                events.append(self._delta(spoken, ""))
+            else:
+                self._end_call(spoken, part)
+        spoken.text += "".join(texts)
+        return events, "".join(texts)
+
+    def _end_call(self, spoken: _Spoken, part: CallEnded | CallBroken) -> None:
+        if isinstance(part, CallEnded):
+            spoken.calls.append(ToolCall(spoken.call_id, part.name, part.arguments))
+        else:
+            warning = f"tool call {spoken.begun} ({part.name}): {part.reason}; it is in the text, and not in tool_calls"
+            spoken.warnings.append(warning)
+        spoken.begun += 1
+
+    def _delta(self, spoken: _Spoken, arguments: str) -> ToolCallDelta:
+        return ToolCallDelta(self._request.id, spoken.begun, spoken.call_id, spoken.name, arguments, spoken.index)
+
+    def _ended(self, finished: Finished) -> list[Event]:
+        if not self._request.stream:
+            self._parse_whole(finished)
+        events: list[Event] = []
+        self._spoken(0)
+        for spoken in self._answers.values():
+            deltas, text = self._told(spoken, spoken.parser.finish())
+            if self._request.stream:
+                events += deltas
+                if text:
+                    events.append(Token(finished.id, text, spoken.last_token, spoken.index))
+        is_cut = self._is_ended_early and finished.reason == "cancelled"
+        warnings = tuple(line for spoken in self._answers.values() for line in spoken.warnings)
+        last = attrs.evolve(
+            finished,
+            reason="stop" if is_cut else finished.reason,
+            warnings=(*finished.warnings, *warnings),
+            answers=tuple(self._said(each.index, each) for each in finished.answers),
+        )
+        return [*events, self._said(finished.answers[0].index if finished.answers else 0, last)]
+
+    def _said(self, index: int, end: _End) -> _End:
+        """The answer's end, with its calls, and its text without them."""
+        spoken = self._spoken(index)
+        end = attrs.evolve(end, tool_calls=tuple(spoken.calls))
+        if end.text is None:
+            return end
+        return attrs.evolve(end, text=spoken.text, reasoning=spoken.thoughts if self._request.reasoning else None)
+
+    def _parse_whole(self, finished: Finished) -> None:
+        for end in finished.answers or (finished,):
+            spoken = self._spoken(end.index if isinstance(end, Answer) else 0)
+            ids = end.token_ids or ()
+            if self._marks.keys().isdisjoint(ids):
+                self._told(spoken, spoken.parser.push(end.text or ""))
+                continue
+            text = TextStream(self._request.sampling.stop)
+            for token in ids:
+                written = text.push(self._piece(token)) or self._marks.get(token, "")
+                self._told(spoken, spoken.parser.push(written))
+            self._told(spoken, spoken.parser.push(text.finish()))
