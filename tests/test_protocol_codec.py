@@ -285,9 +285,21 @@ def test_an_unknown_field_is_ignored_and_named() -> None:
 
 
 def test_an_unknown_field_of_one_message_is_named_with_its_path() -> None:
-    message = parse({"id": "a", "messages": [{"role": "user", "content": "x", "name": "Bo"}]})
+    message = parse({"id": "a", "messages": [{"role": "user", "content": "x", "mood": "good"}]})
     assert isinstance(message, Generate)
-    assert message.warnings == ("messages[0].name: unknown field, ignored",)
+    assert message.warnings == ("messages[0].mood: unknown field, ignored",)
+
+
+def test_a_session_of_version_1_0_sees_messages_as_it_always_did() -> None:
+    call = {"id": "1", "name": "weather", "arguments": "{}"}
+    old = {"role": "user", "content": "x"}
+    newer = {**old, "tool_calls": [call], "tool_call_id": 5, "name": "Bo"}
+    message = message_of({"id": "a", "messages": [old, newer]}, version="1.0")
+    assert isinstance(message, Generate)
+    assert message.request.messages == (Message("user", "x"),) * 2
+    assert {line.partition(":")[0] for line in message.warnings} == {
+        f"messages[1].{name}" for name in ("tool_calls", "tool_call_id", "name")
+    }
 
 
 def test_very_many_unknown_fields_make_a_short_list() -> None:

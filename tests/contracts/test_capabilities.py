@@ -21,6 +21,8 @@ from uma.errors import BadRequest
         ({"streaming": False}, {"supports_streaming": False}),
         ({"cancel": False}, {"supports_cancel": False}),
         ({"max_stop_sequences": 3}, {"max_stop_sequences": 3}),
+        ({"tools": ("auto", "none")}, {"supports_tool_calls": True}),
+        ({"tools": ("auto", "none"), "chat": False}, {"supports_tool_calls": False}),
         ({"sampling_params": ("top_k", "min_p")}, {"supported_sampling_params": ("min_p", "top_k")}),
     ],
 )

@@ -56,6 +56,7 @@ def false_claims(liar: Liar) -> set[str]:
         ({"streaming": False}, "streaming"),
         ({"sampling_params": ("temperature", "entropy_dial")}, "sampling: entropy_dial"),
         ({"max_stop_sequences": 17}, "max_stop_sequences"),
+        ({"tools": ()}, "tools"),
         ({"max_stop_sequences": 2}, "3 stop sequences"),
         ({"prefix_sharing": "none: for no reason"}, "prefix_sharing"),
     ],

@@ -39,7 +39,7 @@ def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
         supports_streaming=capabilities.streaming,
         supports_logprobs=declared(capabilities, "max_logprobs", -1) >= 0,
         supports_guided_decoding=bool(declared(capabilities, "grammars", ())),
-        supports_tool_calls=bool(declared(capabilities, "tools", False)),
+        supports_tool_calls=capabilities.chat and bool(declared(capabilities, "tools", False)),
         supports_vision=bool(declared(capabilities, "vision", False)),
         supports_embeddings=bool(declared(capabilities, "embeddings", False)),
         supports_cancel=capabilities.cancel,

@@ -339,11 +339,52 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     if most > 1:
         yield Claim("answers", f"up to {most}", _two_answers)
     yield Claim(f"answers: n = {most + 1}", "no", partial(_refused, ask(n=most + 1).fields, "n"))
-    for name, fields in (("vision", {"images": ["data:,"]}), ("tools", {"tools": [{"type": "function"}]})):
-        if not declared(capabilities, name, False):
-            yield Claim(name, "no", partial(_refused, ask(**fields).fields, next(iter(fields))))
+    yield from _about_tools(declared(capabilities, "tools", ()))
+    if not declared(capabilities, "vision", False):
+        yield Claim("vision", "no", partial(_refused, ask(images=["data:,"]).fields, "images"))
     if not declared(capabilities, "embeddings", False):
         yield Claim("embeddings", "no", partial(_refused, {"type": "embed", "prompt": "Hello"}, "type"))
+
+
+_WEATHER = {
+    "name": "weather",
+    "description": "Tells the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bern", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def _about_tools(choices: Any) -> Iterator[Claim]:
+    if not choices:
+        yield Claim("tools", "no", partial(_refused, _with_tools("auto"), "tools"))
+    for choice in ("auto", "none", "required"):
+        if choice in choices:
+            yield Claim(f"tools: {choice}", "yes", partial(_tools, choice))
+        elif choices:
+            yield Claim(f"tools: {choice}", "no", partial(_refused, _with_tools(choice), "tool_choice"))
+
+
+def _with_tools(choice: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    return {"messages": messages, "tools": [_WEATHER], "tool_choice": choice, "temperature": 0.0, "max_tokens": 80}
+
+
+def _tools(choice: str) -> Proof:
+    reply = _answered((yield Question(_with_tools(choice))), ignoring="tools")
+    calls = reply.last.get("tool_calls", ())
+    deltas = [each for each in reply.events if each["event"] == "tool_call"]
+    if choice == "none":
+        _demand(not calls and not deltas, "a call although none was wanted")
+        return "no call"
+    for number, call in enumerate(calls):
+        streamed = "".join(each["arguments"] for each in deltas if each["call"] == number)
+        _demand(streamed == call["arguments"], "the streamed arguments differ from the call's")
+        _demand(call["name"] == "weather", f"a call of {call['name']!r}, which is no tool of the request")
+    return f"{len(calls)} calls, told apart from the text"
 
 
 def _logprobs(top: int) -> Proof:

@@ -72,7 +72,7 @@ def message_of(
     if not isinstance(kind, str) or kind not in REQUESTS:
         raise BadRequest(f"type: expected one of {', '.join(REQUESTS)}, not {show(kind)} ({_HELP})")
     cls = REQUESTS[kind]
-    newer = {name: fields.pop(name) for name in SINCE_1_1.get(kind, ()) if name in fields} if version == "1.0" else {}
+    newer = list(_without_newer(fields, kind)) if version == "1.0" else []
     flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab, newer))
     warnings = _warnings(fields, cls, newer)
     if kind == "generate":
@@ -183,6 +183,19 @@ def _rules(
         cls = CANCEL if kind == "cancel" else REQUESTS[kind]
         unknown = chain(newer, unknown_fields(fields, cls))
         yield from (f"{path}: unknown field, and the session is strict" for path in unknown)
+
+
+def _without_newer(fields: dict[str, Any], kind: str) -> Iterator[str]:
+    """Remove what version 1.0 does not have, and name the paths of it."""
+    for name in SINCE_1_1.get(kind, ()) & fields.keys():
+        del fields[name]
+        yield name
+    messages = fields.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            for name in SINCE_1_1["messages"] & message.keys():
+                del message[name]
+                yield f"messages[{index}].{name}"
 
 
 def _outside_vocabulary(token_ids: Any, n_vocab: int) -> Iterator[str]:

@@ -48,10 +48,12 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
         "tokenize": frozenset(("tools", "tool_choice", "reasoning")),
+        "messages": frozenset(("tool_calls", "tool_call_id", "name")),
         "capabilities": frozenset(("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning")),
     }
 )
-"""Fields that a session of version 1.0 does not have: of a request it ignores them, of the hello it leaves them out."""
+"""Fields that a session of version 1.0 does not have: of a request and its messages it ignores them, of the hello it
+leaves them out."""
 
 
 OWNERS: dict[type, tuple[type, ...]] = {}
