@@ -15,6 +15,7 @@ from http_server import HttpServer, RawHttp, running_http
 from harness import ServerProcess, run_to_end, short_directory, start_server, uma_command, until
 
 SMALL = {"prompt": "Once", "max_tokens": 2}
+ENDLESS = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 LIMIT = 10_000
 
 
@@ -24,10 +25,13 @@ def keys() -> Iterator[dict[str, str]]:
     with short_directory() as directory:
         file = directory / "keys.toml"
         made = {"file": str(file)}
-        for name in ("free", "bound"):
+        for name in ("free", "leaver", "bound"):
             done = run_to_end(*uma_command("key", "new", name, "--keys", str(file)))
             assert done.returncode == 0, done.stderr
             made[name] = done.stdout.strip()
+            if name == "leaver":
+                with file.open("a") as text:
+                    text.write("max_tokens_per_minute = 50\n")
         with file.open("a") as text:
             text.write("max_concurrent = 1\nmax_tokens = 8\nmax_priority = -1\nmax_tokens_per_minute = 100\n")
         yield made
@@ -98,6 +102,19 @@ def test_a_key_s_bounds_hold(locked: HttpServer, keys: dict[str, str]) -> None:
     assert answer.status == 429
     assert "max_tokens_per_minute" in answer.json["error"]["message"]
     assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+
+
+def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as raw:
+        raw.send("POST", "/v1/completions", ENDLESS, **bearer(keys, "leaver"))
+        assert raw.head()[0] == 200
+        chunks, tokens = raw.chunks(), 0
+        while tokens < 60:
+            tokens += next(chunks).count(b"data:")
+    until(locked.process.metrics, lambda found: found["active_sequences"] == 0)
+    refused = locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "leaver"))
+    assert refused.status == 429
+    assert "max_tokens_per_minute" in refused.json["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ class RuntimeConfig:
     )
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
+    socket_users: str = setting("", "TOML file of the bounds that users have on the socket; empty: none", "path")
     protocol: Literal["json", "newline"] = setting("json", "wire protocol; newline is for debugging by hand")
 
     n_ctx: Annotated[int, Range(0, 2**31 - 1)] = setting(
@@ -345,12 +346,7 @@ def _unknown_variables(environ: Mapping[str, str], known: Mapping[str, Setting])
 def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
     if path is None:
         return {}
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    table = read_toml(path, str(path))
     for key in table:
         if key not in known:
             raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
@@ -358,6 +354,16 @@ def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
         name: (_file_value(known[name], value, path, f"{path}: {name}"), f"{path}: {name}")
         for name, value in table.items()
     }
+
+
+def read_toml(path: Path, where: str) -> dict[str, Any]:
+    """The tables of a file. Raises `ConfigError` that begins with `where`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: is not TOML: {error}") from error
 
 
 def _file_value(each: Setting, value: Any, file: Path, origin: str) -> Any:

@@ -27,6 +27,7 @@ GATEWAY = HTTP | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec
 SERVER_ONLY = HTTP | frozenset(
     {
         "socket_mode",
+        "socket_users",
         "protocol",
         "max_sessions",
         "max_session_queue",

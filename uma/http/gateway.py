@@ -17,7 +17,7 @@ from uma.http.generation import run
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.quota import Account, Excess
-from uma.types import Finished, Request, Source
+from uma.types import Request, Source
 
 
 @attrs.define(eq=False)
@@ -55,10 +55,9 @@ class Gateway:
         with trio.CancelScope() as scope, running(http.account, len(job.requests)):
             self._running.add(scope)
             try:
-                results = await run(self.source, http, job)
+                await run(self.source, http, job)
             finally:
                 self._running.discard(scope)
-            charge(http.account, results)
         if scope.cancelled_caught:
             error = ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")
             if not http.is_started:
@@ -94,10 +93,3 @@ class Gateway:
 def running(account: Account | None, requests: int) -> AbstractContextManager[None]:
     """A block in which so many requests of `account` run."""
     return nullcontext() if account is None else account.running_now(requests)
-
-
-def charge(account: Account | None, results: Sequence[Finished]) -> None:
-    """Count on `account` what its requests have used."""
-    if account is not None:
-        tokens = sum(each.usage.prompt_tokens + each.usage.completion_tokens for each in results)
-        account.charge(tokens, trio.current_time())

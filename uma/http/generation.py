@@ -7,7 +7,6 @@ Tokens reach the answer in the turn that brings them (the stream's tap); one tas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import attrs
@@ -17,6 +16,7 @@ from uma.errors import UmaError
 from uma.http.dialect import Job
 from uma.http.exchange import Exchange
 from uma.http.problem import Problem
+from uma.net.metering import metered
 from uma.net.wakeup import Wakeup
 from uma.types import Finished, Prompt, Source, Token
 
@@ -28,27 +28,24 @@ NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that a proxy passes each event on at once."""
 
 
-async def run(source: Source, http: Exchange, job: Job) -> Sequence[Finished]:
-    """Answer `http` with what `job` generates. Returns how its requests ended; none where the client went away.
+async def run(source: Source, http: Exchange, job: Job) -> None:
+    """Answer `http` with what `job` generates, and charge the account of its key.
 
     Raises the `UmaError` of a request that fails before the answer has begun; later ones are told in the stream.
     """
     failure: UmaError | None = None
-    results: Sequence[Finished] = ()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_on_disconnect, http, nursery.cancel_scope)
         try:
             if job.stream:
-                results = await _Streamed(http, job).run(source)
+                await _Streamed(http, job).run(source)
             else:
-                results = await _gather(source, job)
-                await http.answer_json(job.whole(results))
+                await http.answer_json(job.whole(await _gather(source, http, job)))
         except UmaError as error:
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return results
 
 
 async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None:
@@ -56,15 +53,16 @@ async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None
     scope.cancel()
 
 
-async def _gather(source: Source, job: Job) -> list[Finished]:
+async def _gather(source: Source, http: Exchange, job: Job) -> list[Finished]:
     results: list[Finished | None] = [None] * len(job.requests)
     failures: list[UmaError] = []
 
     async def one(index: int, scope: trio.CancelScope | None) -> None:
         try:
-            async with source.generate(job.requests[index]) as stream:
+            async with source.generate(job.requests[index]) as stream, metered(stream, http.account) as meter:
                 async for event in stream:
                     if isinstance(event, Finished):
+                        meter.usage = event.usage
                         results[index] = event
         except UmaError as error:
             failures.append(error)
@@ -98,7 +96,7 @@ class _Streamed:
     _is_over: bool = attrs.field(default=False, init=False)
     _wrote_at: float = attrs.field(factory=trio.current_time, init=False)
 
-    async def run(self, source: Source) -> Sequence[Finished]:
+    async def run(self, source: Source) -> None:
         """Stream to the end. Raises the failure of a request where nothing has gone out yet."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._beat, source)
@@ -107,7 +105,6 @@ class _Streamed:
             nursery.cancel_scope.cancel()
         if self._failure is not None and not self.http.is_started:
             raise self._failure
-        return [self._results[index] for index in sorted(self._results)]
 
     async def _generate_all(self, source: Source) -> None:
         if len(self.job.requests) == 1:
@@ -125,11 +122,13 @@ class _Streamed:
 
     async def _generate(self, source: Source, index: int, siblings: trio.CancelScope | None) -> None:
         try:
-            async with source.generate(self.job.requests[index]) as stream:
+            request = self.job.requests[index]
+            async with source.generate(request) as stream, metered(stream, self.http.account) as meter:
                 stream.tap = partial(self._take, index)
                 async for event in stream:
                     self._open()
                     if isinstance(event, Finished):
+                        meter.usage = event.usage
                         self._results[index] = event
                         self._push(self.job.finished(index, event))
                     elif isinstance(event, Prompt):

@@ -10,13 +10,13 @@ import hmac
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
 
+from uma.config import read_toml
 from uma.constraints import Length
 from uma.errors import BadRequest, ConfigError
 from uma.net.quota import Account, Bounds
@@ -52,12 +52,7 @@ class Keys:
 
         Raises `ConfigError` where the file cannot be read, holds none, or something else.
         """
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"http_keys: {path}: cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"http_keys: {path}: is not TOML: {error}") from error
+        tables = read_toml(path, f"http_keys: {path}")
         if not tables:
             raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
         return cls(tuple(_key(path, name, table) for name, table in tables.items()))

@@ -1,4 +1,4 @@
-"""Which process is at the other end of a Unix socket, as the kernel knows it: not what the peer says of itself."""
+"""Which process and user is at the other end of a Unix socket, as the kernel knows it: not what the peer says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import socket
 import struct
 import sys
 
-SOL_LOCAL, LOCAL_PEERPID = 0, 2
+SOL_LOCAL, LOCAL_PEERCRED, LOCAL_PEERPID = 0, 1, 2
 """macOS's `<sys/un.h>`; Python has no names for them."""
+CREDENTIALS = "3i"
+"""Linux's `struct ucred`: process, user, group."""
+XUCRED, XUCRED_BYTES = "II", 76
+"""The beginning of macOS's `struct xucred`: version, user."""
 
 
 def pid_of_peer(sock: socket.socket) -> int | None:
@@ -17,8 +21,8 @@ def pid_of_peer(sock: socket.socket) -> int | None:
     """
     try:
         if sys.platform == "linux":
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, _, _ = struct.unpack("3i", credentials)
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
+            pid, _, _ = struct.unpack(CREDENTIALS, credentials)
         elif sys.platform == "darwin":
             (pid,) = struct.unpack("i", sock.getsockopt(SOL_LOCAL, LOCAL_PEERPID, struct.calcsize("i")))
         else:
@@ -26,3 +30,18 @@ def pid_of_peer(sock: socket.socket) -> int | None:
     except OSError:
         return None
     return int(pid) or None
+
+
+def uid_of_peer(sock: socket.socket) -> int | None:
+    """The user id that a connected socket's peer had when it connected; None where the system does not tell."""
+    try:
+        if sys.platform == "linux":
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
+            _, uid, _ = struct.unpack(CREDENTIALS, credentials)
+        elif sys.platform == "darwin":
+            _, uid = struct.unpack_from(XUCRED, sock.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, XUCRED_BYTES))
+        else:
+            return None
+    except OSError:
+        return None
+    return int(uid)

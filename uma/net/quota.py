@@ -84,11 +84,19 @@ class Account:
     @contextmanager
     def running_now(self, requests: int) -> Iterator[None]:
         """A block in which so many requests run."""
-        self.running += requests
+        self.begin(requests)
         try:
             yield
         finally:
-            self.running -= requests
+            self.end(requests)
+
+    def begin(self, requests: int) -> None:
+        """So many requests run from now on; `end` takes them back."""
+        self.running += requests
+
+    def end(self, requests: int) -> None:
+        """So many requests run no more."""
+        self.running -= requests
 
     def charge(self, tokens: int, now: float) -> None:
         """Count tokens that were computed for it."""

@@ -17,13 +17,16 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import Engine
-from uma.errors import IdleTimeout, UmaError
+from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError
 from uma.net.link import Link, ReaderStalledError
+from uma.net.peer import uid_of_peer
+from uma.net.quota import Excess
 from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log
 from uma.server.throttle import Throttle
-from uma.types import EventStream, Finished
+from uma.server.users import Users
+from uma.types import EventStream, Finished, Request
 
 logger = logging.getLogger("uma.server")
 
@@ -45,6 +48,7 @@ class Host(Protocol):
     config: RuntimeConfig
     parsing: trio.CapacityLimiter
     failures: Throttle
+    users: Users
 
     async def metrics(self) -> Mapping[str, Any]:
         """The engine's snapshot with the server's own figures."""
@@ -97,6 +101,8 @@ class Connection(ABC):
         self.engine = server.engine
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
+        self.account = server.users.account(uid_of_peer(sock))
+        """What the user at the other end may use; None: no bounds of its own."""
         self.work: dict[object, Work] = {}
         self._failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
         self._saw_eof = False
@@ -219,6 +225,27 @@ class Connection(ABC):
         if self.work.get(key) is work:
             del self.work[key]
         self._wind(had_frame=False)
+
+    def enter(self, request: Request) -> Request:
+        """The request as its user's bounds have it, counted as running until `leave`.
+
+        Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user may not use so.
+        """
+        if self.account is None:
+            return request
+        if (excess := self.account.objection(1, trio.current_time())) is not None:
+            raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
+        # On the wire a priority of 0 is that of a request that says nothing.
+        fitted = self.account.fit(request, has_priority=request.priority > 0)
+        if isinstance(fitted, Excess):
+            raise BadRequest(fitted.message)
+        self.account.begin(1)
+        return fitted
+
+    def leave(self) -> None:
+        """A request that was let in has ended."""
+        if self.account is not None:
+            self.account.end(1)
 
     def log_finished(self, event: Finished) -> None:
         """Note the end of a request that came to one."""

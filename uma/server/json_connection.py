@@ -11,11 +11,12 @@ from time import perf_counter
 import trio
 
 from uma.errors import Overloaded, UmaError
+from uma.net.metering import metered
 from uma.protocol.messages import ActivityQuery, Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.server.connection import Connection, Host, Work
 from uma.server.logs import log
-from uma.types import EventStream, Finished, Request, Token
+from uma.types import EventStream, Finished, Request, Token, Usage
 
 logger = logging.getLogger("uma.server")
 
@@ -116,13 +117,14 @@ class JsonConnection(Connection):
         id = message.request.id
         try:
             self._check_crowd()
-        except Overloaded as error:
+            request = self.enter(message.request)
+        except UmaError as error:
             self.server.note_refused(error.code)
             self._tell_failure(id, error)
             return
         self._starting += 1
         log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
-        self._tasks.start_soon(self._generate, message, self.begin(id))
+        self._tasks.start_soon(self._generate, request, self.begin(id))
 
     def _start_query(self, query: Query) -> None:
         try:
@@ -136,19 +138,20 @@ class JsonConnection(Connection):
         key = object()
         self._tasks.start_soon(self._answer, query, key, self.begin(key))
 
-    async def _generate(self, message: Generate, work: Work) -> None:
-        request = message.request
+    async def _generate(self, request: Request, work: Work) -> None:
         try:
             with work.scope:
-                async with self._entered(request) as stream:
+                async with self._entered(request) as stream, metered(stream, self.account) as meter:
                     work.attach(stream)
-                    await self._relay(stream)
+                    meter.usage = await self._relay(stream)
             work.raise_if_aborted()
         except UmaError as error:
             self._tell_failure(request.id, error)
         except trio.Cancelled:
             self.log_often(logging.INFO, "request.dropped", request=request.id)
             raise
+        finally:
+            self.leave()
         self.done(request.id, work)
 
     @asynccontextmanager
@@ -171,7 +174,7 @@ class JsonConnection(Connection):
                 retry_after_ms=max(LEAST_RETRY_MS, round(service_ms / most)),
             )
 
-    async def _relay(self, stream: EventStream) -> None:
+    async def _relay(self, stream: EventStream) -> Usage | None:
         # Tokens pass through the tap, in the turn that brings them; the task sees those for which there was no room.
         stream.tap = self._pass_on
         link = self.link
@@ -179,9 +182,10 @@ class JsonConnection(Connection):
             link.post(self._session.relay(event))
             if type(event) is Finished:
                 self.log_finished(event)
-                return  # without a checkpoint: nothing may end a request twice
+                return event.usage  # without a checkpoint: nothing may end a request twice
             if link.is_full:
                 await link.room()
+        return None
 
     def _pass_on(self, token: Token) -> bool:
         link = self.link

@@ -20,6 +20,7 @@ from uma.errors import sole_error
 from uma.server import socketfile
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
+from uma.server.users import Users
 from uma.types import ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
@@ -68,6 +69,7 @@ def run_server(config: RuntimeConfig, on_ready: OnReady | None = None, beside: S
 
 async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequence[MakeService]) -> int:
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
+    Users.load(config.socket_users)
     heeded = [each for each in WATCHED if signal.getsignal(each) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*heeded) as signals:
         async with trio.open_nursery() as nursery:

@@ -13,6 +13,7 @@ import orjson
 import trio
 
 from uma.errors import BadRequest, InvalidJson, UmaError
+from uma.net.metering import metered
 from uma.protocol.newline import METRICS_LINE, LineDecoder
 from uma.server.connection import Connection, Host, Work
 from uma.types import Finished, Request, Token
@@ -114,12 +115,17 @@ class NewlineConnection(Connection):
         if not line:
             await self.say(b"\n")
             return
-        async with self.engine.generate(Request(id, prompt=line)) as stream:
-            async for event in work.attach(stream):
-                if isinstance(event, Token):
-                    await self.say(event.text.encode())
-                elif isinstance(event, Finished):
-                    self.log_finished(event)
+        request = self.enter(Request(id, prompt=line))
+        try:
+            async with self.engine.generate(request) as stream, metered(stream, self.account) as meter:
+                async for event in work.attach(stream):
+                    if isinstance(event, Token):
+                        await self.say(event.text.encode())
+                    elif isinstance(event, Finished):
+                        meter.usage = event.usage
+                        self.log_finished(event)
+        finally:
+            self.leave()
         await self.say(b"\n")
 
 

@@ -26,6 +26,7 @@ from uma.server.json_connection import JsonConnection
 from uma.server.logs import log
 from uma.server.newline import NewlineConnection
 from uma.server.throttle import Throttle
+from uma.server.users import Users
 
 logger = logging.getLogger("uma.server")
 
@@ -52,6 +53,7 @@ class Server:
         """Those of them that were refused for overload."""
         self.parsing = trio.CapacityLimiter(MAX_PARSING)
         """For threads that parse large frames. A session has one at a time, so sessions take turns."""
+        self.users = Users.load(config.socket_users)
         self.failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
         """For log lines that clients can bring about at no cost of their own."""
         self._connections: set[Connection] = set()

@@ -17,9 +17,10 @@ import orjson
 import trio
 
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
-from uma.http.gateway import Gateway, charge, running
+from uma.http.gateway import Gateway, running
 from uma.http.page.markdown import GrowingText
 from uma.http.problem import NotFound
+from uma.net.metering import metered
 from uma.net.quota import Account
 from uma.types import EventStream, Finished, Request, Source, Token
 
@@ -131,6 +132,7 @@ class Answer:
             async with AsyncExitStack() as stack:
                 stack.enter_context(running(self.account, 1))
                 stream = await stack.enter_async_context(source.generate(self.request))
+                meter = await stack.enter_async_context(metered(stream, self.account))
                 self._stream = stream
                 if self._is_stopped:
                     stream.cancel()
@@ -139,7 +141,7 @@ class Answer:
                         self._arrived.append(event.text)
                     elif isinstance(event, Finished):
                         self.finished = event
-                        charge(self.account, [event])
+                        meter.usage = event.usage
                     self._arrival.unpark_all()
         except UmaError as error:
             self.error = error

@@ -1,0 +1,104 @@
+"""Bounds of the socket's users, on a real server that knows this process's user from the kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import Raw, ServerProcess, ask, run_to_end, running_server, uma_command, until
+
+MINE = """
+max_concurrent = 2
+max_tokens = 5000
+max_priority = 0
+"""
+
+
+@pytest.fixture
+def bounds(socket_dir: Path) -> Iterator[Path]:
+    yield socket_dir / "users.toml"
+
+
+@pytest.fixture
+def bounded(bounds: Path, socket_dir: Path, tiny: Path) -> Iterator[ServerProcess]:
+    """A server on which this process's user has `MINE`, and other users nearly nothing."""
+    bounds.write_text(f"[{os.getuid()}]{MINE}\n[others]\nmax_tokens = 1\n")
+    flags = ("--model", str(tiny), "--max-tokens", "30000", "--socket-users", str(bounds))
+    with running_server(socket_dir / "s", *flags) as server:
+        yield server
+
+
+def code_of(raw: Raw, id: str) -> str:
+    return str(raw.last_of(id).get("code"))
+
+
+def test_a_user_s_bounds_hold_over_all_its_sessions(bounded: ServerProcess) -> None:
+    with bounded.connect() as one, bounded.connect() as other:
+        one.hello()
+        other.hello()
+        one.send(ask("long", max_tokens=5_001), ask("urgent", priority=1))
+        assert code_of(one, "long") == code_of(one, "urgent") == "E_PROTO_BAD_REQUEST"
+        one.send(ask("a", max_tokens=5_000), ask("b", max_tokens=5_000))
+        one.until_token("a")
+        other.send(ask("c"))
+        refused = other.last_of("c")
+        assert refused["code"] == "E_LIMIT_OVERLOADED"
+        assert "max_concurrent" in refused["message"]
+        assert refused["retry_after_ms"] > 0
+        one.send({"event": "cancel", "id": "a"})
+        assert one.last_of("a")["reason"] == "cancelled"
+        other.send(ask("d", priority=-1))
+        assert other.last_of("d")["reason"] == "length"
+
+
+@pytest.mark.parametrize("table", [f"[{os.getuid()}]", "[others]"])
+def test_tokens_a_minute_count_answers_that_nothing_read_to_the_end(
+    bounds: Path, socket_dir: Path, tiny: Path, table: str
+) -> None:
+    bounds.write_text(f"{table}\nmax_tokens_per_minute = 50\n")
+    flags = ("--model", str(tiny), "--max-tokens", "30000", "--socket-users", str(bounds))
+    with running_server(socket_dir / "s", *flags) as server:
+        with server.connect() as gone:
+            gone.send(ask("a", max_tokens=30_000))
+            for _ in range(60):
+                assert gone.expect("token")
+        until(server.metrics, lambda found: found["active_sequences"] == 0)
+        with server.connect() as raw:
+            raw.send(ask("b"))
+            refused = raw.last_of("b")
+    assert refused["code"] == "E_LIMIT_OVERLOADED"
+    assert "max_tokens_per_minute" in refused["message"]
+    assert 0 < refused["retry_after_ms"] <= 60_000
+
+
+def test_lines_have_the_bounds_too(bounds: Path, socket_dir: Path, tiny: Path) -> None:
+    bounds.write_text("[others]\nmax_tokens_per_minute = 1\n")
+    flags = ("--model", str(tiny), "--protocol", "newline", "--socket-users", str(bounds), "--max-tokens", "3")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.send_bytes(b"Once\nOnce\n")
+        said = b""
+        while b"E_LIMIT_OVERLOADED: user" not in said:
+            more = raw.sock.recv(4096)
+            assert more, said
+            said += more
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[nobody-of-that-name]", "no user of that name"),
+        (f"[{os.getuid()}]\nmax_token = 1", "max_token: no such bound"),
+        ("[others]\nmax_tokens = 0", "max_tokens"),
+        ("others = 1", "expected a table"),
+        ("[[", "is not TOML"),
+    ],
+)
+def test_a_file_of_users_that_cannot_be_read_says_why(bounds: Path, socket_dir: Path, text: str, words: str) -> None:
+    bounds.write_text(text)
+    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), "--socket-users", str(bounds)))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
