@@ -450,6 +450,20 @@ def test_an_answer_is_one_of_the_choices() -> None:
     assert done.stdout.decode().strip() in ("yes", "no")
 
 
+def test_the_prompt_and_its_log_probabilities_come_before_the_answer(at: tuple[str, str]) -> None:
+    ask = ("Once upon a time", "--raw", "--echo", "--prompt-logprobs", "1", "--max-tokens", "2", *at)
+    done = generate(*ask)
+    assert done.stdout.decode().startswith("Once upon a time")
+    lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]
+    prompt, *tokens, eos = map(json.loads, generate(*ask, "--json").stdout.splitlines())
+    assert (prompt["event"], prompt["text"], prompt["logprobs"][0]) == ("prompt", "Once upon a time", None)
+    assert len(lines) == len(prompt["logprobs"]) - 1 == len(prompt["token_ids"]) - 1
+    assert ([event["event"] for event in tokens], eos["event"]) == (["token"] * len(tokens), "eos")
+    both = generate(*ask, "-n", "2", "--temperature", "1", "--seed", "1").stdout.decode().splitlines()
+    assert both[0] == "Once upon a time"
+    assert len(both) >= 3
+
+
 def test_log_probabilities_come_on_standard_error() -> None:
     done = generate("--local", "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]

@@ -14,7 +14,6 @@ from uma.cli.answer_options import ANSWER_FIELDS
 from uma.cli.options import SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
 from uma.config import Setting, settings
-from uma.engine.intake.features import UNAVAILABLE
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
@@ -54,7 +53,7 @@ def test_chat_and_generate_take_every_setting_that_does_not_concern_a_server_alo
 
 @pytest.mark.parametrize("name", ["chat", "generate"])
 def test_every_sampling_parameter_is_an_option(name: str) -> None:
-    fields = {field.name for field in attrs.fields(SamplingParams)} - UNAVAILABLE - ANSWER_FIELDS
+    fields = {field.name for field in attrs.fields(SamplingParams)} - ANSWER_FIELDS
     assert {*SAMPLING_HELP, *SAMPLER_FIELDS} == fields
     assert {"--" + field.replace("_", "-") for field in fields} <= set(command(name).options())
 
@@ -166,12 +165,11 @@ def test_a_model_may_be_named_without_an_option(name: str) -> None:
 
 
 def test_common_options_have_short_forms() -> None:
-    options = build_parser().parse_args(["generate", "-m", "x", "-c", "512", "-t", "2", "-n", "9", "-v", "hello"])
+    options = build_parser().parse_args(["generate", "-m", "x", "-c", "512", "-t", "2", "-n", "3", "-v", "hello"])
     loaded = load_settings(options)
     config = loaded.config
-    assert (config.model, config.n_ctx, config.threads, config.max_tokens) == ("x", 512, 2, 9)
+    assert (config.model, config.n_ctx, config.threads, options.n) == ("x", 512, 2, 3)
     assert config.log_level == "debug"
-    assert sampling_of(options, loaded).max_tokens == 9
 
 
 def test_too_many_stop_texts_are_refused_by_name() -> None:

@@ -29,25 +29,25 @@ logits = st.integers(1, 3 * MAX_LOGPROBS * BLOCK).flatmap(
 @given(logits, st.integers(0, MAX_LOGPROBS))
 def test_the_likeliest_tokens_are_those_of_a_full_sort(logits: npt.NDArray[np.float32], count: int) -> None:
     known = LogprobReader(logits.shape[1])
-    known.read(np.concatenate([logits, logits[:1] + 1]), [0, 1])
+    known.read_some(np.concatenate([logits + 1, logits]), [2, 3])
+    ids, logprobs = known.top(count)
     for row, values in enumerate(logits):
         exact = values.astype(np.float64)
         exact -= exact.max() + math.log(np.exp(exact - exact.max()).sum())
         order = np.lexsort((np.arange(len(values)), -values))
-        top = known.top(row, count)
-        assert [token for token, _ in top] == order[:count].tolist()
-        assert np.allclose([logprob for _, logprob in top], exact[order[:count]], atol=1e-4)
+        assert ids[row] == order[:count].tolist()
+        assert np.allclose(logprobs[row], exact[order[:count]], atol=1e-4)
         token = int(order[-1])
-        logprob, rank = known.of(row, token)
+        (logprob,), (rank,) = known.of([row], [token])
         assert logprob == pytest.approx(exact[token], abs=1e-4)
         assert rank == 1 + int((values > values[token]).sum())
 
 
 def test_an_impossible_token_is_told_as_a_number() -> None:
     known = LogprobReader(2)
-    known.read(np.array([[0, -np.inf]], np.float32), [0])
-    assert known.of(0, 1) == (LEAST, 2)
-    assert known.of(0, 0) == (0.0, 1)
+    known.read(np.array([[0, -np.inf]], np.float32))
+    assert known.of([0], [1]) == ([LEAST], [2])
+    assert known.of([0], [0]) == ([0.0], [1])
 
 
 def reference(model_path: Path, tokens: list[int]) -> list[Row]:

@@ -150,3 +150,32 @@ def test_a_token_that_is_biased_away_does_not_come(client: openai.OpenAI) -> Non
     tokens = client.post("/../tokenize", body={"content": usual.text}, cast_to=dict[str, Any])["tokens"]
     other = client.completions.create(**asked, logit_bias={str(tokens[0]): -100}).choices[0]
     assert other.text != usual.text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_echo_puts_the_prompt_and_its_log_probabilities_before_each_answer(client: openai.OpenAI, count: int) -> None:
+    asked: Any = {"model": "builtin", "prompt": "Once upon a time", "max_tokens": 3, "n": count, "seed": 1}
+    plain = client.completions.create(**asked)
+    whole = client.completions.create(**asked, echo=True, logprobs=2)
+    assert [each.text for each in whole.choices] == ["Once upon a time" + each.text for each in plain.choices]
+    streamed = dict.fromkeys(range(count), "")
+    told: dict[int, list[float | None]] = {index: [] for index in range(count)}
+    for chunk in client.completions.create(**asked, echo=True, logprobs=2, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+            told[choice.index] += (choice.logprobs.token_logprobs or []) if choice.logprobs else []
+    for choice in whole.choices:
+        assert streamed[choice.index] == choice.text
+        form = choice.logprobs
+        assert form is not None
+        assert "".join(form.tokens or []) == choice.text
+        first, *others = form.token_logprobs or []
+        assert first is None
+        assert all(each <= 0 for each in others)
+        assert [told[choice.index][0], *told[choice.index][1:]] == pytest.approx(form.token_logprobs, abs=1e-2)
+
+
+def test_echo_with_a_grammar_is_refused_with_what_to_do(client: openai.OpenAI) -> None:
+    form: Any = {"response_format": {"type": "json_object"}}
+    with pytest.raises(openai.BadRequestError, match="echo: a grammar is about the output alone; leave one of the two"):
+        client.completions.create(model="builtin", prompt="x", echo=True, extra_body=form)

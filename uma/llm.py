@@ -34,6 +34,7 @@ from uma.types import (
     FinishReason,
     Logprobs,
     Message,
+    Prompt,
     Request,
     RequestMetrics,
     SamplingParams,
@@ -81,6 +82,12 @@ class RequestOutput:
     seed: int | None = None
     warnings: tuple[str, ...] = ()
     """What was asked for and not done, such as a `max_tokens` over the limit."""
+    prompt_text: str | None = None
+    """The prompt as the model got it, a conversation rendered. Where `echo` or `prompt_logprobs` asked; so are those
+    below."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: tuple[dict[int, TokenLogprob] | None, ...] | None = None
+    """Where `prompt_logprobs` asked: for each token, by token id, itself and the likeliest ones; None for the first."""
 
 
 Sampling = SamplingParams | Mapping[str, Any]
@@ -339,6 +346,7 @@ async def _generate_one(
                         metrics=event.metrics,
                         seed=event.seed,
                         warnings=event.warnings,
+                        **_told(event.prompt),
                     )
     except (ShuttingDown, InternalError) as error:
         if isinstance(error, InternalError) and not engine.worker.has_failed:
@@ -386,6 +394,17 @@ def _completion(answer: Answer) -> Completion:
     )
 
 
+def _told(prompt: Prompt | None) -> dict[str, Any]:
+    if prompt is None:
+        return {}
+    known = prompt.logprobs
+    return {
+        "prompt_text": prompt.text,
+        "prompt_token_ids": prompt.token_ids,
+        "prompt_logprobs": None if known is None else tuple(each and _by_token(each) for each in known),
+    }
+
+
 def _by_token(known: Logprobs) -> dict[int, TokenLogprob]:
     return {each.token_id: each for each in (known.chosen, *known.top)}
 
@@ -422,6 +441,7 @@ class LLMStream:
         self.finished: Finished | None = None
         """The last event, with the reason of the end, usage and figures; None until the text is complete."""
         self._failure: Exception | None = None
+        self._echoes = request.sampling.echo
         loop.spawn(self._produce, request, send)
         self._finalizer = weakref.finalize(self, loop.post, self._scope.cancel)
 
@@ -447,7 +467,7 @@ class LLMStream:
                 break
             if isinstance(event, Finished):
                 self.finished = event
-            elif isinstance(event, Token) and event.text:
+            elif isinstance(event, Token | Prompt) and event.text and (self._echoes or isinstance(event, Token)):
                 return event.text
         raise StopIteration
 

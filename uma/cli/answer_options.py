@@ -16,7 +16,7 @@ import attrs
 from uma.errors import ConfigError
 from uma.types import MAX_ANSWERS, MAX_LOGPROBS, Grammar, SamplingParams
 
-ANSWER_FIELDS = frozenset({"grammar", "logprobs", "logit_bias", "n", "best_of"})
+ANSWER_FIELDS = frozenset({"grammar", "logprobs", "prompt_logprobs", "echo", "logit_bias", "n", "best_of"})
 """Fields of `SamplingParams` that these options fill."""
 
 
@@ -44,9 +44,16 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         help="tell each token's log probability on standard error, or with --json in the events, and those of so many "
         f"likeliest (0 to {MAX_LOGPROBS}; default: none)",
     )
-    group.add_argument("--n", metavar="N", type=int, help=f"so many answers (1 to {MAX_ANSWERS}; default: 1)")
     group.add_argument(
-        "--best-of", metavar="N", type=int, help="draw so many answers and give the --n likeliest (default: as --n)"
+        "--prompt-logprobs",
+        metavar="N",
+        type=int,
+        help=f"the same of the prompt's tokens, which are all computed for it (0 to {MAX_LOGPROBS}; default: none)",
+    )
+    group.add_argument("--echo", action="store_true", help="write the prompt before the answer (default: off)")
+    group.add_argument("-n", "--n", metavar="N", type=int, help=f"so many answers (1 to {MAX_ANSWERS}; default: 1)")
+    group.add_argument(
+        "--best-of", metavar="N", type=int, help="draw so many answers and give the -n likeliest (default: as -n)"
     )
     group.add_argument(
         "--logit-bias",
@@ -64,6 +71,8 @@ def with_answer(sampling: SamplingParams, options: argparse.Namespace) -> Sampli
             sampling,
             grammar=_grammar(options),
             logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+            echo=options.echo,
             n=options.n or 1,
             best_of=options.best_of,
             logit_bias=dict(options.logit_bias) if options.logit_bias else None,

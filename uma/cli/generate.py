@@ -175,11 +175,13 @@ async def _stream(
                 async for event in stream:
                     if isinstance(event, ReasoningDelta | ToolCallDelta):
                         continue  # the command asks for neither
-                    text = _whole(event) if isinstance(event, Finished) else event.text
-                    await output.write(as_json_line(event) if is_json else text)
+                    await output.write(as_json_line(event) if is_json else _text(event, task.sampling))
+                    if isinstance(event, Prompt):
+                        known += [each for each in event.logprobs or () if each is not None]
                     if isinstance(event, Token) and event.logprobs is not None:
                         known.append(event.logprobs)
                     if isinstance(event, Finished):
+                        known += [each for each in (event.prompt and event.prompt.logprobs) or () if each is not None]
                         known += [each for answer in event.answers for each in answer.logprobs or ()]
                     finished = event if isinstance(event, Finished) else None
     except UmaError as error:
@@ -194,9 +196,17 @@ async def _stream(
     return finished
 
 
-def _whole(finished: Finished) -> str:
+def _text(event: Prompt | Token | Finished, sampling: SamplingParams) -> str:
+    """What an event has to be written of."""
+    if isinstance(event, Prompt):
+        return event.text if sampling.echo else ""
+    return _whole(event, sampling) if isinstance(event, Finished) else event.text
+
+
+def _whole(finished: Finished, sampling: SamplingParams) -> str:
     """What has not been written yet: all answers, where there are several, a line between them."""
-    return "\n".join(each.text or "" for each in finished.answers) or finished.text or ""
+    echoed = [finished.prompt.text] if finished.prompt is not None and sampling.echo else []
+    return "\n".join([*echoed, *(each.text or "" for each in finished.answers)]) or finished.text or ""
 
 
 def as_json_line(event: Event | UmaError) -> str:

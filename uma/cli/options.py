@@ -40,7 +40,7 @@ SERVER_ONLY = HTTP | frozenset(
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone."""
 
-SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t", "max_tokens": "-n"})
+SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t"})
 """Short forms of options, as llama.cpp's own programs have them."""
 
 SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})

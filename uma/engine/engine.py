@@ -45,6 +45,7 @@ from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.worker.commands import CountKnown, Listen, Preload, SequenceControl
 from uma.engine.worker.loop import DecodeWorker
+from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence, Status
 from uma.errors import Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
@@ -119,6 +120,8 @@ class Engine:
             self._gate.check_queue(request.priority)
             tokens = await self._prompts.read(request)
             self._prompts.check_fits(len(tokens))
+            features.check_prompt(request.sampling, len(tokens))
+            report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
             grammar, forced = await self._constraints.grammar(request.sampling)
             await self._fetch_from_disk(tokens)
@@ -133,7 +136,7 @@ class Engine:
         except trio.Cancelled:
             self._metrics.requests_withdrawn += 1
             raise
-        stream = self._submit(request, tokens, grammar, forced, bias)
+        stream = self._submit(request, tokens, grammar, forced, bias, report)
         try:
             yield self._parsed(asked, tokens, stream) if self._chat.is_parsed(asked) else stream
         finally:
@@ -244,6 +247,7 @@ class Engine:
         grammar: GrammarState | None = None,
         forced: Iterable[int] = (),
         bias: Bias | None = None,
+        report: PromptReport | None = None,
     ) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers."""
         sampling = request.sampling.over(self.config.sampler)
@@ -259,6 +263,7 @@ class Engine:
                 grammar=grammar if grammar is None or index == 0 else grammar.fork(),
                 forced=list(forced),
                 bias=bias,
+                report=report if index == 0 else None,
             )
             for index in range(features.answers(sampling))
         ]
@@ -268,6 +273,12 @@ class Engine:
             self.worker.commands.submit(sequence)
         self._wake_worker.ask()
         return stream
+
+    async def _report(self, request: Request) -> PromptReport | None:
+        sampling = request.sampling
+        if not sampling.echo and sampling.prompt_logprobs is None:
+            return None
+        return PromptReport(await self._prompts.text(request), sampling.prompt_logprobs)
 
     def _sequence(self, request: Request, tokens: array[int], **more: Any) -> Sequence:
         limit = self.config.max_tokens

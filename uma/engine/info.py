@@ -33,6 +33,7 @@ def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) ->
             reasoning=chat.has_thinking,
             grammars=GRAMMAR_FIELDS if len(model.vocab.eog) else (),
             max_logprobs=MAX_LOGPROBS,
+            echo=True,
             max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         ),
         limits=Limits(

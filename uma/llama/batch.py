@@ -52,17 +52,20 @@ class Batch:
         self.n_tokens = 0
         self.n_outputs = 0
 
-    def add(self, tokens: Tokens, first_pos: int, seq_id: int, *, last_logits: bool) -> int:
+    def add(self, tokens: Tokens, first_pos: int, seq_id: int, *, last_logits: bool, all_logits: bool = False) -> int:
         """Add consecutive tokens of one sequence, the first at `first_pos`. Returns the last one's index in the batch.
 
-        With `last_logits` the last token's logits are computed; they are row `n_outputs - 1` at that moment.
+        With `last_logits` the last token's logits are computed; they are row `n_outputs - 1` at that moment. With
+        `all_logits` those of every token are.
         """
         start, stop = self._room_for(len(tokens))
         self.token[start:stop] = tokens
         self.pos[start:stop] = range(first_pos, first_pos + stop - start)
         self.seq_id[start:stop] = seq_id
-        self.output[start:stop] = 0
-        if last_logits:
+        self.output[start:stop] = all_logits
+        if all_logits:
+            self.n_outputs += stop - start
+        elif last_logits:
             self.output[stop - 1] = 1
             self.n_outputs += 1
         self.n_tokens = stop

@@ -13,7 +13,7 @@ import attrs
 
 from uma.engine.delivery.stream import Control, RequestStream
 from uma.errors import UmaError
-from uma.types import Answer, Event, Finished, Request, RequestMetrics, Usage
+from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Usage
 
 
 class AnswerGroup:
@@ -32,10 +32,21 @@ class AnswerGroup:
         self._order: deque[int] = deque()
         """Of each event that was given and whose credit has not come back, the answer's index."""
         self._is_over = False
+        self._early: deque[tuple[int, Event]] | None = deque() if _tells_prompt(request) else None
+        """What came before the prompt was told, where it is: the first answer's sequence tells it."""
         self.stream = RequestStream(self, on_end, on_drop)
 
     def deliver(self, index: int, event: Event | UmaError) -> None:
         """An event of the answer `index`."""
+        if self._early is not None:
+            if not isinstance(event, Prompt | UmaError) and not (isinstance(event, Finished) and index == 0):
+                self._early.append((index, event))
+                return
+            early, self._early = self._early, None
+            self.deliver(index, event)
+            for each in early:
+                self.deliver(*each)
+            return
         if self._is_over:
             return
         if isinstance(event, UmaError):
@@ -65,6 +76,11 @@ class AnswerGroup:
             self._order.popleft()
         for index, count in Counter(taken).items():
             self._controls[index].credit(count)
+
+
+def _tells_prompt(request: Request) -> bool:
+    sampling = request.sampling
+    return request.stream and (sampling.echo or sampling.prompt_logprobs is not None)
 
 
 @attrs.frozen

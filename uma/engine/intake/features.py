@@ -1,7 +1,4 @@
-"""What of `SamplingParams` the engine honours, and what does not go together: checked before anything is computed.
-
-A field that the engine has no way to honour is refused by name, never ignored.
-"""
+"""What of `SamplingParams` the engine honours, and what does not go together: checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ import attrs
 from uma.errors import BadRequest
 from uma.types import Request, SamplingParams
 
-UNAVAILABLE = frozenset(("prompt_logprobs", "echo"))
-"""Fields of `SamplingParams` that this engine does not have."""
+MAX_PROMPT_LOGPROBS = 131_072
+"""Maximum log probabilities told of one prompt: they are one event, of about a hundred bytes for each."""
 
 
 def sampling_params() -> tuple[str, ...]:
     """Names of all parameters that are honoured."""
-    return tuple(field.name for field in attrs.fields(SamplingParams) if field.name not in UNAVAILABLE)
+    return tuple(field.name for field in attrs.fields(SamplingParams))
 
 
 def answers(sampling: SamplingParams) -> int:
@@ -25,8 +22,8 @@ def answers(sampling: SamplingParams) -> int:
 
 
 def check_features(request: Request, max_active: int) -> None:
-    """Raise `BadRequest` with a line for each field that is not honoured, and each that another one excludes."""
-    lines = [*_unavailable(request.sampling), *_conflicts(request)]
+    """Raise `BadRequest` with a line for each field that another one, or the engine's size, excludes."""
+    lines = _conflicts(request)
     if (count := answers(request.sampling)) > max_active:
         name = "n" if count == request.sampling.n else "best_of"
         lines.append(
@@ -37,13 +34,14 @@ def check_features(request: Request, max_active: int) -> None:
         raise BadRequest("\n".join(lines))
 
 
-def _unavailable(sampling: SamplingParams) -> list[str]:
-    asked = [
-        field.name
-        for field in attrs.fields(SamplingParams)
-        if field.name in UNAVAILABLE and getattr(sampling, field.name) != field.default
-    ]
-    return [f"{name}: not available; capabilities.sampling_params lists what is" for name in asked]
+def check_prompt(sampling: SamplingParams, prompt_tokens: int) -> None:
+    """Raise `BadRequest` where a prompt is too long to be told so many log probabilities of."""
+    asked = sampling.prompt_logprobs
+    if asked is not None and (asked + 1) * prompt_tokens > MAX_PROMPT_LOGPROBS:
+        raise BadRequest(
+            f"prompt_logprobs: {asked} for each of {prompt_tokens:,} prompt tokens are more than "
+            f"{MAX_PROMPT_LOGPROBS:,} in all; ask for fewer, or shorten the prompt"
+        )
 
 
 def _conflicts(request: Request) -> list[str]:

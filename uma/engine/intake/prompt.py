@@ -69,7 +69,11 @@ class PromptReader:
         if request.prompt is not None:
             vocab = self._model.vocab
             return Tokenized(tuple(tokens), added_tokens=int(vocab.adds_bos and tokens[0] == vocab.bos))
-        return Tokenized(tuple(tokens), await self._prepare(self._text_of, request))
+        return Tokenized(tuple(tokens), await self.text(request))
+
+    async def text(self, request: Request) -> str:
+        """What the prompt's tokens stand for: the prompt itself, the rendered conversation, or the text of the ids."""
+        return request.prompt if request.prompt is not None else await self._prepare(self._text_of, request)
 
     async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
         """Call `function(request)`: at once for a short prompt, else in a thread when it is the turn of its lane.

@@ -89,7 +89,7 @@ class Executor:
         # Those that the decode rows needed the cells of have lost their slots.
         prefill = [each for each in tick.prefill if each[0].holding is not None]
         if prefill:
-            yield from self._until_done(self._runner.prefill, prefill)
+            yield from self._prefill(prefill)
 
     def _decode(self, tick: Tick) -> Iterator[Results]:
         if any(sequence.missing != 1 for sequence in tick.decode):
@@ -156,6 +156,12 @@ class Executor:
             work.append((sequence, count))
             left -= count
         yield from self._until_done(self._runner.decode_several, work)
+
+    def _prefill(self, work: Work) -> Iterator[Results]:
+        for batch in self._runner.split_unread(work):
+            # What failed before it can have taken its slot.
+            left = [each for each in batch if each[0].holding is not None]
+            yield from self._until_done(self._runner.prefill, left)
 
     def _until_done(self, compute: Callable[[Work], tuple[int, dict[Sequence, int]]], work: Work) -> Iterator[Results]:
         """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""

@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens and of the likeliest ones, for all rows of a batch that ask for them at once.
+"""Log probabilities of tokens and of the likeliest ones, for all rows of a batch that ask for them at once.
 
 They are those of temperature 1, read from the logits before anything changes them. A vocabulary's worth of numbers for
 each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic.
@@ -11,67 +11,126 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from uma.llama.vocab import Vocab
+from uma.types import Logprobs, TokenLogprob
+
 LEAST = -9999.0
 """What a probability of zero is told as: JSON has no infinity."""
 BLOCK = 64
 """Tokens of which only the highest logit is looked at first: the k likeliest tokens are in k blocks at most."""
+ROWS_AT_ONCE = 8
+"""Rows whose powers are added up in one pass: more would not stay in a processor's cache."""
 
 Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.intp]
 
 
 class LogprobReader:
-    """Reads the log probabilities of some rows of logits. Belongs to one thread. `read` replaces the rows before."""
+    """Reads log probabilities from rows of logits. Belongs to one thread. `read` and `read_some` replace the rows."""
 
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab
-        self._whole = n_vocab // BLOCK * BLOCK
-        self._space: Floats = np.empty((2, 0, n_vocab), np.float32)
-        self._logits: Floats = self._space[0]
-        self._highest: Floats | None = None
-        """Of each row, the highest logit of each block; None until the likeliest tokens are asked for."""
+        self._columns = n_vocab // BLOCK
+        """Blocks. Block b holds the tokens b, b + columns, b + 2 columns …: its highest is found by whole rows."""
+        self._powers: Floats = np.empty((ROWS_AT_ONCE, n_vocab), np.float32)
+        self._kept: Floats = np.empty((0, n_vocab), np.float32)
+        self._logits: Floats = self._kept
+        self._highest: Floats = self._kept
+        """Of each row, the highest logit of each block."""
+        self._log_totals: Floats = np.empty(0, np.float32)
+        """Of each row, the logarithm of the sum of all powers of e."""
 
-    def read(self, logits: Floats, rows: Sequence[int]) -> None:
-        """Take in these rows, which are numbered as they come here."""
+    def read_some(self, logits: Floats, rows: Sequence[int]) -> None:
+        """Take in these rows, numbered as they come here. They are copied: the caller can change them."""
         size = len(rows)
-        if size > self._space.shape[1]:
-            self._space = np.empty((2, size, self._n_vocab), np.float32)
-        self._logits, powers = self._space[0, :size], self._space[1, :size]
-        np.take(logits, rows, axis=0, out=self._logits, mode="clip")
-        highest = self._logits.max(axis=1)
-        np.subtract(self._logits, highest[:, None], out=powers)
-        np.exp(powers, out=powers)
-        self._log_totals = highest + np.log(powers.sum(axis=1))
-        self._highest = None
+        if size > len(self._kept):
+            self._kept = np.empty((size, self._n_vocab), np.float32)
+        np.take(logits, rows, axis=0, out=self._kept[:size], mode="clip")
+        self.read(self._kept[:size])
 
-    def of(self, row: int, token: int) -> tuple[float, int]:
-        """A token's log probability, and its rank: 1 for the likeliest."""
-        logits = self._logits[row]
-        rank = int(np.count_nonzero(logits > logits[token])) + 1
-        return self._told(logits[token], row), rank
+    def read(self, logits: Floats) -> None:
+        """Take in all rows, which must stay as they are until the last question about them."""
+        self._logits = logits
+        whole = self._columns * BLOCK
+        self._highest = logits[:, :whole].reshape(len(logits), BLOCK, -1).max(axis=1) if whole else logits
+        highest = self._highest.max(axis=1)
+        if whole < self._n_vocab:
+            np.maximum(highest, logits[:, whole:].max(axis=1), out=highest)
+        totals = np.empty(len(logits), np.float32)
+        for start in range(0, len(logits), ROWS_AT_ONCE):
+            rows = slice(start, min(start + ROWS_AT_ONCE, len(logits)))
+            powers = self._powers[: rows.stop - start]
+            np.subtract(logits[rows], highest[rows, None], out=powers)
+            np.exp(powers, out=powers)
+            powers.sum(axis=1, out=totals[rows])
+        self._log_totals = highest + np.log(totals)
 
-    def top(self, row: int, count: int) -> list[tuple[int, float]]:
-        """The likeliest tokens with their log probabilities, the likeliest first; of equals, the lower token first."""
+    def of(self, rows: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
+        """Of a token in each of these rows: its log probability, and its rank, 1 for the likeliest."""
+        chosen = self._logits[rows, tokens]
+        logits = self._logits if len(rows) == len(self._logits) else self._logits[rows]
+        ranks = np.count_nonzero(logits > chosen[:, None], axis=1) + 1
+        told: list[float] = np.maximum(chosen - self._log_totals[rows], LEAST).tolist()
+        return told, ranks.tolist()
+
+    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Of each row the likeliest tokens, and their log probabilities, the likeliest first; of equals, the lower
+        token first.
+        """
+        count = min(count, self._n_vocab)
         if count == 0:
-            return []
-        tokens = self._candidates(row, count)
-        logits = self._logits[row, tokens]
-        if len(tokens) > count:
-            is_high = logits >= np.partition(logits, -count)[-count]
-            tokens, logits = tokens[is_high], logits[is_high]
-        order = np.lexsort((tokens, -logits))[:count]
-        told = self._told
-        return [(int(token), told(logit, row)) for token, logit in zip(tokens[order], logits[order], strict=True)]
+            return [[] for _ in self._logits], [[] for _ in self._logits]
+        tokens, logits, is_tied = self._likeliest(count)
+        for row in np.flatnonzero(is_tied):
+            every = np.flatnonzero(self._logits[row] >= logits[row].min())
+            order = np.lexsort((every, -self._logits[row, every]))[:count]
+            tokens[row], logits[row] = every[order], self._logits[row, every[order]]
+        order = np.lexsort((tokens, -logits))
+        told = np.take_along_axis(logits, order, 1) - self._log_totals[:, None]
+        ids: list[list[int]] = np.take_along_axis(tokens, order, 1).tolist()
+        values: list[list[float]] = np.maximum(told, LEAST).tolist()
+        return ids, values
 
-    def _candidates(self, row: int, count: int) -> npt.NDArray[np.intp]:
-        """A few hundred tokens with the `count` likeliest among them."""
-        if self._whole <= count * BLOCK:
-            return np.arange(self._n_vocab)
-        if self._highest is None:
-            self._highest = self._logits[:, : self._whole].reshape(len(self._logits), -1, BLOCK).max(axis=2)
-        highest = self._highest[row]
-        blocks = np.flatnonzero(highest >= np.partition(highest, -count)[-count])
-        tokens = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-        return np.concatenate([tokens, np.arange(self._whole, self._n_vocab)])
+    def _likeliest(self, count: int) -> tuple[Tokens, Floats, npt.NDArray[np.bool_]]:
+        """Of each row `count` tokens with the highest logits, in any order, and whether others are as likely."""
+        size = len(self._logits)
+        if self._columns <= count:
+            tokens = np.broadcast_to(np.arange(self._n_vocab), self._logits.shape)
+            logits, is_tied = self._logits, np.zeros(size, np.bool_)
+        else:
+            best = np.argpartition(self._highest, -count, axis=1)[:, -count:]
+            lowest = np.take_along_axis(self._highest, best, 1).min(axis=1)
+            is_tied = np.count_nonzero(self._highest >= lowest[:, None], axis=1) > count
+            inside = (best[:, None, :] + self._columns * np.arange(BLOCK)[:, None]).reshape(size, -1)
+            rest = np.arange(self._columns * BLOCK, self._n_vocab)
+            tokens = np.concatenate([inside, np.broadcast_to(rest, (size, len(rest)))], axis=1)
+            logits = np.take_along_axis(self._logits, tokens, 1)
+        picked = np.argpartition(logits, -count, axis=1)[:, -count:]
+        found = np.take_along_axis(logits, picked, 1)
+        is_tied |= np.count_nonzero(logits >= found.min(axis=1)[:, None], axis=1) > count
+        return np.take_along_axis(tokens, picked, 1), found, is_tied
 
-    def _told(self, logit: np.float32, row: int) -> float:
-        return max(float(logit - self._log_totals[row]), LEAST)
+
+class Logprober:
+    """What `LogprobReader` reads, as the words of `uma.types`."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._reader = LogprobReader(vocab.n_tokens)
+        self.read, self.read_some = self._reader.read, self._reader.read_some
+
+    def told(self, rows: Sequence[int], tokens: Sequence[int], counts: Sequence[int]) -> list[Logprobs]:
+        """Of the token in each of these rows: its log probability, and so many of the likeliest there."""
+        logprobs, ranks = self._reader.of(rows, tokens)
+        likeliest, theirs = self._reader.top(max(counts, default=0))
+        shown = self._vocab.shown
+        return [
+            Logprobs(
+                TokenLogprob(token, *shown(token), logprob, rank),
+                tuple(
+                    TokenLogprob(each, *shown(each), value, place)
+                    for place, each, value in zip(range(1, count + 1), likeliest[row], theirs[row], strict=False)
+                ),
+            )
+            for row, token, count, logprob, rank in zip(rows, tokens, counts, logprobs, ranks, strict=True)
+        ]

@@ -6,11 +6,12 @@ import math
 
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import due_ms, hold_ms, reader_ms, uniform_steps
+from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sampling import Sampled
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
-from uma.types import Finished, FinishReason, Logprobs, Token, TokenLogprob
+from uma.types import Finished, FinishReason, Prompt, Token
 
 LATE = 1.25
 """Times its `target_tbt_ms` after the token before: then a token counts as late."""
@@ -47,6 +48,8 @@ class Output:
         """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;
         those after it are dropped.
         """
+        if sequence.report is not None:
+            self._tell_prompt(sequence, sequence.report)
         for sampled in given:
             reason = self._accept(sequence, sampled, now_ms)
             if reason is not None:
@@ -86,7 +89,7 @@ class Output:
             metrics.tokens_late_total += sequence.last_gap_ms > LATE * sequence.target_tbt_ms
 
     def _give(self, sequence: Sequence, sampled: Sampled, text: str, now_ms: float) -> None:
-        logprobs = None if sampled.logprob is None else self._logprobs(sampled, sampled.logprob)
+        logprobs = sampled.logprobs
         if not sequence.request.stream:
             sequence.pieces.append(text)
             if logprobs is not None:
@@ -97,20 +100,24 @@ class Output:
         self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
         sequence.credits -= 1
 
-    def _logprobs(self, sampled: Sampled, logprob: float) -> Logprobs:
-        return Logprobs(
-            self._token_logprob(sampled.token, logprob, sampled.rank),
-            tuple(self._token_logprob(token, each, rank) for rank, (token, each) in enumerate(sampled.top, 1)),
-        )
+    def _tell_prompt(self, sequence: Sequence, report: PromptReport) -> None:
+        """Give the reader what it asked about its prompt, once all of that is known."""
+        if report.is_told or report.unread(sequence.prompt_tokens):
+            return
+        report.is_told = True
+        if sequence.request.stream:
+            self._outbox.add(sequence.stream, self._prompt(sequence, report))
+            sequence.credits -= 1
 
-    def _token_logprob(self, token: int, logprob: float, rank: int) -> TokenLogprob:
-        text, data = self._vocab.shown(token)
-        return TokenLogprob(token, text, data, logprob, rank)
+    def _prompt(self, sequence: Sequence, report: PromptReport) -> Prompt:
+        return report.event(sequence.request.id, sequence.tokens[: sequence.prompt_tokens])
 
     def last_event(self, sequence: Sequence, reason: FinishReason, now_ms: float) -> Finished:
         """The event that ends a request, after the text that was still held for it was given out."""
+        is_streamed, report = sequence.request.stream, sequence.report
+        if report is not None:
+            self._tell_prompt(sequence, report)
         self._release_held(sequence)
-        is_streamed = sequence.request.stream
         return Finished(
             id=sequence.request.id,
             reason=reason,
@@ -121,6 +128,9 @@ class Output:
             token_ids=None if is_streamed else tuple(sequence.tokens[sequence.prompt_tokens :]),
             warnings=sequence.warnings,
             logprobs=tuple(sequence.logprobs) if sequence.wants_logprobs and not is_streamed else None,
+            prompt=self._prompt(sequence, report)
+            if report is not None and report.is_told and not is_streamed
+            else None,
         )
 
     def _release_held(self, sequence: Sequence) -> None:

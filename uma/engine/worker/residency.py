@@ -151,7 +151,7 @@ class Residency:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
-        sequence.holding, sequence.computed = self._pool.acquire(sequence.tokens, now)
+        sequence.holding, sequence.computed = self._pool.acquire(sequence.reusable, now)
         self._unpin(sequence)
         sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
         self.active[sequence.key] = sequence

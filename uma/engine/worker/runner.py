@@ -27,6 +27,9 @@ from uma.metrics import EngineMetrics
 Work = list[tuple[Sequence, int]]
 """What a batch computes: sequences, each with the number of its tokens."""
 
+MAX_READ_BYTES = 32 * 2**20
+"""Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""
+
 
 class Step(NamedTuple):
     """A batch of decode rows that was computed."""
@@ -131,13 +134,18 @@ class ModelRunner:
         self._trace.batch("decode", size, size, took_ms, self._pool.used_cells)
 
     def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
-        """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices."""
+        """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices.
+
+        A piece of a prompt whose logits are read (`split_unread`) comes alone. The cost model is told nothing of it.
+        """
+        is_read = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
         behind = sum(count * sequence.computed for sequence, count in work)
         code, took_ms, ends = self._extend(work, tokens)
         if code == DONE:
             self._metrics.prefill_tokens_total += tokens
-            self._cost.observe_prefill(tokens, behind / tokens, took_ms)
+            if not is_read:
+                self._cost.observe_prefill(tokens, behind / tokens, took_ms)
             self._trace.batch("prefill", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
 
@@ -175,7 +183,13 @@ class ModelRunner:
         for sequence, count in work:
             first, last = sequence.computed, sequence.computed + count
             is_whole = last == len(sequence.tokens)
-            index = self._batch.add(sequence.tokens[first:last], first, _seq_id(sequence), last_logits=is_whole)
+            index = self._batch.add(
+                sequence.tokens[first:last],
+                first,
+                _seq_id(sequence),
+                last_logits=is_whole,
+                all_logits=reads_logits(sequence),
+            )
             if is_whole:
                 ends[sequence] = index
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
@@ -184,6 +198,8 @@ class ModelRunner:
             return code, took_ms, {}
         for sequence, count in work:
             assert sequence.holding is not None
+            if reads_logits(sequence):
+                self._read_prompt(sequence, count)
             self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
             sequence.computed += count
             sequence.was_in_batch(len(work))
@@ -193,6 +209,30 @@ class ModelRunner:
                     self._pool.save(sequence.holding, now_ms())
         self._metrics.tick(tokens, took_ms)
         return code, took_ms, ends
+
+    def split_unread(self, work: Work) -> list[Work]:
+        """The same as batches of their own: what is computed together, then each prompt whose logits are to be read,
+        as far as one batch can hold them.
+        """
+        together = [each for each in work if not each[0].unread]
+        alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.unread]
+        return [together, *alone]
+
+    def _piece(self, sequence: Sequence, count: int) -> int:
+        """Tokens of the prompt, at most `count`, that are computed next; all of them with logits, or none."""
+        report = sequence.report
+        assert report is not None
+        if not reads_logits(sequence):
+            return min(count, report.read - sequence.computed)
+        most = max(1, MAX_READ_BYTES // (4 * self._context.model.vocab.n_tokens))
+        return min(count, most, sequence.unread)
+
+    def _read_prompt(self, sequence: Sequence, count: int) -> None:
+        """Take the log probabilities of the tokens that follow those just computed."""
+        report, first = sequence.report, sequence.computed + 1
+        assert report is not None
+        assert report.count is not None
+        report.add(self._sampling.prompt_logprobs(sequence.tokens[first : first + count], report.count))
 
     def _compute(self, sampled: list[Sequence]) -> tuple[int, float]:
         """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
@@ -204,6 +244,12 @@ class ModelRunner:
         if code == DONE:
             self._pool.batch_done()
         return code, took_ms
+
+
+def reads_logits(sequence: Sequence) -> bool:
+    """Whether the logits of the prompt tokens that it computes next are read for its report."""
+    report = sequence.report
+    return report is not None and sequence.computed == report.read and sequence.unread > 0
 
 
 def _seq_id(sequence: Sequence) -> int:

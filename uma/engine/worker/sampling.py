@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from uma.engine.worker.logprobs import LogprobReader
+from uma.engine.worker.logprobs import Logprober
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarMasks
+from uma.types import Logprobs
 
 MAX_FORCED = 32
 """Maximum tokens of a row in one step: what a grammar forces beyond is given in the next ones. It keeps the batch that
@@ -32,12 +33,8 @@ class Sampled(NamedTuple):
     """One token that a sequence continues with."""
 
     token: int
-    logprob: float | None = None
-    """Natural logarithm of the token's probability before sampling parameters; None where not asked for."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens with their `logprob`, most likely first, as many as were asked for."""
-    rank: int = 0
-    """1 where it was the likeliest token; 0 where not asked for."""
+    logprobs: Logprobs | None = None
+    """How likely it and the likeliest tokens were; None where not asked for."""
     is_end: bool = False
     """Its grammar is complete with it, and nothing can follow."""
 
@@ -53,7 +50,7 @@ class Sampling:
         self._context = context
         self._vocab = context.model.vocab
         self._masks = GrammarMasks(self._vocab.n_tokens)
-        self._logprobs = LogprobReader(self._vocab.n_tokens)
+        self._logprobs = Logprober(self._vocab)
         self._masked: list[Sequence] = []
         """The sequences whose masks are being computed, in order."""
 
@@ -74,11 +71,12 @@ class Sampling:
         logits = self._context.logits(len(sequences))
         asking = [row for row, sequence in enumerate(sequences) if sequence.wants_logprobs]
         if asking:
-            self._logprobs.read(logits, asking)
+            self._logprobs.read_some(logits, asking)
         if any(sequence.is_constrained for sequence in sequences):
             self._constrain(logits, sequences)
         likeliest: list[int] = []
         given: list[Given] = []
+        chosen: list[tuple[int, int]] = []
         for row, sequence in enumerate(sequences):
             try:
                 if sequence.forced:
@@ -98,14 +96,21 @@ class Sampling:
                         token = int(logits[row].argmax())
                     self._check_any(logits, row, sequence)
                 sampled = Sampled(token)
-                if sequence.wants_logprobs:
-                    sampled = self._with_logprobs(sampled, sequence, asking.index(row))
                 given.append((sampled,) if sequence.grammar is None else self._advance(sequence, sampled))
+                if sequence.wants_logprobs:
+                    chosen.append((row, token))
             except _CompleteError:
                 given.append((Sampled(int(self._vocab.eog_ids[0]), is_end=True),))
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                 given.append(error)
+        if chosen:
+            self._tell(chosen, asking, sequences, given)
         return given
+
+    def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
+        """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
+        self._logprobs.read(self._context.logits(len(tokens)))
+        return self._logprobs.told(range(len(tokens)), tokens, [count] * len(tokens))
 
     def _constrain(self, logits: Logits, sequences: Rows[Sequence]) -> None:
         """Add logit biases and grammar masks to the rows that have them."""
@@ -129,10 +134,17 @@ class Sampling:
             raise DecodeFailed("the grammar allows no token of this vocabulary here")
         raise _CompleteError
 
-    def _with_logprobs(self, sampled: Sampled, sequence: Sequence, row: int) -> Sampled:
-        logprob, rank = self._logprobs.of(row, sampled.token)
-        top = self._logprobs.top(row, sequence.request.sampling.logprobs or 0)
-        return sampled._replace(logprob=logprob, rank=rank, top=tuple(top))
+    def _tell(
+        self, chosen: list[tuple[int, int]], asking: list[int], sequences: Rows[Sequence], given: list[Given]
+    ) -> None:
+        """Put log probabilities into what rows are given. `chosen`: the rows that ask for them, and their tokens."""
+        counts = [sequences[row].request.sampling.logprobs or 0 for row, _ in chosen]
+        places = {row: place for place, row in enumerate(asking)}
+        known = self._logprobs.told([places[row] for row, _ in chosen], [token for _, token in chosen], counts)
+        for (row, _), logprobs in zip(chosen, known, strict=True):
+            each = given[row]
+            assert not isinstance(each, Exception)
+            given[row] = (each[0]._replace(logprobs=logprobs), *each[1:])
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> tuple[Sampled, ...]:
         """The sampled token, and those that the grammar forces behind it."""

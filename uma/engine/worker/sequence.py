@@ -18,6 +18,7 @@ from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.experience import Experience
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
+from uma.engine.worker.prompt_report import PromptReport
 from uma.llama.grammar import GrammarState
 from uma.llama.sampler import Sampler
 from uma.types import Logprobs, Request, RequestMetrics, Usage
@@ -136,6 +137,8 @@ class Sequence:
     index: int = 0
     """Which of its request's answers it is."""
     warnings: tuple[str, ...] = ()
+    report: PromptReport | None = None
+    """What its reader is told of its prompt before the first token; None: nothing."""
 
     stream: Any = None
     """Where events go: opaque here, the Trio side's."""
@@ -203,6 +206,17 @@ class Sequence:
     def missing(self) -> int:
         """Tokens known but not yet computed. A decoding sequence usually has one: the last it sampled."""
         return len(self.tokens) - self.computed
+
+    @property
+    def unread(self) -> int:
+        """Prompt tokens whose logits are still to be read for its report."""
+        return 0 if self.report is None else self.report.unread(self.prompt_tokens)
+
+    @property
+    def reusable(self) -> array[int]:
+        """Of its tokens those that can come from the cache, and one more: all, unless logits are still to be read."""
+        report = self.report
+        return self.tokens if report is None or not self.unread else self.tokens[: report.read + 1]
 
     @property
     def remaining(self) -> int:

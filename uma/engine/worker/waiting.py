@@ -83,18 +83,22 @@ class WaitingRoom:
         slots = len(active) + 1 - self._max_active
         unread = sum(each.missing for each in active.values())
         reserve = RESERVE_PER_ROW * len(active)
-        cells = self._pool.cells_needed(sequence.tokens) + unread + reserve - self._pool.free_cells
+        cells = self._cells_needed(sequence) + unread + reserve - self._pool.free_cells
         return max(0, slots), max(0, cells)
 
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
         if len(active) >= self._max_active or not self._pool.has_id():
             return False
-        needed, free = self._pool.cells_needed(sequence.tokens), self._pool.free_cells
+        needed, free = self._cells_needed(sequence), self._pool.free_cells
         return may_begin(needed, free, sum(each.missing for each in active.values()), len(active))
+
+    def _cells_needed(self, sequence: Sequence) -> int:
+        reusable = sequence.reusable
+        return self._pool.cells_needed(reusable) + len(sequence.tokens) - len(reusable)
 
     def _find_leader(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[Sequence, int] | None:
         """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
-        if not self._pool.shares:
+        if not self._pool.shares or sequence.unread:
             return None
         have = self._pool.match(sequence.tokens)[1]
         best: tuple[Sequence, int] | None = None
