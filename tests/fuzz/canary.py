@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -14,6 +15,30 @@ PROMPTS = tuple(f"Once upon a time there were {number} canaries" for number in r
 MAX_TOKENS = 48
 
 
+STARVED_FROM_MS = 10.0
+"""Shortest wait for which the system is asked how long the server stood ready without a core."""
+
+
+class Cores:
+    """How long each thread of a process has stood ready to run and had no core, which is not the server's doing."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._ready_ms = self._read()
+
+    def starved_ms(self) -> float:
+        """The longest such time of any one thread since the last call. 0 where the system does not tell."""
+        before, self._ready_ms = self._ready_ms, self._read()
+        return max((ms - before.get(thread, 0.0) for thread, ms in self._ready_ms.items()), default=0.0)
+
+    def _read(self) -> dict[str, float]:
+        ready = {}
+        for thread in self._tasks.glob("*/schedstat"):
+            with suppress(OSError):  # a thread that has ended meanwhile
+                ready[thread.parent.name] = int(thread.read_text().split()[1]) / 1e6
+        return ready
+
+
 @attrs.define
 class Sightings:
     """What the canary saw."""
@@ -21,12 +46,19 @@ class Sightings:
     answers: int = 0
     waits_ms: list[float] = attrs.field(factory=list)
     """Between two events of an answer, and from asking to the first one."""
+    own_waits_ms: list[float] = attrs.field(factory=list)
+    """The same without the time for which a thread of the server stood ready and had no core."""
     problems: list[str] = attrs.field(factory=list)
 
     @property
     def longest_ms(self) -> float:
         """The longest wait."""
         return max(self.waits_ms, default=0.0)
+
+    @property
+    def longest_own_ms(self) -> float:
+        """The longest wait that the server itself caused."""
+        return max(self.own_waits_ms, default=0.0)
 
     def percentile(self, percent: int) -> float:
         """The wait within which so many of all ended."""
@@ -37,8 +69,9 @@ class Sightings:
 class Canary:
     """One session. What it gets first, while it is alone, is what it expects from then on."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, pid: int) -> None:
         self._raw = Raw(socket)
+        self._cores = Cores(pid)
         self._raw.hello()
         self._expected: dict[str, list[int]] = {}
 
@@ -52,13 +85,17 @@ class Canary:
 
     def _ask(self, prompt: str, seen: Sightings) -> None:
         tokens: list[int] = []
+        self._cores.starved_ms()
         before = time.perf_counter()
         self._raw.send(ask("canary", prompt=prompt, max_tokens=MAX_TOKENS, priority=1))
         while True:
             event = self._raw.next()
             now = time.perf_counter()
-            seen.waits_ms.append((now - before) * 1000)
-            before = now
+            wait_ms = (now - before) * 1000
+            seen.waits_ms.append(wait_ms)
+            starved_ms = self._cores.starved_ms() if wait_ms > STARVED_FROM_MS else 0.0
+            seen.own_waits_ms.append(max(0.0, wait_ms - starved_ms))
+            before = time.perf_counter()
             if event["event"] != "token":
                 break
             tokens.append(event["token_id"])
