@@ -106,9 +106,8 @@ def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: l
     settled = server.settled()
     grown = process.memory_info().rss - rss
     print(f"{_value(budget.sent):,} frames in {took:.0f} s, seed {seed}; canary: {amid.answers:,} answers")
-    print(
-        f"longest wait {amid.longest_ms:.1f} ms, {amid.longest_own_ms:.1f} ms of it with cores to run on, alone {alone.longest_ms:.1f} ms, allowed {_allowed(alone):.0f} ms"
-    )
+    print(f"longest wait {amid.longest_ms:.1f} ms, alone {alone.longest_ms:.1f} ms; while the server had cores")
+    print(f"  {amid.longest_own_ms:.1f} ms, alone {alone.longest_own_ms:.1f} ms, allowed {_allowed(alone):.0f} ms")
     print(f"99 % of waits within {amid.percentile(99):.2f} ms, alone {alone.percentile(99):.2f} ms")
     print(f"the server has grown by {grown / 2**20:.0f} MiB")
     if grown > MAX_GROWN_BYTES:
