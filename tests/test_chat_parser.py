@@ -154,16 +154,12 @@ def test_thinking_that_is_not_asked_for_stays_in_the_text() -> None:
     assert parts[-1] == CALLS[1]
 
 
-SOUP = st.lists(
-    st.sampled_from(
-        [
-            *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", "<|/tool_call|>"),
-            *("<think>", "</think>", ONE, TWO, "[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", ":", "é", "<", "x"),
-            *('{"name": ', '"add"', '"arguments": ', '{"answer": 1}'),
-        ]
-    ),
-    max_size=12,
-).map("".join)
+SOUP_WORDS = [
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", "<|/tool_call|>"),
+    *("<think>", "</think>", ONE, TWO, "[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", ":", "é", "<", "x"),
+    *('{"name": ', '"add"', '"arguments": ', '{"answer": 1}'),
+]
+SOUP = st.lists(st.sampled_from(SOUP_WORDS), max_size=12).map("".join)
 
 
 @given(SOUP, st.sampled_from(sorted(TEMPLATES)), st.booleans(), st.data())

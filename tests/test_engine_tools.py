@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from engine_world import config_for
 from script_model import write_script_model
 
-from models import CHATML
+from models import CHATML, write_model
 from uma import Request, SamplingParams, open_engine
 from uma.errors import BadRequest
-from uma.types import Event, Finished, Message, ReasoningDelta, Token, Tool, ToolCall, ToolCallDelta
+from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool, ToolCall, ToolCallDelta
 
 ARGUMENTS = '{"city": "Zürich"}'
 SAID = f'<think>Which city?</think>Moment.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
@@ -26,7 +28,8 @@ WEATHER = Tool("weather", "Tells the weather.", {"type": "object", "properties":
 
 
 async def events_of(model: Path, **fields: Any) -> list[Event]:
-    request = Request("a", messages=(Message("user", "Go."),), sampling=SamplingParams(max_tokens=200), **fields)
+    plain: dict[str, Any] = {"messages": (Message("user", "Go."),), "sampling": SamplingParams(max_tokens=200)}
+    request = Request("a", **(plain | fields))
     async with open_engine(config_for(model)) as engine, engine.generate(request) as stream:
         return [event async for event in stream]
 
@@ -61,10 +64,64 @@ async def test_without_tools_or_reasoning_the_text_stays_as_it_is(model: Path, f
     assert all(isinstance(each, Token | Finished) for each in events)
 
 
-@pytest.mark.parametrize("choice", ["required", "weather", "nothing"])
-async def test_a_choice_that_cannot_be_honoured_is_refused_by_name(model: Path, choice: str) -> None:
-    with pytest.raises(BadRequest, match="tool_choice"):
-        await events_of(model, tools=(WEATHER,), tool_choice=choice)
+@pytest.mark.parametrize(
+    ("fields", "naming"),
+    [
+        ({"tool_choice": "nothing"}, "tool_choice"),
+        ({"tools": (), "tool_choice": "required"}, "tool_choice"),
+        ({"sampling": SamplingParams(grammar=Grammar(regex="a"))}, "grammar"),
+        ({"tools": (Tool("a", "", {"type": "string"}),)}, r"tools\[0\]\.parameters\.type"),
+        (
+            {"tools": (WEATHER, Tool("a", "", {"properties": {"x": {"not": {"const": 1}}}}))},
+            r"tools\[1\]\.parameters\.properties\.x: ",
+        ),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(model: Path, fields: dict[str, Any], naming: str) -> None:
+    with pytest.raises(BadRequest, match=naming):
+        await events_of(model, **{"tools": (WEATHER,), **fields})
+
+
+@pytest.mark.parametrize("choice", ["required", "add"])
+async def test_a_call_that_is_demanded_comes_from_a_model_that_would_never_make_one(
+    tmp_path: Path, choice: str
+) -> None:
+    tiny = write_model(tmp_path / "tiny.gguf", chat_template=QWEN, context_length=2048)
+    add = Tool(
+        "add", "Adds.", {"properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["a"]}
+    )
+    request = Request(
+        "a",
+        messages=(Message("user", "Go."),),
+        tools=(WEATHER, attrs.evolve(add, parameters={**(add.parameters or {}), "additionalProperties": False})),
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        sampling=SamplingParams(max_tokens=400, temperature=1.5, seed=3, n=3),
+        reasoning="off",
+    )
+    async with open_engine(config_for(tiny)) as engine, engine.generate(request) as stream:
+        events = [event async for event in stream]
+    last = events[-1]
+    assert isinstance(last, Finished)
+    for answer in last.answers:
+        deltas = [each for each in events if isinstance(each, ToolCallDelta) and each.index == answer.index]
+        assert "".join(each.arguments for each in deltas).startswith("{")
+        if answer.reason == "length":  # a string of random letters can be long
+            continue
+        (call,) = answer.tool_calls
+        assert "".join(each.arguments for each in deltas) == call.arguments
+        assert {"add": {"a"}, "weather": {"city"}}[call.name] >= json.loads(call.arguments).keys()
+        assert choice in ("required", call.name)
+    assert any(answer.tool_calls for answer in last.answers)
+
+
+async def test_arguments_that_the_model_gets_wrong_are_put_right_by_the_grammar(tmp_path: Path) -> None:
+    said = '<tool_call>\n{"name": "weather", "arguments": {"town": "Bern"}}\n</tool_call> And that is that.'
+    model = write_script_model(tmp_path / "script.gguf", said, template=QWEN)
+    schema = {"properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"], "additionalProperties": False}
+    last = (await events_of(model, tools=(Tool("weather", "", schema),), parallel_tool_calls=False))[-1]
+    assert isinstance(last, Finished)
+    assert [json.loads(call.arguments) for call in last.tool_calls] == [{"city": "Oslo"}]
 
 
 async def test_the_template_gets_tools_calls_and_the_switch(model: Path) -> None:
@@ -91,7 +148,7 @@ async def test_a_template_without_tools_tells_them_in_the_system_message(tmp_pat
 
 
 async def test_the_output_ends_with_its_first_call_where_no_other_is_wanted(tmp_path: Path) -> None:
-    call = f'<tool_call>{{"name": "weather", "arguments": {ARGUMENTS}}}</tool_call>'
+    call = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
     model = write_script_model(tmp_path / "script.gguf", call + "and much more of it", template=QWEN)
     events = await events_of(model, tools=(WEATHER,), parallel_tool_calls=False)
     last = events[-1]

@@ -314,7 +314,8 @@ class Request:
     tools: Annotated[tuple[Tool, ...], Length(0, 128, "tools")] = attrs.field(default=(), converter=_tuple_or_none)
     """What the model can ask to have called; with `messages` only. Its calls are told apart from the text."""
     tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"
-    """`auto`, `none`, `required`, or the name of the one tool that must be called."""
+    """`auto`, `none`, `required`, or the name of the one tool that must be called. A grammar holds the model to it, and
+    arguments to the tool's schema."""
     parallel_tool_calls: bool = True
     """False: the output ends with its first call."""
     reasoning: ReasoningMode | None = None
@@ -530,7 +531,7 @@ class Capabilities:
     """Most answers (`n`, `best_of`) of one request."""
     echo: bool = False
     tools: tuple[str, ...] = ()
-    """Values of `tool_choice` that are honoured; none: this model's calls are not parsed."""
+    """Values of `tool_choice` that are honoured, `named` for a tool's name; none: this model's calls are not parsed."""
     reasoning: bool = False
     """The model's template has thinking marks that are known."""
 

@@ -21,6 +21,16 @@ class Family:
     """A call can begin the output without a mark."""
     knows_tools: bool = True
     """The template shows the model the tools; otherwise they are told in the system message."""
+    is_list: bool = False
+    """Calls stand in a JSON list behind one mark."""
+    lead: str = ""
+    """Text between the opening mark and the first call, as models of the family write it."""
+    trail: str = ""
+    """Text between the last call and the closing mark."""
+    separator: str = "\n"
+    """Text between two calls, outside of a list."""
+    key: str = "arguments"
+    """The arguments' key, as models of the family write it."""
 
 
 @attrs.frozen
@@ -35,14 +45,16 @@ class Thinking:
 GENERIC = Family("generic", open="<tool_call>", close="</tool_call>", is_bare=True, knows_tools=False)
 """For models whose template knows nothing of tools."""
 
-_HERMES = Family("hermes", open="<tool_call>", close="</tool_call>")
+_HERMES = Family("hermes", open="<tool_call>", close="</tool_call>", lead="\n", trail="\n")
+_LLAMA = Family("llama3", open="<|python_tag|>", is_bare=True, separator="; ", key="parameters")
 _FAMILIES = (
-    ("[TOOL_CALLS]", Family("mistral", open="[TOOL_CALLS]")),
-    ("<|tool|>", Family("phi", open="<|tool_call|>", close="<|/tool_call|>")),
-    ("<|tool_call|>", Family("granite", open="<|tool_call|>")),
+    ("[TOOL_CALLS] [", Family("mistral", open="[TOOL_CALLS]", is_list=True, lead=" ")),
+    ("[TOOL_CALLS]", Family("mistral", open="[TOOL_CALLS]", is_list=True)),
+    ("<|tool|>", Family("phi", open="<|tool_call|>", close="<|/tool_call|>", is_list=True)),
+    ("<|tool_call|>", Family("granite", open="<|tool_call|>", is_list=True)),
     ("<tool_call>", _HERMES),
-    ("<|python_tag|>", Family("llama3", open="<|python_tag|>", is_bare=True)),
-    ("ipython", Family("llama3", open="<|python_tag|>", is_bare=True)),
+    ("<|python_tag|>", _LLAMA),
+    ("ipython", _LLAMA),
 )
 """By a text that templates of the family contain; the first that fits counts."""
 

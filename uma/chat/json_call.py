@@ -82,8 +82,8 @@ class JsonCall:
             self._end()
 
     def _begin_value(self) -> None:
-        key = self._json(self._word)
-        if self._key is not None or not isinstance(key, str) or key not in _KEYS:
+        key = self._word[1:-1]  # plain words alone: an escape is no way to spell a key that grammars know
+        if self._key is not None or key not in _KEYS or self._word != f'"{key}"':
             self.problem = "it is not a call's object"
             return
         self._key, self._word = key, ""
@@ -93,7 +93,8 @@ class JsonCall:
         if self.problem:
             return
         if self._key == "name":
-            if not isinstance(value, str) or value not in self._names:
+            spelled = json.dumps(value, ensure_ascii=False)
+            if not isinstance(value, str) or value not in self._names or self._word != spelled:
                 self.problem = "no tool of that name was offered"
                 return
             if self.name is not None:

@@ -361,11 +361,11 @@ _WEATHER = {
 def _about_tools(choices: Any) -> Iterator[Claim]:
     if not choices:
         yield Claim("tools", "no", partial(_refused, _with_tools("auto"), "tools"))
-    for choice in ("auto", "none", "required"):
-        if choice in choices:
-            yield Claim(f"tools: {choice}", "yes", partial(_tools, choice))
+    for choice, name in (("auto", "auto"), ("none", "none"), ("required", "required"), ("weather", "named")):
+        if name in choices:
+            yield Claim(f"tools: {name}", "yes", partial(_tools, choice))
         elif choices:
-            yield Claim(f"tools: {choice}", "no", partial(_refused, _with_tools(choice), "tool_choice"))
+            yield Claim(f"tools: {name}", "no", partial(_refused, _with_tools(choice), "tool_choice"))
 
 
 def _with_tools(choice: str) -> dict[str, Any]:
@@ -384,6 +384,10 @@ def _tools(choice: str) -> Proof:
         streamed = "".join(each["arguments"] for each in deltas if each["call"] == number)
         _demand(streamed == call["arguments"], "the streamed arguments differ from the call's")
         _demand(call["name"] == "weather", f"a call of {call['name']!r}, which is no tool of the request")
+        arguments = json.loads(call["arguments"])
+        is_valid = list(arguments) == ["city"] and arguments["city"] in ("Bern", "Oslo")
+        _demand(is_valid, f"arguments that do not validate: {call['arguments']}")
+    _demand(bool(calls) or choice == "auto", "no call although one was demanded")
     return f"{len(calls)} calls, told apart from the text"
 
 

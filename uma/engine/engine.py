@@ -47,7 +47,7 @@ from uma.engine.worker.commands import CountKnown, Listen, Preload, SequenceCont
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence, Status
-from uma.errors import Overloaded, ShuttingDown, UmaError
+from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
@@ -123,7 +123,7 @@ class Engine:
             features.check_prompt(request.sampling, len(tokens))
             report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
-            grammar, forced = await self._constraints.grammar(request.sampling)
+            grammar, forced = await self._grammar(asked, tokens)
             await self._fetch_from_disk(tokens)
             # Others came meanwhile. From here on nothing waits, so what is checked holds.
             self._check_open()
@@ -141,6 +141,15 @@ class Engine:
             yield self._parsed(asked, tokens, stream) if self._chat.is_parsed(asked) else stream
         finally:
             stream.abandon()
+
+    async def _grammar(self, request: Request, tokens: array[int]) -> tuple[GrammarState | None, list[int]]:
+        sampling = await self._chat.constrained(request, tokens)
+        try:
+            return await self._constraints.grammar(sampling)
+        except BadRequest as error:
+            if sampling is request.sampling:
+                raise
+            raise await self._chat.blame(request, error, self._constraints.grammar) from None
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""

@@ -218,7 +218,7 @@ class _VocabTokenizer:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        special = [token for token in range(vocab.n_tokens) if _is_special(vocab, token)]
+        special = list(vocab.special_ids)
         self.eos_token_id = int(vocab.eog_ids[0])
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
         self.special_token_ids = special
@@ -240,12 +240,6 @@ class _VocabTokenizer:
 
 def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_VocabTokenizer(vocab)), eos_token=vocab.eog_ids.tolist())
-
-
-def _is_special(vocab: Vocab, token: int) -> bool:
-    """Whether a token is no part of a text: control tokens, and user-defined ones that look like them."""
-    piece = vocab.piece(token)
-    return not piece or (piece.startswith(b"<") and piece.endswith(b">") and vocab.is_user_defined(token))
 
 
 def _source(grammar: Grammar) -> str:

@@ -185,6 +185,15 @@ class Vocab:
         with self.opened() as handle:
             return bool(lib.llama_vocab_get_attr(handle, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """Tokens that are no part of a text: control tokens, and user-defined ones that look like them."""
+        return tuple(token for token in range(self.n_tokens) if self._is_special(token))
+
+    def _is_special(self, token: int) -> bool:
+        piece = self.piece(token)
+        return not piece or (piece.startswith(b"<") and piece.endswith(b">") and self.is_user_defined(token))
+
     def _read_piece(self, token: int) -> bytes:
         size = 64
         while True:

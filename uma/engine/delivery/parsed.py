@@ -62,8 +62,6 @@ class ParsedStream:
         self._piece = piece
         self._answers: dict[int, _Spoken] = {}
         self._events: deque[Event] = deque()
-        self._is_ended_early = False
-        """The first call was whole, and no other was wanted."""
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
 
@@ -92,16 +90,11 @@ class ParsedStream:
             self._events.append(event)
 
     def _take_token(self, token: Token) -> None:
-        if self._is_ended_early:
-            return
         spoken = self._spoken(token.index)
         spoken.last_token = token.token_id
         deltas, text = self._told(spoken, spoken.parser.push(token.text or self._marks.get(token.token_id, "")))
         self._events.extend(deltas)
         self._events.append(token if text == token.text else attrs.evolve(token, text=text))
-        if spoken.calls and not self._request.parallel_tool_calls:
-            self._is_ended_early = True
-            self._stream.cancel()
 
     def _spoken(self, index: int) -> _Spoken:
         if index not in self._answers:
@@ -113,8 +106,6 @@ class ParsedStream:
         events: list[Event] = []
         texts = []
         for part in parts:
-            if not self._request.parallel_tool_calls and spoken.calls:
-                break
             if isinstance(part, Text):
                 texts.append(part.text)
             elif isinstance(part, Reasoning):
@@ -152,11 +143,9 @@ class ParsedStream:
                 events += deltas
                 if text:
                     events.append(Token(finished.id, text, spoken.last_token, spoken.index))
-        is_cut = self._is_ended_early and finished.reason == "cancelled"
         warnings = tuple(line for spoken in self._answers.values() for line in spoken.warnings)
         last = attrs.evolve(
             finished,
-            reason="stop" if is_cut else finished.reason,
             warnings=(*finished.warnings, *warnings),
             answers=tuple(self._said(each.index, each) for each in finished.answers),
         )

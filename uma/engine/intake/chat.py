@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property
 
 import attrs
+import trio
 
 from uma.chat.families import GENERIC, family_of, thinking_of
 from uma.chat.generic import told
+from uma.chat.grammar import Specials, calls_grammar, schema_of
 from uma.chat.parser import Parser
 from uma.errors import BadRequest
 from uma.llama.model import Model
-from uma.types import Request
+from uma.types import Grammar, Request, SamplingParams, Tool
 
-CHOICES = ("auto", "none")
-"""Values of `tool_choice` that this engine honours."""
+CHOICES = ("auto", "none", "required", "named")
+"""For `Capabilities.tools`: words of `tool_choice`, and that a tool can be named in it."""
 _NOT_NAMES = ("auto", "none", "required")
+_Compile = Callable[[SamplingParams], Awaitable[object]]
 _TAIL_TOKENS = 16
 """Tokens at a prompt's end in which an opening mark of thinking, and white space behind it, are looked for."""
 
@@ -33,11 +36,12 @@ class ChatAbilities:
         self._vocab = model.vocab
         self._family = family_of(model.chat_template.source)
         self._thinking = thinking_of(model.chat_template.source)
+        self._specials: Specials | None = None
 
     @property
     def tool_choices(self) -> tuple[str, ...]:
         """For `Capabilities.tools`."""
-        return () if isinstance(self._family, str) else CHOICES
+        return CHOICES if not isinstance(self._family, str) and self._vocab.eog else ()
 
     @property
     def has_thinking(self) -> bool:
@@ -58,18 +62,60 @@ class ChatAbilities:
 
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
-        return request.reasoning is not None or bool(request.tools and request.tool_choice != "none")
+        return request.reasoning is not None or _can_call(request)
 
     def parser(self, request: Request, prompt: array[int]) -> Parser:
         """A parser for one answer of a request that `is_parsed`."""
-        has_tools = bool(request.tools) and request.tool_choice != "none"
+        family = None if isinstance(self._family, str) or not _can_call(request) else self._family
         return Parser(
-            self._family if has_tools and not isinstance(self._family, str) else None,
-            {tool.name for tool in request.tools},
+            family,
+            {tool.name for tool in _tools(request)},
             self._thinking,
             splits_thinking=request.reasoning is not None,
+            begins_thinking=request.sampling.grammar is None and self._begins_thinking(prompt),
+        )
+
+    async def constrained(self, request: Request, prompt: array[int]) -> SamplingParams:
+        """How to sample the answer: with tools, so that what the model writes are calls of these or no calls at all."""
+        if not _can_call(request):
+            return request.sampling
+        assert not isinstance(self._family, str)
+        if self._specials is None:
+            self._specials = await trio.to_thread.run_sync(self._read_specials)
+        must_call = request.tool_choice != "auto"
+        source = calls_grammar(
+            self._family,
+            _tools(request),
+            self._specials,
+            None if must_call and request.reasoning == "off" else self._thinking,
+            must_call=must_call,
+            is_parallel=request.parallel_tool_calls and request.tool_choice in _NOT_NAMES,
             begins_thinking=self._begins_thinking(prompt),
         )
+        return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
+
+    async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
+        """The same error with the place in the tool whose arguments no grammar can describe."""
+        for place, tool in enumerate(_tools(request)):
+            try:
+                await compile_grammar(SamplingParams(grammar=Grammar(json_schema=schema_of(tool))))
+            except BadRequest as found:
+                message = found.message.replace("grammar.json_schema", f"tools[{place}].parameters", 1)
+                return BadRequest(f"{message}; give tool_choice none, or leave the tool out")
+        return error
+
+    def _read_specials(self) -> Specials:
+        assert not isinstance(self._family, str)
+        names = [self._family.open, self._family.close]
+        if self._thinking is not None:
+            names += [self._thinking.open, self._thinking.close]
+        special = set(self._vocab.special_ids)
+        marks = {}
+        for name in filter(None, names):
+            ids = self._vocab.tokenize(name, add_special=False, parse_special=True).tolist()
+            if len(ids) == 1 and ids[0] in special:
+                marks[name] = ids[0]
+        return Specials(marks, sorted(special - set(marks.values()) - self._vocab.eog))
 
     @cached_property
     def control_marks(self) -> dict[int, str]:
@@ -89,27 +135,51 @@ class ChatAbilities:
         return b"".join(pieces).rstrip().endswith(self._thinking.open.encode())
 
     def _problems(self, request: Request) -> Iterator[str]:
-        for place, message in enumerate(request.messages or ()):
-            for at, call in enumerate(message.tool_calls):
-                if not _is_object(call.arguments):
-                    yield f"messages[{place}].tool_calls[{at}].arguments: expected a JSON object, as text"
-        names = [tool.name for tool in request.tools]
-        if len(set(names)) < len(names):
-            yield "tools: two of them have the same name"
-        yield from (f"tools: {name!r} is a word of tool_choice, not a name" for name in names if name in _NOT_NAMES)
-        choice = request.tool_choice
-        if choice not in _NOT_NAMES and choice not in names:
-            yield f"tool_choice: {choice!r} is none of {', '.join(_NOT_NAMES)}, and no tool is called so"
-        elif choice not in CHOICES:
-            yield f"tool_choice: {choice!r} is not available; capabilities.tools lists what is"
-        if request.tools and request.messages is None:
-            yield "tools: they go through the chat template; give messages"
-        if request.tools and choice != "none" and isinstance(self._family, str):
-            yield f"tools: not available; the form of this model's calls is not parsed: {self._family}"
+        yield from _wrong_tools(request)
+        if _can_call(request):
+            yield from self._unable(request)
         if self.is_parsed(request) and request.sampling.stop and self.control_marks:
             yield "stop: not available with tools or reasoning, for this model's marks are control tokens"
-        if not request.parallel_tool_calls and request.sampling.n > 1:
-            yield "parallel_tool_calls: false is for one answer (n: 1)"
+
+    def _unable(self, request: Request) -> Iterator[str]:
+        if isinstance(self._family, str):
+            yield f"tools: not available; the form of this model's calls is not parsed: {self._family}"
+        elif not self._vocab.eog:
+            yield "tools: not available; this model's vocabulary has no token that ends a text"
+        if request.messages is None:
+            yield "tools: they go through the chat template; give messages"
+        if request.sampling.grammar is not None:
+            yield "grammar: the tools' calls have one of their own; leave it out, or give tool_choice none"
+
+
+def _wrong_tools(request: Request) -> Iterator[str]:
+    for place, message in enumerate(request.messages or ()):
+        for at, call in enumerate(message.tool_calls):
+            if not _is_object(call.arguments):
+                yield f"messages[{place}].tool_calls[{at}].arguments: expected a JSON object, as text"
+    names = [tool.name for tool in request.tools]
+    if len(set(names)) < len(names):
+        yield "tools: two of them have the same name"
+    yield from (f"tools: {name!r} is a word of tool_choice, not a name" for name in names if name in _NOT_NAMES)
+    for place, tool in enumerate(request.tools):
+        if tool.parameters and tool.parameters.get("type", "object") != "object":
+            yield f"tools[{place}].parameters.type: expected 'object', as arguments have names"
+    choice = request.tool_choice
+    if choice not in _NOT_NAMES and choice not in names:
+        yield f"tool_choice: {choice!r} is none of {', '.join(_NOT_NAMES)}, and no tool is called so"
+    elif choice == "required" and not names:
+        yield "tool_choice: required, but there are no tools"
+
+
+def _can_call(request: Request) -> bool:
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _tools(request: Request) -> tuple[Tool, ...]:
+    """Those that can be called: the one that `tool_choice` names, or all."""
+    if request.tool_choice in _NOT_NAMES:
+        return request.tools
+    return tuple(tool for tool in request.tools if tool.name == request.tool_choice)
 
 
 def _is_object(text: str) -> bool:
