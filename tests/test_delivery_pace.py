@@ -115,6 +115,14 @@ async def test_a_fault_waits_for_nothing_and_comes_after_what_was_computed() -> 
         await stream.__anext__()
 
 
+async def test_an_end_that_is_due_brings_all_tokens_before_it() -> None:
+    stream = Sequence().stream
+    stream.keep(token(0), 1e6)
+    assert not stream.keep(finished(1), 0.0), "deliver it at once"
+    stream.deliver(finished(1))
+    assert await read(stream) == [token(0), finished(1)]
+
+
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 100))))
 def test_readers_are_given_tokens_in_order_never_early_and_at_the_pace(steps: list[tuple[float, float]]) -> None:
     now, last = 1.0, 0.0

@@ -314,7 +314,7 @@ class Engine:
     def _is_paced(self, request: Request) -> bool:
         """Whether tokens are given evenly. Those of several answers are not: they come in turns anyway."""
         is_asked = "off" not in (request.pace, self.config.pace)
-        return is_asked and request.stream and request.priority >= 0 and features.answers(request.sampling) == 1
+        return is_asked and request.stream and features.answers(request.sampling) == 1
 
     def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
         controls = [SequenceControl(self.worker.commands, sequence) for sequence in sequences]

@@ -58,13 +58,14 @@ class RequestStream:
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
         """For the engine: an event has come before its time. False where it is to be delivered at once instead.
 
-        A failure waits for nothing: what came before it goes out with it. After `cancel` tokens are dropped instead.
+        A failure waits for nothing, nor does an end that is due: what came before it goes out with it. After `cancel`
+        tokens are dropped instead.
         """
-        if isinstance(event, UmaError):
+        if self._is_cancelled and not isinstance(event, UmaError):
+            return self._drop(event)
+        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
             self.release(math.inf)
             return False
-        if self._is_cancelled:
-            return self._drop(event)
         self._ahead.append((not_before_ms, event))
         return True
 

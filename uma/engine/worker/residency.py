@@ -220,9 +220,11 @@ class Residency:
         self._unpin(sequence)
         self._give_back(sequence, event)
         self._count_end(sequence, event)
-        # The end comes behind tokens that were computed ahead; a cancel or a fault waits for nothing.
+        # The end comes behind tokens that were computed ahead; a cancel or a fault waits for nothing, nor does the
+        # end of a background stream: a program reads it, which needs all of it rather than an even pace.
         is_paced = isinstance(event, Finished) and event.reason != "cancelled" and sequence.is_paced
-        self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_paced else 0.0)
+        is_due = is_paced and sequence.lane >= 0
+        self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
         self._trace.ended(sequence, event.reason if isinstance(event, Finished) else event.code)

@@ -1,0 +1,49 @@
+"""The simulator runs the engine's policy whole, and what is published of it holds."""
+
+from __future__ import annotations
+
+import attrs
+
+from benchmarks.simulate import simulate
+from benchmarks.simulation.load import Load, Session
+from benchmarks.simulation.machines import MACHINES
+from benchmarks.simulation.outcome import LANES
+from benchmarks.simulation.policies import Uma, default_targets
+from benchmarks.simulation.worker import Worker, run
+from uma.engine.policy import Plan, State
+
+READ = {"decode", "prefill", "preempt", "is_everyday", "is_one_by_one", "steps", "pace_ms"}
+TOLD = {"held", "lead_ms"}
+"""Figures for traces and metrics, which change nothing in what is computed."""
+
+
+def test_the_simulator_knows_every_part_of_a_plan() -> None:
+    assert set(attrs.fields_dict(Plan)) == READ | TOLD
+
+
+class Watched(Uma):
+    """The engine's scheduler; its plans are kept."""
+
+    def plan(self, state: State, now_ms: float) -> Plan:
+        plan = super().plan(state, now_ms)
+        self.plans.append(plan)
+        return plan
+
+    plans: list[Plan]
+
+
+def test_tokens_computed_ahead_of_a_piece_are_given_evenly() -> None:
+    policy = Watched(default_targets())
+    policy.plans = []
+    stream, document = Session.make(1, 0, 0.0, 16, 200), Session.make(2, 0, 500.0, 4_000, 4)
+    run(Worker(MACHINES["cpu"], policy), [stream, document])
+    assert max(plan.steps for plan in policy.plans) > 1
+    longest_ms = max(MACHINES["cpu"].prefill_ms(count, 0) for plan in policy.plans for _, count in plan.prefill)
+    assert stream.worst_gap_ms < 1.25 * stream.row.target_tbt_ms < longest_ms
+
+
+def test_no_lane_pays_for_the_policy_on_a_machine_that_can_serve_all() -> None:
+    usual, ours = (simulate(MACHINES["gpu"], policy, Load(600, 0.75)) for policy in ("greedy", "uma"))
+    for lane in LANES:
+        assert ours.attained[lane] >= usual.attained[lane]
+    assert ours.tokens_per_second > 0.98 * usual.tokens_per_second
