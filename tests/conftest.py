@@ -14,7 +14,6 @@ from http_server import HttpServer, running_http
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
 
-
 # `benchmarks` is no part of the installed package. Last in the path: what tests import of `uma` is what is installed.
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -113,11 +113,15 @@ class Output:
         return report.event(sequence.request.id, sequence.tokens[: sequence.prompt_tokens])
 
     def last_event(self, sequence: Sequence, reason: FinishReason, now_ms: float) -> Finished:
-        """The event that ends a request, after the text that was still held for it was given out."""
+        """The event that ends a request, after the text that was still held for it was given out.
+
+        A reader that has cancelled is not given it: the stream would count it as a token computed ahead.
+        """
         is_streamed, report = sequence.request.stream, sequence.report
         if report is not None:
             self._tell_prompt(sequence, report)
-        self._release_held(sequence)
+        if reason != "cancelled":
+            self._release_held(sequence)
         return Finished(
             id=sequence.request.id,
             reason=reason,
