@@ -74,7 +74,7 @@ async def test_a_stop_string_ends_the_text_before_itself_wherever_tokens_end(tin
             stop = free.text[start : start + size]
             stopped = await answer(engine, ask(max_tokens=60, stop=(stop, "never comes")))
             assert stopped.text == free.text[: free.text.index(stop)]
-            assert stopped.finished.reason == "stop"
+            assert (stopped.finished.reason, stopped.finished.stop_string) == ("stop", stop)
             assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
             assert stopped.finished.usage.completion_tokens == len(stopped.tokens)
 
@@ -84,7 +84,7 @@ async def test_text_held_for_a_stop_string_comes_when_the_length_ends_it(tiny: P
         free = await answer(engine, ask(max_tokens=10))
         held = await answer(engine, ask(max_tokens=10, stop=free.text[-3:] + "and never this"))
     assert held.text == free.text
-    assert held.finished.reason == "length"
+    assert (held.finished.reason, held.finished.stop_string) == ("length", None)
 
 
 @pytest.fixture

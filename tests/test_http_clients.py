@@ -57,6 +57,27 @@ def test_anthropic_s_stream_adds_up_to_its_message(claude: anthropic.Anthropic) 
     assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == counted
 
 
+def test_every_dialect_tells_which_stop_string_ended_an_answer(
+    claude: anthropic.Anthropic, client: openai.OpenAI, http_server: HttpServer
+) -> None:
+    asked: dict[str, Any] = {"model": "builtin", "max_tokens": 60, "messages": TURNS, "extra_body": GREEDY}
+    ended = claude.messages.create(**asked, stop_sequences=["zzz", "e"])
+    assert (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", "e")
+    with claude.messages.stream(**asked, stop_sequences=["zzz", "e"]) as stream:
+        last = stream.get_final_message()
+    assert (last.stop_reason, last.stop_sequence) == ("stop_sequence", "e")
+    native = http_server.ask("POST", "/completion", {"prompt": "Once upon", "stop": ["e"], "n_predict": 60}).json
+    assert (native["stop_type"], native["stopping_word"]) == ("word", "e")
+    free = http_server.ask("POST", "/completion", {"prompt": "Once upon", "n_predict": 2}).json
+    assert (free["stop_type"], free["stopping_word"]) == ("limit", "")
+    plain: Any = {"model": "builtin", "prompt": "Once upon", "max_tokens": 60, "stop": ["e"]}
+    assert client.completions.create(**plain).choices[0].model_extra == {"stop_reason": "e"}
+    *_, final = [chunk.choices[0] for chunk in client.completions.create(**plain, stream=True)]
+    assert (final.finish_reason, final.model_extra) == ("stop", {"stop_reason": "e"})
+    chat = client.chat.completions.create(model="builtin", messages=TURNS, max_tokens=60, stop=["e"])
+    assert chat.choices[0].model_extra == {"stop_reason": "e"}
+
+
 def test_anthropic_s_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="claude-x", max_tokens=1, messages=TURNS)

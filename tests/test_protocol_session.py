@@ -263,6 +263,8 @@ def test_a_session_of_version_1_0_sees_what_it_always_saw() -> None:
     assert isinstance(asked, Generate)
     assert asked.request.sampling == SamplingParams()
     assert sorted(asked.warnings) == ["grammar: unknown field, ignored", "n: unknown field, ignored"]
+    last = session.relay(finished("a", stop_string="x"))
+    assert SINCE_1_1["eos"].isdisjoint(json.loads(last[HEADER_BYTES:]))
 
 
 def test_a_strict_session_of_version_1_0_refuses_what_1_1_has() -> None:

@@ -92,6 +92,17 @@ def test_nothing_that_may_become_a_stop_string_is_shown_and_nothing_else_is_held
         assert given_out == whole[: len(whole) - longest]
 
 
+@given(FEW_LETTERS, STOPS, CUTS)
+def test_the_stop_string_that_ended_the_text_is_told(text: str, stops: list[str], cuts: list[int]) -> None:
+    stream, given_out = TextStream(stops), ""
+    for piece in cut(text.encode(), cuts):
+        given_out += stream.push(piece)
+        if stream.stopped:
+            break
+    assert (stream.stopped_by in stops) == stream.stopped
+    assert not stream.stopped or text.startswith(given_out + (stream.stopped_by or ""))
+
+
 def test_an_unfinished_character_at_the_end_is_shown_as_a_replacement_character() -> None:
     stream = TextStream()
     assert stream.push("é".encode()[:1]) == ""

@@ -66,6 +66,8 @@ class Completion:
     """Where `logprobs` asked for them: for each token, by token id, itself and the likeliest ones."""
     cumulative_logprob: float | None = None
     """Sum of its tokens' log probabilities, likewise."""
+    stop_reason: str | None = None
+    """Of the `stop` strings the one that ended it; None where something else did."""
 
 
 @attrs.frozen
@@ -378,6 +380,7 @@ def _completions(finished: Finished) -> tuple[Completion, ...]:
         text=finished.text,
         token_ids=finished.token_ids,
         logprobs=finished.logprobs,
+        stop_string=finished.stop_string,
     )
     return tuple(map(_completion, finished.answers or (only,)))
 
@@ -391,6 +394,7 @@ def _completion(answer: Answer) -> Completion:
         answer.index,
         logprobs=None if known is None else tuple(map(_by_token, known)),
         cumulative_logprob=None if known is None else sum(each.chosen.logprob for each in known),
+        stop_reason=answer.stop_string,
     )
 
 

@@ -457,6 +457,8 @@ class Answer:
     logprobs: tuple[Logprobs, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
+    stop_string: str | None = None
+    """Of the request's `stop` strings the one that ended it; None where something else did."""
 
 
 @attrs.frozen
@@ -483,6 +485,8 @@ class Finished:
     """The whole calls of the request's `tools`, in order. `reason` is `stop` with them as without."""
     reasoning: str | None = None
     """The model's thinking, where `stream` was false and `reasoning` asked for it."""
+    stop_string: str | None = None
+    """Of the request's `stop` strings the one that ended it; None where something else did."""
 
 
 Event = Prompt | Token | ReasoningDelta | ToolCallDelta | Finished

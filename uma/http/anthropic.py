@@ -157,7 +157,7 @@ class MessagesJob(SseJob):
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
-        delta = {"stop_reason": _stop_reason(finished), "stop_sequence": None}
+        delta = {"stop_reason": _stop_reason(finished), "stop_sequence": finished.stop_string}
         stop = {"type": "content_block_stop", "index": 0}
         last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **warnings([finished])}
         end = {"type": "message_stop"}
@@ -185,7 +185,7 @@ class MessagesJob(SseJob):
             "model": self.model,
             "content": [{"type": "text", "text": result.text or ""}],
             "stop_reason": _stop_reason(result),
-            "stop_sequence": None,
+            "stop_sequence": result.stop_string,
             "usage": _usage(result),
             **warnings(results),
         }
@@ -197,6 +197,8 @@ _OPENING = (
 
 
 def _stop_reason(result: Finished) -> str:
+    if result.stop_string is not None:
+        return "stop_sequence"
     return "max_tokens" if result.reason == "length" else "end_turn"
 
 

@@ -177,7 +177,7 @@ class CompletionJob(SseJob):
         return body
 
     def _last(self, result: Finished, text: str) -> dict[str, Any]:
-        has_stops = bool(self.requests[0].sampling.stop)
+        word = result.stop_string
         return {
             "index": 0,
             "content": text,
@@ -188,8 +188,8 @@ class CompletionJob(SseJob):
             "tokens_evaluated": result.usage.prompt_tokens,
             "tokens_cached": result.usage.cached_tokens,
             "truncated": False,
-            # Which of the two ended it is not told where the request has stop strings.
-            "stop_type": "limit" if result.reason == "length" else None if has_stops else "eos",
+            "stop_type": "limit" if result.reason == "length" else "word" if word is not None else "eos",
+            "stopping_word": word or "",
             "timings": timings(result),
             "seed": result.seed,
             **warnings([result]),

@@ -16,7 +16,7 @@ from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form
 from uma.http.openai import DEFAULTS, StreamOptions, text_of
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.usage import finish_reason, numbered
+from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Finished, Message, Request, Temperature, Token
 
 
@@ -144,6 +144,7 @@ class ChatJob(ChoicesJob):
                     "message": {"role": "assistant", "content": answer.text or "", "refusal": None},
                     "logprobs": chat_form(answer.logprobs),
                     "finish_reason": finish_reason(answer),
+                    **stop_reason(answer),
                 }
                 for place, _, answer in numbered(results)
             ],

@@ -17,7 +17,7 @@ from uma.http.gateway import Gateway
 from uma.http.logprobs import completion_form
 from uma.http.openai import DEFAULTS, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.usage import finish_reason, numbered
+from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
 
 DEFAULT_MAX_TOKENS = 16
@@ -166,7 +166,8 @@ def _whole_choice(place: int, result: Finished, answer: Answer) -> Choice:
     if answer.logprobs is not None:
         before = [] if prompt is None or prompt.logprobs is None else _texts(prompt.logprobs, prompt)
         form = completion_form([*before, *((each.chosen.text, each) for each in answer.logprobs)], 0)
-    return _choice(place, text if prompt is None else prompt.text + text, finish_reason(answer), form)
+    whole = text if prompt is None else prompt.text + text
+    return {**_choice(place, whole, finish_reason(answer), form), **stop_reason(answer)}
 
 
 def _texts(positions: Sequence[Logprobs | None], prompt: Prompt) -> list[tuple[str, Logprobs | None]]:

@@ -13,7 +13,7 @@ import orjson
 from uma.http.dialect import SseJob, dumps, sse
 from uma.http.openai import ERRORS
 from uma.http.problem import Problem
-from uma.http.usage import Total, answers_of, finish_reason, timings, warnings
+from uma.http.usage import Total, answers_of, finish_reason, stop_reason, timings, warnings
 from uma.types import Finished
 
 Choice = dict[str, Any]
@@ -56,7 +56,8 @@ class ChoicesJob(SseJob, ABC):
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`. The last of a prompt's choices carries its timings."""
         *others, last = [
-            self.delta(self.place(index, each.index), reason=finish_reason(each)) for each in answers_of(finished)
+            {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
+            for each in answers_of(finished)
         ]
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], timings=timings(finished))])
 

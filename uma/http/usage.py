@@ -48,6 +48,7 @@ def answers_of(finished: Finished) -> tuple[Answer, ...]:
             finished.text,
             finished.token_ids,
             finished.logprobs,
+            stop_string=finished.stop_string,
         ),
     )
 
@@ -84,6 +85,11 @@ def _over(amount: float, by: float) -> float:
 def finish_reason(ended: Finished | Answer) -> str:
     """`stop` or `length`, as OpenAI has it."""
     return "length" if ended.reason == "length" else "stop"
+
+
+def stop_reason(ended: Finished | Answer) -> dict[str, Any]:
+    """vLLM's `stop_reason` of an OpenAI choice: the stop string that ended it; nothing where none did."""
+    return {} if ended.stop_string is None else {"stop_reason": ended.stop_string}
 
 
 def warnings(results: Sequence[Finished]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     ClientMessage,
+    EosEvent,
     Generate,
     HealthQuery,
     Hello,
@@ -131,6 +132,9 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
         for name in SINCE_1_1["capabilities"]:
             fields["capabilities"].pop(name, None)
         return _frame({"event": "hello", **fields})
+    if isinstance(event, EosEvent) and version == "1.0":
+        fields = unstructure(event)
+        return _frame({"event": "eos"} | {name: each for name, each in fields.items() if name not in SINCE_1_1["eos"]})
     if isinstance(event, MetricsEvent):
         return _frame({**event.snapshot, "event": "metrics", **_if_any(id=event.id, warnings=event.warnings)})
     if isinstance(event, UnknownEvent):

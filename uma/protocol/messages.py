@@ -238,6 +238,8 @@ class EosEvent:
     tool_calls: tuple[ToolCall, ...] = ()
     """The whole calls of the request's `tools`."""
     reasoning: str | None = None
+    stop_string: str | None = None
+    """Of the request's `stop` strings the one that ended it."""
     metadata: dict[str, Any] | None = None
 
     @classmethod
@@ -259,6 +261,7 @@ class EosEvent:
             finished.prompt,
             finished.tool_calls,
             finished.reasoning,
+            finished.stop_string,
             metadata,
         )
 
@@ -279,6 +282,7 @@ class EosEvent:
             self.prompt,
             self.tool_calls,
             self.reasoning,
+            self.stop_string,
         )
 
 

@@ -304,7 +304,7 @@ class ServerSession:
             return encode_event(ReasoningEvent.of(event, exchange.metadata))
         if isinstance(event, ToolCallDelta):
             return encode_event(ToolCallEvent.of(event, exchange.metadata))
-        data = encode_event(EosEvent.of(event, metadata=exchange.metadata, warnings=exchange.warnings))
+        data = encode_event(EosEvent.of(event, metadata=exchange.metadata, warnings=exchange.warnings), self.version)
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data
 

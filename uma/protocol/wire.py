@@ -49,6 +49,7 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "tokenize": frozenset(("tools", "tool_choice", "reasoning")),
         "messages": frozenset(("tool_calls", "tool_call_id", "name")),
+        "eos": frozenset(("stop_string",)),
         "capabilities": frozenset(("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning")),
     }
 )

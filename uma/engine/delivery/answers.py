@@ -128,6 +128,7 @@ def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
             each.text,
             each.token_ids,
             each.logprobs,
+            stop_string=each.stop_string,
         )
         for index, each in enumerate(kept)
     )

@@ -15,7 +15,7 @@ class TextStream:
     A character costs a few steps for each stop string, however long that is and however much of it has come.
     """
 
-    __slots__ = ("_decoder", "_firsts", "_held", "_searches", "stopped")
+    __slots__ = ("_decoder", "_firsts", "_held", "_searches", "stopped", "stopped_by")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -24,6 +24,8 @@ class TextStream:
         self._held = ""
         self.stopped = False
         """A stop string came. The text given out ends just before it."""
+        self.stopped_by: str | None = None
+        """Which one."""
 
     def push(self, piece: bytes) -> str:
         """The text that is certain once these bytes have come. Malformed bytes become U+FFFD."""
@@ -53,6 +55,7 @@ class TextStream:
             found = max((search.size for search in self._searches if search.ends_with(char)), default=0)
             if found:
                 self.stopped, self._held = True, ""
+                self.stopped_by = text[end - found : end]
                 return text[: end - found]
         keep = max((search.matched for search in self._searches), default=0)
         self._held = text[len(text) - keep :]

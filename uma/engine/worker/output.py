@@ -132,6 +132,7 @@ class Output:
             token_ids=None if is_streamed else tuple(sequence.tokens[sequence.prompt_tokens :]),
             warnings=sequence.warnings,
             logprobs=tuple(sequence.logprobs) if sequence.wants_logprobs and not is_streamed else None,
+            stop_string=sequence.text.stopped_by if reason == "stop" else None,
             prompt=self._prompt(sequence, report)
             if report is not None and report.is_told and not is_streamed
             else None,
