@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.policy import PlainRow, Scheduler, State, Targets
+from uma.engine.policy.cost import SIZES, TILE_TOKENS
 from uma.engine.policy.order import gives_way
 from uma.engine.policy.plan import SMALLEST_CHUNK
 
@@ -185,7 +186,7 @@ def test_no_more_gives_way_than_is_needed() -> None:
 def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
     scheduler = Scheduler(Targets(80.0, 512, 64))
     scheduler.cost.observe_prefill(512, 512, 5_000.0)
-    plan = scheduler.plan(state_of([make_row(1, remaining=4_000, prompt_tokens=4_000)], 10_000), NOW)
+    plan = scheduler.plan(state_of([make_row(1, remaining=4_096, prompt_tokens=4_096)], 10_000), NOW)
     assert plan.prefill == ((1, 512),)
 
 
@@ -199,8 +200,8 @@ def test_with_nobody_decoding_no_first_token_waits_for_a_piece_of_another_prompt
         ]
         return list(scheduler.plan(state_of(every, 10_000), NOW).prefill)
 
-    assert read((0, 100), (0, 200), (0, 4_000)) == [(1, 100), (2, 200)]
-    assert read((0, 4_000), (0, 100)) == [(1, 512)]
+    assert read((0, 100), (0, 200), (0, 4_096)) == [(1, 100), (2, 200)]
+    assert read((0, 4_096), (0, 100)) == [(1, 512)]
     assert read((1, 100), (0, 100), (-1, 100)) == [(1, 100)], "nor for one that can wait"
 
 
@@ -217,9 +218,9 @@ def test_background_streams_slow_down_nobodys_prompts_but_their_own() -> None:
         assert plan.decode == (1,)
         return [count for _, count in plan.prefill]
 
-    assert read(0, 4_000) == [512]
+    assert read(0, 4_096) == [512]
     assert read(1, 300) == [300]
-    assert sum(read(-1, 4_000)) < 512
+    assert sum(read(-1, 4_096)) < 512
 
 
 def test_background_rows_decode_several_steps_on_one_plan_only_while_they_are_among_themselves() -> None:
@@ -230,14 +231,14 @@ def test_background_rows_decode_several_steps_on_one_plan_only_while_they_are_am
 
 
 def test_a_machine_that_is_not_known_yet_begins_with_a_small_chunk() -> None:
-    every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_000, prompt_tokens=4_000)]
-    plan = Scheduler(Targets(80.0, 2048, 48)).plan(state_of(every, 10_000), NOW)
-    assert (plan.decode, plan.prefill, plan.steps) == ((1,), ((2, 48),), 1)
+    every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_096, prompt_tokens=4_096)]
+    plan = Scheduler(Targets(80.0, 2048, 64)).plan(state_of(every, 10_000), NOW)
+    assert (plan.decode, plan.prefill, plan.steps) == ((1,), ((2, 64),), 1)
 
 
 def reading_beside_a_stream(position: int = 0) -> State:
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
-    return state_of([stream, make_row(2, remaining=4_000, prompt_tokens=position + 4_000)], 100_000)
+    return state_of([stream, make_row(2, remaining=4_096, prompt_tokens=position + 4_096)], 100_000)
 
 
 def test_a_chunk_larger_than_any_seen_is_tried_as_soon_as_it_promises_to_fit() -> None:
@@ -268,6 +269,24 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
     supplied_ms = plan.lead_ms + plan.steps * plan.pace_ms
     assert plan.lead_ms >= 0
     assert supplied_ms >= 0.99 * (plan.steps * step_ms + piece_ms)
+
+
+def test_a_prompt_is_read_in_whole_tiles_but_for_its_first_piece() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    for _ in range(5):
+        for size in SIZES:
+            # As measured: deep in a prompt what fills no tile costs several times what a tile does.
+            scheduler.cost.observe_prefill(size, 0, size * 2.5)
+            scheduler.cost.observe_prefill(size, 1_000, size * (3.0 if size >= TILE_TOKENS else 15.0))
+    position, left, pieces = 0, 1_500, []
+    while left:
+        row = make_row(2, remaining=left, prompt_tokens=1_500, cells=position)
+        stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+        ((_, tokens),) = scheduler.plan(state_of([stream, row], 10_000), NOW).prefill
+        pieces.append(tokens)
+        position, left = position + tokens, left - tokens
+    assert all(tokens >= TILE_TOKENS for tokens in pieces[1:]), pieces
+    assert sum(-(-tokens // TILE_TOKENS) for tokens in pieces) == -(-1_500 // TILE_TOKENS), "a tile more than it needs"
 
 
 def test_a_chunk_is_smaller_the_deeper_in_its_prompt_it_is_read() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import attrs
 
-from uma.engine.policy.cost import SIZES, CostModel
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, lead_ms, longest_piece_ms, pace_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
@@ -179,10 +179,12 @@ class Scheduler:
         for row in waiting:
             if left <= 0:
                 break
-            count = min(row.remaining, left)
+            count = _in_whole_tiles(row, min(row.remaining, left))
             if chosen and count < row.remaining and not self.targets.mixes_prompts:
                 break
             chosen.append((row.key, count))
+            if count < row.remaining:
+                break
             left -= count
         return piece, tuple(chosen)
 
@@ -230,17 +232,25 @@ class Scheduler:
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
         if covered_ms > longest_ms:
             tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), waiting, wanted)
+        if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, waiting, wanted):
+            tokens = wanted  # no rest that fills no tile
         piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
         return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
 
     def _larger(self, tokens: int, longest_ms: float, waiting: list[Row], wanted: int) -> int:
         """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
         position = partial(_mean_position, waiting)
+        if tokens < TILE_TOKENS <= min(wanted, position(TILE_TOKENS)):
+            # What a part of a tile costs deep in a prompt is often as much as the whole, and always known less well.
+            return TILE_TOKENS if self._reads_within(longest_ms, waiting, TILE_TOKENS) else tokens
         larger = self.cost.best_chunk(longest_ms, position, wanted)
         if larger <= tokens:
             return tokens
         gain = self.cost.prefill_ms(tokens, position(tokens)) * larger
         return larger if gain > WORTH_WAITING * tokens * self.cost.prefill_ms(larger, position(larger)) else tokens
+
+    def _reads_within(self, longest_ms: float, waiting: list[Row], tokens: int) -> bool:
+        return self.cost.prefill_ms(tokens, _mean_position(waiting, tokens)) <= longest_ms
 
     def _tokens_within(self, longest_ms: float, waiting: list[Row], wanted: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
@@ -254,6 +264,15 @@ class Scheduler:
 
 
 NOTHING = Piece(0)
+
+
+def _in_whole_tiles(row: Row, tokens: int) -> int:
+    """Nearly as many tokens of a prompt, so that whole tiles are left of it: what fills none is read at its beginning.
+
+    There it costs what it is. At the end of a long prompt the same few tokens can cost as much as several tiles.
+    """
+    fewer = tokens - (tokens - row.remaining) % TILE_TOKENS
+    return fewer if fewer >= TILE_TOKENS or (fewer > 0 and row.position < TILE_TOKENS) else tokens
 
 
 def _mean_position(rows: list[Row], tokens: int) -> float:

@@ -104,14 +104,17 @@ class Commands:
         credit as its stride has steps.
         """
         self._commands.append(Credit(sequence, events))
-        if sequence.status is Status.PARKED:
-            self.is_called = True
-        self._wakeup.set()
+        if self._commands:
+            self.is_called = self.is_called or sequence.status is Status.PARKED
+            self._wakeup.set()
 
     def wake(self) -> None:
         """Have all that was handed over taken up soon."""
-        self.is_called = True
-        self._wakeup.set()
+        # What the thread has taken by itself needs no call: one would end its next rest, and have it take up the first
+        # half of a burst.
+        if self._commands:
+            self.is_called = True
+            self._wakeup.set()
 
     def take(self) -> Iterator[Command]:
         """Commands in the order in which they came, also those that come meanwhile, until none is left."""
