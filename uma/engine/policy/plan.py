@@ -51,7 +51,7 @@ class Plan:
     pace_ms: float = 0.0
     """Least time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
-    """For how long every reader can go on without another token, when the plan was made."""
+    """For how long every reader could go on without another token when the plan was made; 0 without readers."""
 
 
 @attrs.frozen
@@ -221,28 +221,37 @@ class Scheduler:
         target_ms = min(self.targets.tick_budget_ms, min((row.target_tbt_ms for row in readers), default=math.inf))
         pace = pace_ms(target_ms)
         lead = lead_ms(readers, pace, now_ms)
+        told_ms = lead if readers else 0.0
         if not self.cost.knows_prefill:
-            return Piece(self.targets.start_chunk_tokens, 1, pace, lead)
+            return Piece(self.targets.start_chunk_tokens, 1, pace, told_ms)
         if pace <= HOPELESS * step_ms:
             return Piece(self._tokens_within(max(target_ms - step_ms, LEAST_SHARE * step_ms), waiting, wanted))
         # Each step takes a cell for each row; half of the free ones are for the prompts.
         max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
-        longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, longest_piece_ms(lead, pace, step_ms, max_steps))
-        tokens = self._tokens_within(longest_ms, waiting, wanted)
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
+        longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, covered_ms)
+        tokens = self._tokens_for_cycle(longest_ms, covered_ms, waiting, wanted)
+        piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
+        return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, told_ms)
+
+    def _tokens_for_cycle(self, longest_ms: float, covered_ms: float, waiting: list[Row], wanted: int) -> int:
+        """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
+
+        Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
+        """
+        tokens = self._tokens_within(longest_ms, waiting, wanted)
+        is_deep = _mean_position(waiting, TILE_TOKENS) >= TILE_TOKENS
+        if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, waiting, TILE_TOKENS):
+            tokens = TILE_TOKENS
         if covered_ms > longest_ms:
             tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), waiting, wanted)
         if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, waiting, wanted):
-            tokens = wanted  # no rest that fills no tile
-        piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
-        return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
+            tokens = wanted  # what would be left fills no tile
+        return tokens
 
     def _larger(self, tokens: int, longest_ms: float, waiting: list[Row], wanted: int) -> int:
         """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
         position = partial(_mean_position, waiting)
-        if tokens < TILE_TOKENS <= min(wanted, position(TILE_TOKENS)):
-            # What a part of a tile costs deep in a prompt is often as much as the whole, and always known less well.
-            return TILE_TOKENS if self._reads_within(longest_ms, waiting, TILE_TOKENS) else tokens
         larger = self.cost.best_chunk(longest_ms, position, wanted)
         if larger <= tokens:
             return tokens
