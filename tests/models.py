@@ -6,6 +6,7 @@
     path = write_model(tmp_path / "tiny.gguf", kind="recurrent")       # Mamba
     path = write_model(tmp_path / "tiny.gguf", kind="hybrid")          # Jamba: a Mamba and an attention layer
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)  # 37 MB of weights
+    path = write_encoder(tmp_path / "bert.gguf", pooling="cls")        # BERT: it embeds, or with "rank" it ranks
     first, *_ = write_split_model(tmp_path / "big", count=3)           # the same Llama in three files
 
 Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every
@@ -72,6 +73,82 @@ def write_model(
         writer.add_tensor(name, tensor)
     _finish(writer)
     return path
+
+
+def write_encoder(
+    path: Path, *, pooling: Literal["mean", "cls", "rank"] = "mean", context_length: int = 128, seed: int = 0
+) -> Path:
+    """Write a BERT of random weights, which gives embeddings or, with `rank`, a score of a pair of texts."""
+    writer, rng = gguf.GGUFWriter(path, "bert"), np.random.default_rng(seed)
+    values = {
+        "general.name": "Tiny encoder",
+        "general.file_type": 0,
+        "bert.context_length": context_length,
+        "bert.embedding_length": EMBED,
+        "bert.block_count": LAYERS,
+        "bert.feed_forward_length": FF,
+        "bert.attention.head_count": HEADS,
+        "bert.attention.layer_norm_epsilon": 1e-5,
+        "bert.attention.causal": False,
+        "bert.pooling_type": {"mean": 1, "cls": 2, "rank": 4}[pooling],
+    }
+    for key, value in values.items():
+        _add(writer, key, value)
+    _write_word_pieces(writer)
+    for name, tensor in _encoder_tensors(rng, context_length, ranks=pooling == "rank").items():
+        writer.add_tensor(name, tensor)
+    _finish(writer)
+    return path
+
+
+WORD_PIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def _word_pieces() -> list[str]:
+    """BERT's specials, then each printable ASCII character, beginning a word and within one."""
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    return [*WORD_PIECE_SPECIALS, *(f"\u2581{each}" for each in characters), *characters]
+
+
+def _write_word_pieces(writer: gguf.GGUFWriter) -> None:
+    pieces = _word_pieces()
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces)
+    specials = len(WORD_PIECE_SPECIALS)
+    writer.add_token_types([gguf.TokenType.CONTROL] * specials + [gguf.TokenType.NORMAL] * (len(pieces) - specials))
+    writer.add_token_type_count(2)
+    writer.add_pad_token_id(0)
+    writer.add_unk_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(3)
+    writer.add_sep_token_id(3)
+    writer.add_mask_token_id(4)
+
+
+def _encoder_tensors(rng: np.random.Generator, context_length: int, *, ranks: bool) -> Tensors:
+    tensors = {
+        "token_embd.weight": _matrix(rng, len(_word_pieces()), EMBED, gain=6.0),
+        "token_types.weight": _matrix(rng, 2, EMBED),
+        "position_embd.weight": _matrix(rng, context_length, EMBED, gain=3.0),
+        "token_embd_norm.weight": _ones(EMBED),
+        "token_embd_norm.bias": np.zeros(EMBED, np.float32),
+    }
+    if ranks:
+        tensors |= {"cls.weight": _matrix(rng, EMBED, EMBED), "cls.bias": np.zeros(EMBED, np.float32)}
+        tensors |= {"cls.output.weight": _matrix(rng, 1, EMBED, gain=3.0), "cls.output.bias": np.zeros(1, np.float32)}
+    for index in range(LAYERS):
+        shapes = {
+            "attn_q": (EMBED, EMBED), "attn_k": (EMBED, EMBED), "attn_v": (EMBED, EMBED), "attn_output": (EMBED, EMBED),
+            "ffn_up": (FF, EMBED), "ffn_down": (EMBED, FF),
+        }  # fmt: skip
+        for name, (rows, columns) in shapes.items():
+            tensors[f"blk.{index}.{name}.weight"] = _matrix(rng, rows, columns, gain=2.0)
+            tensors[f"blk.{index}.{name}.bias"] = np.zeros(rows, np.float32)
+        for name in ("attn_output_norm", "layer_output_norm"):
+            tensors[f"blk.{index}.{name}.weight"] = _ones(EMBED)
+            tensors[f"blk.{index}.{name}.bias"] = np.zeros(EMBED, np.float32)
+    return tensors
 
 
 def write_vocabulary(path: Path) -> Path:

@@ -13,6 +13,7 @@ from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS,
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.delivery.pacing import STRIDE_STEPS
 from uma.engine.policy import Plan, Scheduler, State
+from uma.engine.policy.embed import EmbedDemand
 from uma.engine.worker.loop import REPLAN_BATCHES
 from uma.errors import BadRequest, ModelError, PromptTooLarge, TemplateError
 from uma.types import Finished, Token
@@ -251,8 +252,8 @@ async def test_while_nobody_comes_or_goes_few_ticks_are_planned(tiny: Path, monk
     planned: list[Plan] = []
 
     class Watched(Scheduler):
-        def plan(self, state: State, now_ms: float) -> Plan:
-            planned.append(super().plan(state, now_ms))
+        def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None) -> Plan:
+            planned.append(super().plan(state, now_ms, embeds))
             return planned[-1]
 
     monkeypatch.setattr("uma.engine.engine.Scheduler", Watched)

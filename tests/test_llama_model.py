@@ -167,9 +167,10 @@ def test_a_tokenizer_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     assert "martian" in reason
 
 
-def test_a_model_that_embeds_and_does_not_generate_is_refused(tmp_path: Path) -> None:
-    reason = refusal(write_model(tmp_path / "embed.gguf", metadata={"llama.attention.causal": False}))
-    assert reason == "llama is an embedding model; it does not generate text"
+def test_a_model_that_embeds_and_does_not_generate_is_known_as_one(tmp_path: Path) -> None:
+    metadata = {"llama.attention.causal": False, "llama.pooling_type": 2}
+    with Model.load(write_model(tmp_path / "embed.gguf", metadata=metadata)) as model:
+        assert (model.is_causal, model.pooling, model.n_embedding) == (False, "cls", 64)
 
 
 def test_missing_weights_are_refused_with_llamas_reason(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ class RuntimeConfig:
     )
     use_mlock: bool = setting(False, "keep the model in RAM, never swapped out")
 
+    pooling: Literal["auto", "mean", "cls", "last"] = setting(
+        "auto", "how a text's embedding is made of its tokens'; auto: as the model says, mean where it does not"
+    )
+
     max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "most sessions open at once", "sessions")
     max_sequences: Annotated[int, Range(1, 256)] = setting(64, "most requests computed at once; more wait", "sequences")
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(

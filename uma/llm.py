@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import outcome
 import trio
 
@@ -28,15 +30,19 @@ from uma.constraints import show
 from uma.engine import Engine, open_engine
 from uma.errors import BadRequest, ConfigError, InternalError, ShuttingDown, UmaError
 from uma.types import (
+    MAX_TEXTS,
     Answer,
+    EmbedRequest,
     Event,
     Finished,
     FinishReason,
     Logprobs,
     Message,
     Prompt,
+    Ranked,
     Request,
     RequestMetrics,
+    RerankRequest,
     SamplingParams,
     ServerInfo,
     Token,
@@ -171,6 +177,36 @@ class LLM:
         request = _request(Request, id=f"stream-{next(self._numbers)}", sampling=sampling, **fields)
         return LLMStream(self._loop, request)
 
+    def embed(
+        self, texts: str | Iterable[str], *, dimensions: int | None = None, normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """An embedding of each text, as the rows of an array in their order; of one string, a single row.
+
+        Each has length 1 unless `normalize` is false; `dimensions` keeps its first figures, normalised after the cut.
+        Raises `PromptTooLarge` for a text that does not fit the context (none is ever cut), and `BadRequest` where the
+        model gives no embeddings.
+        """
+        asked = _texts(texts, "texts")
+        parts = [asked[start : start + MAX_TEXTS] for start in range(0, len(asked), MAX_TEXTS)]
+        requests = [
+            _request(EmbedRequest, id=f"embed-{index}", texts=part, dimensions=dimensions, normalize=normalize)
+            for index, part in enumerate(parts)
+        ]
+        rows = [row for request in requests for row in self._loop.call(self._loop.engine.embed, request).vectors]
+        width = len(rows[0]) if rows else 0
+        return np.array(rows, np.float32).reshape(len(rows), width)
+
+    def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
+        """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.
+
+        `Ranked.index` says which document it is. Raises `BadRequest` where the model is no reranker, and otherwise what
+        `embed` does.
+        """
+        request = _request(
+            RerankRequest, id="rerank", query=query, documents=_texts(documents, "documents"), top_n=top_n
+        )
+        return list(self._loop.call(self._loop.engine.rerank, request).results)
+
     def tokenize(self, prompt: str | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
 
@@ -243,6 +279,19 @@ def _sampling(given: Sampling | None, where: str) -> SamplingParams:
         if name not in known:
             raise TypeError(f"{where}: {show(name)} is no field of SamplingParams{nearest(str(name), known)}")
     return SamplingParams(**given)
+
+
+def _texts(given: str | Iterable[str], name: str) -> list[str]:
+    """The texts, each of them a string (`TypeError`)."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"{name}: expected a string or a list of strings, not {show(given)}")
+    found = list(given)
+    for index, each in enumerate(found):
+        if not isinstance(each, str):
+            raise TypeError(f"{name}[{index}]: expected a string, not {show(each)}")
+    return found
 
 
 def _prompts(given: str | Iterable[str]) -> list[str]:

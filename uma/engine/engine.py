@@ -29,6 +29,7 @@ from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
+from uma.engine.embeddings import EmbedService
 from uma.engine.health import Watchdog
 from uma.engine.info import server_info
 from uma.engine.intake import features
@@ -51,7 +52,18 @@ from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
-from uma.types import MAX_SEED, Activity, Health, HealthStatus, Request, Tokenized
+from uma.types import (
+    MAX_SEED,
+    Activity,
+    Embeddings,
+    EmbedRequest,
+    Health,
+    HealthStatus,
+    Ranking,
+    Request,
+    RerankRequest,
+    Tokenized,
+)
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
@@ -96,6 +108,9 @@ class Engine:
         self._wake_worker = WhenIdle(self.worker.commands.wake, GATHER_SEC)
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._constraints = Constraints(context.model.vocab)
+        self._embeddings = EmbedService(
+            config, context, self._prompts, self.worker.commands, self._metrics, self._note_drained
+        )
         self._watchdog = Watchdog(self.worker.commands)
         self._gate = Gate(
             config,
@@ -115,6 +130,7 @@ class Engine:
         self._metrics.requests_total += 1
         try:
             self._check_open()
+            self._check_generates()
             features.check_features(request, self._max_active)
             asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
@@ -150,6 +166,20 @@ class Engine:
             if sampling is request.sampling:
                 raise
             raise await self._chat.blame(request, error, self._constraints.grammar) from None
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """An embedding of each text. A cancelled call ends the work with the batch that runs.
+
+        Raises `BadRequest` where the model gives none, `PromptTooLarge` for a text that does not fit the context, and
+        `Overloaded`.
+        """
+        self._check_open()
+        return await self._embeddings.embed(request)
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """The documents by how well they answer the query. Otherwise as `embed`."""
+        self._check_open()
+        return await self._embeddings.rerank(request)
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
@@ -219,12 +249,23 @@ class Engine:
         await self._drained.wait()
 
     def _note_drained(self) -> None:
-        if self._is_draining and not self._open:
+        if self._is_draining and not self._open and not self._embeddings:
             self._drained.set()
 
     def _check_open(self) -> None:
         if self._is_draining:
             raise ShuttingDown("the server is stopping and takes no new requests")
+
+    def _check_generates(self) -> None:
+        if not self._context.model.is_causal:
+            raise BadRequest(
+                f"{self.info.model.name} is an encoder ({self.info.model.architecture}): it embeds text and does not "
+                "generate; ask for embeddings, or load another model"
+            )
+
+    def close(self) -> None:
+        """Free what the engine made itself, once the decode thread has ended."""
+        self._embeddings.close()
 
     # To the decode thread
 

@@ -46,6 +46,7 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
         context = await trio.to_thread.run_sync(_make_context, model, config)
         stack.callback(context.close)
         engine = Engine(config, context, await _open_archive(config, context))
+        stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
         tasks = _Tasks(engine)
@@ -128,7 +129,7 @@ def _make_context(model: Model, config: RuntimeConfig) -> Context:
 
 
 async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | None:
-    if not config.cache_dir:
+    if not config.cache_dir or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
     disk = DiskTier(

@@ -14,7 +14,7 @@ from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
 from uma.llama import backend, hugepages
 from uma.llama.context import Context, ContextParams
-from uma.llama.model import Model, llama_version
+from uma.llama.model import Model, Pooling, llama_version
 
 MOST_SEQUENCE_IDS = 256
 """llama.cpp's LLAMA_MAX_SEQ: running sequences and cached prefixes share them."""
@@ -33,6 +33,14 @@ WEIGHTS_SHARE = 2
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Cells that may hold nothing but cache: a sixteenth of all, and no fewer than this."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
+MAX_TEXT_TOKENS = 8_192
+"""Maximum tokens of a text to embed. The context for it takes its memory while streams run, so it stays small."""
+LEAST_TEXT_TOKENS = 256
+"""A context for texts shorter than this is of no use."""
+EXACT_BATCH_TOKENS = 2_048
+"""Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
+EMBED_SEQUENCES, EMBED_STATES = 64, 8
+"""Maximum texts of one batch, where memory has cells, and where each sequence has a state of its own."""
 _log = logging.getLogger("uma.engine")
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -41,6 +49,8 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
+    if not model.is_causal:
+        return embed_params(model, config)
     streams = min(config.max_sequences + 1, MOST_SEQUENCE_IDS)
     # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
     # nothing is lost by it, and `auto` takes it.
@@ -63,6 +73,48 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         offload_kqv=config.offload_kqv,
         swa_full=config.swa_full,
     )
+
+
+def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT_TOKENS) -> ContextParams:
+    """A context that embeds texts of up to `max_tokens` tokens. Raises `ConfigError` for want of memory."""
+    longest = min(max_tokens, MAX_TEXT_TOKENS, model.n_ctx_train or MAX_TEXT_TOKENS, config.n_ctx or MAX_TEXT_TOKENS)
+    if model.is_causal:
+        # One ubatch a batch: pooling puts together what one ubatch holds of a sequence. Beside one text that is read
+        # in pieces there is always space for a batch of whole ones.
+        n_batch = config.n_ubatch
+        cell_bytes = max(1, model.kv_bytes_per_token("f16", "f16"))
+        longest = min(longest, free_memory_bytes() // MEMORY_SHARE // cell_bytes - n_batch)
+        if longest < min(LEAST_TEXT_TOKENS, max_tokens):
+            raise ConfigError(f"there is no memory for a context to embed texts in ({cell_bytes:,} bytes a token)")
+        n_ctx = longest + n_batch
+    else:
+        n_ctx = n_batch = longest
+    return ContextParams(
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_ubatch=n_batch,
+        n_seq_max=EMBED_SEQUENCES if model.memory in ("attention", "sliding-window") else EMBED_STATES,
+        n_threads=config.threads,
+        n_threads_batch=config.threads_batch,
+        # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
+        # depend on the texts that share its batch.
+        flash_attn="off" if n_batch <= EXACT_BATCH_TOKENS else config.flash_attn,
+        offload_kqv=config.offload_kqv,
+        pooling=pooling(model, config),
+    )
+
+
+def max_text_tokens(context: Context) -> int:
+    """Maximum tokens of a text that `context`, one for embeddings, takes."""
+    params = context.params  # llama.cpp rounds n_ctx up, beyond what the model was trained for
+    return params.n_ctx - params.n_batch if context.model.is_causal else params.n_batch
+
+
+def pooling(model: Model, config: RuntimeConfig) -> Pooling:
+    """How the embedding of a text is made of its tokens': as configured, as the model says, or their mean."""
+    if config.pooling != "auto":
+        return config.pooling
+    return "mean" if model.pooling == "none" else model.pooling
 
 
 def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:

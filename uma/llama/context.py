@@ -40,6 +40,13 @@ FLASH_ATTENTION: dict[str, int] = {
     "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 
+POOLING: dict[str, int] = {
+    "mean": lib.LLAMA_POOLING_TYPE_MEAN,
+    "cls": lib.LLAMA_POOLING_TYPE_CLS,
+    "last": lib.LLAMA_POOLING_TYPE_LAST,
+    "rank": lib.LLAMA_POOLING_TYPE_RANK,
+}
+
 DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
 """What `Context.decode` returns; less than -1 is a fatal error."""
 
@@ -69,6 +76,8 @@ class ContextParams:
     cache_type_v: str = "f16"
     offload_kqv: bool = True
     swa_full: bool = True
+    pooling: Literal["none", "mean", "cls", "last", "rank"] = "none"
+    """How the embeddings of a sequence's tokens in one batch become one; `none`: a context that gives no embeddings."""
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.n_seq_max <= backend.MAX_SEQUENCES:
@@ -97,6 +106,9 @@ class ContextParams:
         struct.type_v = CACHE_TYPES[self.cache_type_v]
         struct.offload_kqv = self.offload_kqv
         struct.swa_full = self.swa_full
+        if self.pooling != "none":
+            struct.embeddings = True
+            struct.pooling_type = POOLING[self.pooling]
         struct.no_perf = True
         return struct
 
@@ -128,7 +140,7 @@ class Context:
             cells = params.n_ctx or model.n_ctx_train
             raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")
         self._memory: int | None = lib.llama_get_memory(self._handle)
-        if not self._memory:
+        if not self._memory and params.pooling == "none":
             self.close()
             raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")
         self.n_ctx = int(lib.llama_n_ctx(self._handle))
@@ -182,6 +194,17 @@ class Context:
             pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
             view = self._logits_views[n_rows] = np.ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
         return view
+
+    def embedding(self, seq: int) -> npt.NDArray[np.float32]:
+        """A copy of what the last batch's tokens of a sequence were pooled to: an embedding, or scores with `rank`.
+
+        Raises `ValueError` where the batch had none of its tokens.
+        """
+        pointer = lib.llama_get_embeddings_seq(self.handle, seq)
+        if not pointer:
+            raise ValueError(f"seq: nothing was pooled for {seq}")
+        width = self.model.n_scores if self.params.pooling == "rank" else self.model.n_embedding
+        return np.ctypeslib.as_array(pointer, (width,)).copy()
 
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
         """Forget a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence always goes.

@@ -28,6 +28,9 @@ from uma.llama.vocab import Vocab
 from uma.types import ModelInfo
 
 Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+"""By llama.cpp's number."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
 ELEMENT_BYTES = {
@@ -55,6 +58,17 @@ class Model:
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.memory = _memory_of(handle, parts[0].architecture)
+        self.is_causal = _is_causal(handle, parts[0])
+        """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
+        self.pooling = _pooling_of(parts[0])
+        """How the file wants a text's embedding to be made; `none` where it does not say."""
+        self.n_embedding = int(lib.llama_model_n_embd_out(handle))
+        """Figures of an embedding."""
+        self.n_scores = int(lib.llama_model_n_cls_out(handle))
+        """Figures of a classifier's answer, where the model has one."""
+        rerank: bytes | None = lib.llama_model_chat_template(handle, b"rerank")
+        self.rerank_template = rerank.decode("utf-8", "replace") if rerank else None
+        """A prompt with `{query}` and `{document}`, where the model wants a pair in a form of its own."""
         template: bytes | None = lib.llama_model_chat_template(handle, None)
         self.chat_template = ChatTemplate(
             template.decode("utf-8", "replace") if template else None, self.vocab.bos_text, self.vocab.eos_text
@@ -81,7 +95,8 @@ class Model:
         With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: only where
         that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`).
 
-        Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded or cannot generate text.
+        Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded, or neither generates nor
+        embeds text.
         """
         parts = header.read_parts(Path(path))
         allowed = _extra_types(parts[0], extra_buffers, n_gpu_layers) if not vocab_only else ()
@@ -101,7 +116,7 @@ class Model:
         if not handle:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
-            _check_generates_text(handle, parts[0])
+            _check_serves_text(handle, parts[0])
             model = cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only, is_mapped=is_mapped)
         except BaseException:
             lib.llama_model_free(handle)
@@ -235,16 +250,26 @@ def _memory_of(handle: int, architecture: str) -> Memory:
     return "sliding-window" if lib.llama_model_n_swa(handle) > 0 else "attention"
 
 
-def _check_generates_text(handle: int, first: Header) -> None:
+def _is_causal(handle: int, first: Header) -> bool:
+    stated = first.metadata.get(f"{first.architecture}.attention.causal")
+    return stated is not False and not lib.llama_model_has_encoder(handle)
+
+
+def _pooling_of(first: Header) -> Pooling:
+    number = first.metadata.get(f"{first.architecture}.pooling_type")
+    return POOLINGS[number] if isinstance(number, int) and 0 <= number < len(POOLINGS) else "none"
+
+
+def _check_serves_text(handle: int, first: Header) -> None:
     path, architecture = first.path, first.architecture
     if lib.llama_vocab_type(lib.llama_model_get_vocab(handle)) == lib.LLAMA_VOCAB_TYPE_NONE:
         raise ModelError(f"{path}: has no tokenizer, so text cannot be turned into tokens")
-    if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
-        raise ModelError(f"{path}: {architecture} is an encoder model; UMA serves models that only decode")
+    if lib.llama_model_has_encoder(handle) and lib.llama_model_has_decoder(handle):
+        raise ModelError(
+            f"{path}: {architecture} is an encoder-decoder model; UMA serves models that decode or encode, not both"
+        )
     if lib.llama_model_is_diffusion(handle):
         raise ModelError(f"{path}: {architecture} is a diffusion model, which does not generate token by token")
-    if first.metadata.get(f"{architecture}.attention.causal") is False:
-        raise ModelError(f"{path}: {architecture} is an embedding model; it does not generate text")
 
 
 def _why_not_loaded(first: Header, mark: int) -> str:

@@ -62,6 +62,12 @@ class Vocab:
         """Ends a text; -1 where the model has none."""
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._handle))
         """Whether `add_special` puts `bos` in front."""
+        self.sep = int(lib.llama_vocab_sep(self._handle))
+        """Separates two texts; -1 where the model has none."""
+        self.adds_eos = bool(lib.llama_vocab_get_add_eos(self._handle))
+        """Whether `add_special` puts `eos` behind."""
+        self.adds_sep = bool(lib.llama_vocab_get_add_sep(self._handle))
+        """Whether a separator belongs between two texts."""
         self._recurses = (
             lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in _ITERATIVE
         )

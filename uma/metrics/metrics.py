@@ -57,6 +57,12 @@ class EngineMetrics:
     """The part of them that was not computed, since it was in the cache."""
     prefill_tokens_total: int = 0
     """Prompt tokens computed, those computed again after a preemption included."""
+    embed_requests_total: int = 0
+    """Requests for embeddings or a ranking that were taken."""
+    embed_texts_total: int = 0
+    """Texts, or pairs of query and document, that were computed."""
+    embed_tokens_total: int = 0
+    """Their tokens."""
     batch_calls_total: int = 0
     last_batch_size: int = 0
     decode_ms_last: float = 0.0

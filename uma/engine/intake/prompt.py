@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -85,13 +85,22 @@ class PromptReader:
         is_quick = self._model.chat_template.is_cheap and not request.tools
         if is_short and (request.messages is None or is_quick):
             return function(request)
+        return await self._in_thread(partial(function, request), chars, request.priority)
+
+    async def prepare_texts(self, function: Callable[[], T], count: int, chars: int, lane: int) -> T:
+        """The same for a function that reads `count` texts of so many characters together."""
+        if chars <= SHORT_PROMPT_CHARS and count <= SHORT_CHAT_MESSAGES:
+            return function()
+        return await self._in_thread(function, chars, lane)
+
+    async def _in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
         size_bytes = 4 * chars
-        self._check_budget(request.priority, size_bytes)
+        self._check_budget(lane, size_bytes)
         self._preparing_bytes += size_bytes
         try:
-            async with self.lanes.slot(request.priority):
+            async with self.lanes.slot(lane):
                 began = now_ms()
-                result = await trio.to_thread.run_sync(function, request, limiter=self._threads)
+                result = await trio.to_thread.run_sync(function, limiter=self._threads)
                 self._bytes_per_ms = size_bytes / max(0.001, now_ms() - began)
                 return result
         finally:
@@ -145,7 +154,13 @@ class PromptReader:
     def _check_bytes(self, request: Request) -> None:
         if _chars(request) * 4 <= self._max_bytes:
             return
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in _texts(request))
+        self.check_bytes_of(list(_texts(request)))
+
+    def check_bytes_of(self, texts: Sequence[str]) -> None:
+        """Raise `PromptTooLarge` for texts that are, together, over `max_prompt_bytes`."""
+        if sum(map(len, texts)) * 4 <= self._max_bytes:
+            return
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > self._max_bytes:
             raise PromptTooLarge(
                 f"prompt too large: {size:,} bytes are over this server's limit of {self._max_bytes:,} "

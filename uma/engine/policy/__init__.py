@@ -4,6 +4,7 @@ No clock, no llama, no I/O: time comes in as an argument, so the decode worker, 
 code. `plan` is the whole of it; the parts it is made of stand in files of their own:
 
 - `cost`   how long a batch will take on this machine, learnt from the ticks that ran
+- `embed`  when texts to embed have their turn, and which request's come first
 - `guard`  when a late stream suspends prefill, with hysteresis
 - `order`  who is prefilled first, who is preempted first
 - `overload` when a request is refused, and when to try again

@@ -8,6 +8,7 @@ from functools import partial
 import attrs
 
 from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
+from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, lead_ms, longest_piece_ms, pace_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
@@ -52,6 +53,8 @@ class Plan:
     """Least time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
     """For how long every reader could go on without another token when the plan was made; 0 without readers."""
+    embed_tokens: int = 0
+    """Tokens of texts to embed, instead of any prefill."""
 
 
 @attrs.frozen
@@ -70,13 +73,14 @@ class Scheduler:
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.cost = CostModel()
+        self.embeds = EmbedTurns(targets)
         self._guard = LatencyGuard()
         self._one_by_one = OneByOne(self.cost)
         self._limited = 0
 
-    def plan(self, state: State, now_ms: float) -> Plan:
-        """The next tick. Empty only if no row can run."""
-        if self._is_everyday(state):
+    def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None) -> Plan:
+        """The next tick. Empty only if no row can run and there is nothing to embed."""
+        if embeds is None and self._is_everyday(state):
             keys = tuple([row.key for row in state.decoding])
             one_by_one = self._one_by_one.choose(len(keys), state.used_cells)
             return Plan(keys, is_everyday=not self._one_by_one.is_trying, is_one_by_one=one_by_one)
@@ -85,7 +89,13 @@ class Scheduler:
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
         gone = {row.key for row in preempted}
         waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
-        piece, prefill = self._choose_prefill(waiting, decode, state, free, now_ms)
+        has_turn = embeds is not None and self.embeds.has_turn(embeds, waiting)
+        nothing: tuple[Piece, tuple[tuple[int, int], ...]] = (NOTHING, ())
+        piece, prefill = nothing if has_turn else self._choose_prefill(waiting, decode, state, free, now_ms)
+        embed_tokens = 0
+        if embeds is not None and not prefill:
+            step_ms = self.cost.decode_ms(len(decode), state.used_cells)
+            embed_tokens = self.embeds.tokens(embeds, decode, step_ms, now_ms)
         return Plan(
             tuple(row.key for row in decode),
             prefill,
@@ -95,6 +105,7 @@ class Scheduler:
             steps=piece.steps,
             pace_ms=piece.pace_ms,
             lead_ms=piece.lead_ms,
+            embed_tokens=embed_tokens,
         )
 
     def _is_everyday(self, state: State) -> bool:

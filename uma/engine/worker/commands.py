@@ -15,7 +15,9 @@ import attrs
 
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.snapshots import Snapshot
+from uma.engine.worker.embedding import EmbedJob
 from uma.engine.worker.sequence import Sequence, Status
+from uma.llama.context import Context
 
 
 @attrs.frozen
@@ -70,11 +72,32 @@ class Listen:
 
 
 @attrs.frozen
+class UseEmbedder:
+    """Compute embeddings in this context from now on."""
+
+    context: Context
+
+
+@attrs.frozen
+class Embed:
+    """Embed a request's texts, beside what is generated."""
+
+    job: EmbedJob
+
+
+@attrs.frozen
+class EndEmbed:
+    """End an embedding request at this tick boundary. One that has ended is ignored."""
+
+    job: EmbedJob
+
+
+@attrs.frozen
 class Stop:
     """End everything, then the thread."""
 
 
-Command = Submit | Cancel | Credit | Preload | CountKnown | Probe | Listen | Stop
+Command = Submit | Cancel | Credit | Preload | CountKnown | Probe | Listen | UseEmbedder | Embed | EndEmbed | Stop
 
 
 class Commands:

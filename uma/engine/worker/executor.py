@@ -40,13 +40,15 @@ class Tick:
     """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
     hold_ms: float = 0.0
     """Maximum time between the first and the last token of a stride."""
+    embed_tokens: int = 0
+    """Tokens of texts to embed after all else."""
     learns: bool = True
     """Whether the cost model observes the decode rows."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to compute."""
-        return not self.decode and not self.prefill
+        return not self.decode and not self.prefill and not self.embed_tokens
 
 
 class Result(NamedTuple):

@@ -22,12 +22,16 @@ from uma.engine.worker.commands import (
     Commands,
     CountKnown,
     Credit,
+    Embed,
+    EndEmbed,
     Listen,
     Preload,
     Probe,
     Stop,
     Submit,
+    UseEmbedder,
 )
+from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output, patience_ms
 from uma.engine.worker.probes import Probes
@@ -84,6 +88,7 @@ class DecodeWorker:
         )
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
         self._probes = Probes(self._runner, metrics)
+        self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
@@ -98,6 +103,7 @@ class DecodeWorker:
         """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
         self.commands.post(Stop())
         self._context.request_abort()
+        self._embedder.abort()
 
     @property
     def active_count(self) -> int:
@@ -125,13 +131,16 @@ class DecodeWorker:
         try:
             self._tick_until_stopped()
             self._residency.end_all(ShuttingDown("the engine is stopping"))
+            self._embedder.end_all(ShuttingDown("the engine is stopping"))
             # Not after a fault: what the cells hold then is not known.
             if self._saves_at_end:
                 self._pool.save_all_cached()
         except BaseException as fault:
             self.has_failed = True
             _log.critical("the decode thread ends: a fault in the engine", exc_info=fault)
-            self._residency.abandon_all(InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})"))
+            error = InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})")
+            self._residency.abandon_all(error)
+            self._embedder.end_all(error)
             raise
         finally:
             self._probes.answer(is_alive=False)
@@ -148,7 +157,7 @@ class DecodeWorker:
             had_work = self._tick()
             if self._probes and not self._residency.is_decoding:
                 self._probes.run()
-            if had_work and self._residency.all:
+            if had_work and (self._residency.all or self._embedder):
                 continue
             # Also where the last sequence has ended and others are on their way: the first of a burst waits for it.
             self._outbox.flush()
@@ -164,6 +173,9 @@ class DecodeWorker:
             for result in results:
                 self._give(result)
             self._outbox.flush_due(self._runner.began_ms)
+        if tick.embed_tokens:
+            self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
+            self._embedder.run(tick.embed_tokens)
         computing_ms = self._metrics.decode_ms.sum - computing_ms
         self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
         return True
@@ -201,6 +213,7 @@ class DecodeWorker:
             is_one_by_one=plan.is_one_by_one,
             learns=is_due or not plan.is_everyday,
             steps=plan.steps,
+            embed_tokens=plan.embed_tokens,
         )
         self._output.pace_ms = plan.pace_ms
         if plan.pace_ms:
@@ -213,6 +226,8 @@ class DecodeWorker:
     def _is_steady(self, tick: Tick) -> bool:
         """Whether re-planning would give the same tick: no sequence came, ended, paused or lacks cells."""
         rows = tick.decode
+        if self._embedder:
+            return False
         if len(rows) != len(self._residency.active) or not self._residency.waiting.is_empty or self._trace.is_on:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
@@ -222,7 +237,7 @@ class DecodeWorker:
         residency = self._residency
         residency.admit(now)
         state = residency.state()
-        plan = self._scheduler.plan(state, now)
+        plan = self._scheduler.plan(state, now, self._embedder.demand())
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms
             self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)
@@ -259,5 +274,11 @@ class DecodeWorker:
                 self._probes.add(answer)
             case Listen(listener):
                 self._pool.listen(listener)
+            case UseEmbedder(context):
+                self._embedder.attach(context)
+            case Embed(job):
+                self._embedder.add(job)
+            case EndEmbed(job):
+                self._embedder.end(job)
             case Stop():
                 self._is_stopping = True

@@ -79,6 +79,10 @@ class ModelRunner:
         """A command has come that waits for the decode thread."""
         return self._commands.is_called
 
+    def threads(self) -> int:
+        """Compute threads in force: fewer than there are cores while other programs use them."""
+        return self._neighbours.before_batch()
+
     def decode(self, sequences: list[Sequence], stride: Stride) -> tuple[int, list[Step]]:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
@@ -171,6 +175,8 @@ class ModelRunner:
         self._batch.add_decode((max(self._context.model.vocab.bos, 0),), (0,), (seq_id,))
         code, _ = self._compute([])
         self._pool.give_back_id(seq_id)
+        if not self._context.model.is_causal:
+            return code == DONE
         return code == DONE and bool(self._context.logits(1).argmax() >= 0)
 
     def _extend(self, work: Work, tokens: int) -> tuple[int, float, dict[Sequence, int]]:
@@ -237,7 +243,7 @@ class ModelRunner:
     def _compute(self, sampled: list[Sequence]) -> tuple[int, float]:
         """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
         self._sampling.prepare(sampled)
-        self._cost.use(self._neighbours.before_batch())
+        self._cost.use(self.threads())
         self.began_ms = now_ms()
         code = self._context.decode(self._batch)
         took_ms = now_ms() - self.began_ms

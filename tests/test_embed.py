@@ -1,0 +1,230 @@
+"""Embeddings and rankings are llama.cpp's own, and computing them takes nothing from what runs beside them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+import trio.testing
+
+from models import write_encoder
+from uma import LLM, RuntimeConfig, open_engine
+from uma.engine import Engine
+from uma.errors import BadRequest, Overloaded, PromptTooLarge
+from uma.llama.model import Model
+from uma.types import EmbedRequest, Finished, Request, SamplingParams
+
+Pooling = Literal["mean", "cls", "last"]
+
+TEXTS = ("a fox", "once upon a time there was a fox who lived in a forest", "b", "the end of it all, he said")
+ONE_BATCH = {"start_target_tokens": 512}
+"""llama.cpp rounds GELU to 16 bits: with an encoder, equal to the fifth digit is what was computed in equal batches."""
+POOLING = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("model") / "encoder.gguf", pooling="cls")
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("model") / "reranker.gguf", pooling="rank")
+
+
+def by_llama_cpp(model: Model, texts: Sequence[Sequence[int]], pooling: str, width: int) -> npt.NDArray[np.float32]:
+    """What llama.cpp pools each text to, computed as its embedding example does it: all texts in one batch."""
+    params = lib.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 1024
+    params.n_outputs_max = 1024
+    params.n_seq_max = len(texts)
+    params.kv_unified = True
+    params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.embeddings = True
+    params.pooling_type = POOLING[pooling]
+    context = lib.llama_init_from_model(model.handle, params)
+    batch = lib.llama_batch_init(1024, 0, 1)
+    try:
+        for seq, tokens in enumerate(texts):
+            for position, token in enumerate(tokens):
+                row = batch.n_tokens
+                batch.token[row], batch.pos[row], batch.logits[row] = token, position, 1
+                batch.n_seq_id[row], batch.seq_id[row][0] = 1, seq
+                batch.n_tokens += 1
+        assert lib.llama_decode(context, batch) == 0
+        pooled = [lib.llama_get_embeddings_seq(context, seq) for seq in range(len(texts))]
+        return np.array([np.ctypeslib.as_array(each, (width,)).copy() for each in pooled])
+    finally:
+        lib.llama_batch_free(batch)
+        lib.llama_free(context)
+
+
+def normalized(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    scaled: npt.NDArray[np.float32] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return scaled
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_a_generative_model_embeds_as_llama_cpp_does(tiny: Path, pooling: Pooling) -> None:
+    with LLM(tiny, n_ctx=1024, pooling=pooling) as llm, Model.load(tiny) as model:
+        rows = llm.embed(TEXTS)
+        expected = by_llama_cpp(model, [llm.tokenize(text) for text in TEXTS], pooling, 64)
+    assert np.allclose(rows, normalized(expected), rtol=0, atol=1e-5)
+
+
+def test_an_encoder_embeds_as_llama_cpp_does(encoder: Path) -> None:
+    with LLM(encoder, **ONE_BATCH) as llm, Model.load(encoder) as model:
+        rows = llm.embed(TEXTS)
+        tokens = [model.vocab.tokenize(text, add_special=True, parse_special=True).tolist() for text in TEXTS]
+        expected = by_llama_cpp(model, tokens, "cls", 64)
+    assert np.allclose(rows, normalized(expected), rtol=0, atol=1e-5)
+
+
+def test_a_reranker_gives_llama_cpps_scores_best_first(reranker: Path) -> None:
+    with LLM(reranker, **ONE_BATCH) as llm, Model.load(reranker) as model:
+        ranked = llm.rerank("where is the fox", TEXTS)
+
+        def plain(text: str) -> list[int]:
+            return list(model.vocab.tokenize(text, add_special=False, parse_special=False).tolist())
+
+        # What llama-server makes of a pair for a vocabulary that adds [CLS] and [SEP], and no end of text.
+        begin, between = model.vocab.bos, model.vocab.sep
+        pairs = [[begin, *plain("where is the fox"), between, *plain(text)] for text in TEXTS]
+        expected = by_llama_cpp(model, pairs, "rank", 1)[:, 0]
+        best = llm.rerank("where is the fox", TEXTS, top_n=2)
+    assert [each.index for each in ranked] == list(np.argsort(-expected))
+    assert np.allclose([each.score for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-5)
+    assert len(set(expected.tolist())) == len(TEXTS)
+    assert [each.index for each in best] == [each.index for each in ranked[:2]]
+
+
+def test_the_shape_of_an_embedding_is_as_asked(tiny: Path) -> None:
+    with LLM(tiny, n_ctx=1024) as llm:
+        whole, plain = llm.embed(TEXTS), llm.embed(TEXTS, normalize=False)
+        cut = llm.embed(TEXTS, dimensions=16)
+        assert llm.embed("a fox").shape == (1, 64)
+        with pytest.raises(BadRequest, match=r"^dimensions: 65 is over the 64"):
+            llm.embed(TEXTS, dimensions=65)
+    assert np.allclose(whole, normalized(plain), atol=1e-6)
+    assert np.allclose(cut, normalized(plain[:, :16]), atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_a_long_text_is_read_in_pieces_with_the_result_of_the_whole(tiny: Path, pooling: Pooling) -> None:
+    tokens = [index * 7 % 200 for index in range(700)]
+    with Model.load(tiny) as model:
+        expected = by_llama_cpp(model, [tokens], pooling, 64)
+
+    async def main() -> array[float]:
+        async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024, pooling=pooling, n_ubatch=128)) as engine:
+            answer = await engine.embed(EmbedRequest("long", token_ids=[tokens, tokens[:20]]))
+            assert answer.prompt_tokens == (700, 20)
+            return answer.vectors[0]
+
+    assert np.allclose(np.array(trio.run(main)), normalized(expected)[0], rtol=0, atol=1e-5)
+
+
+def test_a_text_longer_than_the_context_is_an_error_that_names_it(encoder: Path) -> None:
+    with LLM(encoder) as llm:
+        with pytest.raises(PromptTooLarge, match=r"^texts\[1\]: prompt too large: 202 tokens do not fit .* 128 tokens"):
+            llm.embed(["short", "long" * 50])
+        assert llm.embed(["short"]).shape == (1, 64)
+
+
+def test_an_encoder_starts_and_refuses_to_generate(encoder: Path) -> None:
+    with LLM(encoder) as llm:
+        with pytest.warns(UserWarning, match="failed"):
+            (output,) = llm.generate("a fox")
+        assert isinstance(output.error, BadRequest)
+        assert "embeds text and does not generate" in str(output.error)
+        with pytest.raises(BadRequest, match="no classifier to rank documents with"):
+            llm.rerank("query", ["document"])
+
+
+def test_a_reranker_gives_no_embeddings(reranker: Path) -> None:
+    with LLM(reranker) as llm, pytest.raises(BadRequest, match="ask it to rerank"):
+        llm.embed(["a fox"])
+
+
+async def story(engine: Engine, name: str) -> str:
+    request = Request(
+        name, prompt="Once upon a time", sampling=SamplingParams(max_tokens=60, ignore_eos=True), stream=False
+    )
+    async with engine.generate(request) as stream:
+        async for event in stream:
+            if isinstance(event, Finished):
+                return event.text or ""
+    raise AssertionError
+
+
+async def test_a_stream_beside_embeddings_loses_nothing(tiny: Path) -> None:
+    texts = [f"text number {index} of many" for index in range(200)]
+    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024)) as engine:
+        alone, vectors = await story(engine, "alone"), (await engine.embed(EmbedRequest("alone", texts=texts))).vectors
+        told: list[str] = []
+        answers = []
+        async with trio.open_nursery() as nursery:
+
+            async def tell(name: str) -> None:
+                told.append(await story(engine, name))
+
+            async def embed() -> None:
+                answers.append(await engine.embed(EmbedRequest("beside", texts=texts)))
+
+            nursery.start_soon(embed)
+            for index in range(3):
+                nursery.start_soon(tell, f"beside-{index}")
+        assert told == [alone] * 3
+        assert np.allclose(np.array(answers[0].vectors), np.array(vectors), atol=1e-5)
+
+
+async def test_a_small_request_overtakes_a_large_one_and_a_cancelled_one_leaves_nothing(tiny: Path) -> None:
+    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024)) as engine:
+        large = EmbedRequest("large", texts=[f"{index} " * 30 for index in range(1000)])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.embed, large)
+            while engine.snapshot()["embed_texts_total"] == 0:
+                await trio.lowlevel.checkpoint()
+            await engine.embed(EmbedRequest("small", texts=["a fox"]))
+            assert engine.snapshot()["embed_texts_total"] < 1000
+            nursery.cancel_scope.cancel()
+        await engine.embed(EmbedRequest("after", texts=["a fox"]))
+        before = engine.snapshot()["embed_tokens_total"]
+        await engine.embed(EmbedRequest("after", texts=["a fox"]))
+        assert engine.snapshot()["embed_tokens_total"] - before == 6
+
+
+async def test_requests_over_the_queues_bound_are_refused_as_overload(tiny: Path) -> None:
+    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024, max_queue=2)) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(2):
+                nursery.start_soon(engine.embed, EmbedRequest(str(index), texts=["a fox " * 10] * 1000))
+            while engine.snapshot()["embed_requests_total"] < 2:
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(Overloaded, match="max_queue is 2") as refusal:
+                await engine.embed(EmbedRequest("third", texts=["a fox"]))
+            nursery.cancel_scope.cancel()
+        assert refusal.value.retry_after_ms
+
+
+async def test_an_engine_that_drains_waits_for_embeddings(tiny: Path) -> None:
+    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024)) as engine, trio.open_nursery() as nursery:
+        answers: list[int] = []
+
+        async def embed() -> None:
+            answers.append(len((await engine.embed(EmbedRequest("many", texts=["a fox"] * 100))).vectors))
+
+        nursery.start_soon(embed)
+        while engine.snapshot()["embed_requests_total"] == 0:
+            await trio.lowlevel.checkpoint()
+        engine.begin_drain()
+        await engine.drained()
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == [100]

@@ -1,0 +1,160 @@
+"""Embeddings and rankings as Trio sees them: requests are checked and tokenized, go to the decode thread as jobs, and
+are answered whole. The context that computes them is made with the first request, in a thread of its own, so that a
+model that only generates pays nothing. Belongs to the Trio thread that opened the engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.engine.intake.prompt import LANE_SHARE, PromptReader
+from uma.engine.intake.texts import TextReader
+from uma.engine.policy.overload import full_queue_retry_ms
+from uma.engine.worker.commands import Commands, Embed, EndEmbed, UseEmbedder
+from uma.engine.worker.embedding import EmbedJob
+from uma.errors import BadRequest, Overloaded
+from uma.llama.context import Context
+from uma.metrics import EngineMetrics
+from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
+
+MAX_OPEN_BYTES = 64 * 2**20
+"""Maximum size of the embeddings that requests wait for, all together: further requests are refused as overload."""
+
+
+class EmbedService:
+    """Takes requests for embeddings and rankings. `on_idle` is called where the last one has ended."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        context: Context,
+        prompts: PromptReader,
+        commands: Commands,
+        metrics: EngineMetrics,
+        on_idle: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._model = context.model
+        self._commands = commands
+        self._metrics = metrics
+        self._on_idle = on_idle
+        self._texts = TextReader(context.model, prompts)
+        self._trio_token = trio.lowlevel.current_trio_token()
+        self._pooling = sizing.pooling(context.model, config)
+        self._max_request_tokens = sizing.max_request_tokens(context)
+        self._lock = trio.Lock()
+        self._context: Context | None = None
+        self._own_context: Context | None = None
+        """The one that was made here, to be closed."""
+        if not context.model.is_causal:
+            self._use(context)
+        self._next_key = 1
+        self._open: dict[EmbedJob, int] = {}
+        """Jobs that have not ended, each with the bytes of its answer."""
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Free the context, once the decode thread has ended."""
+        if self._own_context is not None:
+            self._own_context.close()
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `types.Source.embed`."""
+        width = self._model.n_embedding
+        if self._pooling == "rank":
+            raise BadRequest("texts: this model ranks documents and gives no embeddings; ask it to rerank")
+        if request.dimensions is not None and request.dimensions > width:
+            raise BadRequest(
+                f"dimensions: {request.dimensions:,} is over the {width:,} that this model's embeddings have"
+            )
+        count = len(request.texts or request.token_ids or ())
+        self._check_load(count * width * 4, request.priority)
+        longest = sizing.max_text_tokens(await self._ready())
+        if request.texts is not None:
+            texts = await self._texts.read(request.texts, longest, lane=request.priority)
+        else:
+            texts = self._texts.check_ids(request.token_ids or (), longest)
+        job = await self._run(
+            texts, count * width * 4, request.priority, dimensions=request.dimensions, normalize=request.normalize
+        )
+        return Embeddings(request.id, tuple(job.vectors), tuple(map(len, texts)))
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `types.Source.rerank`."""
+        if self._pooling != "rank":
+            raise BadRequest("query: this model has no classifier to rank documents with; load a reranker")
+        self._check_load(0, request.priority)
+        longest = sizing.max_text_tokens(await self._ready())
+        pairs = await self._texts.read_pairs(request.query, request.documents, longest, lane=request.priority)
+        job = await self._run(pairs, len(pairs) * 4, request.priority, dimensions=1, normalize=False)
+        scores = [vector[0] for vector in job.vectors]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+        return Ranking(request.id, tuple(Ranked(index, scores[index]) for index in order), sum(map(len, pairs)))
+
+    async def _run(
+        self, texts: list[array[int]], size_bytes: int, lane: int, *, dimensions: int | None, normalize: bool
+    ) -> EmbedJob:
+        """Have the decode thread compute a job. Leaving early gives it up: the batch that runs is its last."""
+        self._check_load(size_bytes, lane)  # others came meanwhile
+        done = trio.Event()
+        key, self._next_key = self._next_key, self._next_key + 1
+        job = EmbedJob(
+            key,
+            lane,
+            texts,
+            lambda: self._trio_token.run_sync_soon(done.set),
+            dimensions=dimensions,
+            normalize=normalize,
+        )
+        self._open[job] = size_bytes
+        self._metrics.embed_requests_total += 1
+        self._commands.post(Embed(job))
+        try:
+            await done.wait()
+        finally:
+            del self._open[job]
+            if not done.is_set():
+                self._commands.post(EndEmbed(job))
+            if not self._open:
+                self._on_idle()
+        if job.error is not None:
+            raise job.error
+        return job
+
+    def _check_load(self, size_bytes: int, lane: int) -> None:
+        waiting, limit = len(self._open), self._config.max_queue
+        if waiting >= (limit if lane >= 0 else 2 * limit):
+            retry_ms = full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, 1)
+            raise Overloaded(
+                f"the queue is full: {waiting:,} requests wait for embeddings (max_queue is {limit:,})",
+                retry_after_ms=retry_ms,
+            )
+        held_bytes = sum(self._open.values())
+        # One request alone is always taken: its own size has limits of its own.
+        if held_bytes and held_bytes + size_bytes > LANE_SHARE[lane] * MAX_OPEN_BYTES:
+            raise Overloaded(
+                f"too many embeddings are being computed: requests wait for {held_bytes:,} bytes of them",
+                retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, 1),
+            )
+
+    async def _ready(self) -> Context:
+        """The context, made if need be: not on the decode thread, where streams would wait for it."""
+        async with self._lock:
+            if self._context is None:
+                params = sizing.embed_params(self._model, self._config, self._max_request_tokens)
+                self._own_context = await trio.to_thread.run_sync(Context, self._model, params)
+                self._use(self._own_context)
+            assert self._context is not None
+            return self._context
+
+    def _use(self, context: Context) -> None:
+        self._context = context
+        self._commands.post(UseEmbedder(context))

@@ -1,0 +1,99 @@
+"""From texts to embed, or pairs to rank, to tokens. Belongs to the Trio thread."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from uma.engine.intake.prompt import PromptReader
+from uma.errors import BadRequest, PromptTooLarge
+from uma.llama.model import Model
+
+
+class TextReader:
+    """Prepares texts for one model, in the lanes and threads, and within the bounds, of its prompts."""
+
+    def __init__(self, model: Model, prompts: PromptReader) -> None:
+        self._model = model
+        self._prompts = prompts
+
+    async def read(self, texts: Sequence[str], max_tokens: int, *, lane: int) -> list[array[int]]:
+        """Each text's tokens, with what the model wants around them. Spellings of special tokens are these tokens.
+
+        Raises `PromptTooLarge` for a text of more than `max_tokens`, `BadRequest` for one of none, and `Overloaded`.
+        """
+        self._prompts.check_bytes_of(texts)
+
+        def tokenize(index: int) -> array[int]:
+            _check_bound(self._model, texts[index], max_tokens, f"texts[{index}]")
+            return _checked(self._tokens(texts[index]), max_tokens, f"texts[{index}]")
+
+        return await self._prepare(tokenize, len(texts), sum(map(len, texts)), lane)
+
+    def check_ids(self, lists: Sequence[Sequence[int]], max_tokens: int) -> list[array[int]]:
+        """Texts that came as tokens. Raises what `read` does."""
+        limit = self._model.vocab.n_tokens
+        for index, each in enumerate(lists):
+            if max(each) >= limit:
+                raise BadRequest(f"token_ids[{index}]: {max(each)} is not in the vocabulary of {limit:,} tokens")
+        return [_checked(array("i", each), max_tokens, f"token_ids[{index}]") for index, each in enumerate(lists)]
+
+    async def read_pairs(self, query: str, documents: Sequence[str], max_tokens: int, *, lane: int) -> list[array[int]]:
+        """The query with each document, in the form that the model ranks. Raises what `read` does."""
+        self._prompts.check_bytes_of([query, *documents])
+        form = self._model.rerank_template
+
+        def tokenize(index: int) -> array[int]:
+            document = documents[index]
+            _check_bound(self._model, document, max_tokens, f"documents[{index}]")
+            if form is None:
+                tokens = self._pair(query, document)
+            else:
+                tokens = self._tokens(form.replace("{query}", query).replace("{document}", document), special=False)
+            return _checked(tokens, max_tokens, f"documents[{index}]")
+
+        chars = sum(map(len, documents)) + len(query) * len(documents)
+        return await self._prepare(tokenize, len(documents), chars, lane)
+
+    async def _prepare(
+        self, tokenize: Callable[[int], array[int]], count: int, chars: int, lane: int
+    ) -> list[array[int]]:
+        return await self._prompts.prepare_texts(
+            lambda: [tokenize(index) for index in range(count)], count, chars, lane
+        )
+
+    def _tokens(self, text: str, *, special: bool = True, parse_special: bool = True) -> array[int]:
+        ids = self._model.vocab.tokenize(text, add_special=special, parse_special=parse_special)
+        return array("i", ids.tolist())
+
+    def _pair(self, query: str, document: str) -> array[int]:
+        """Query and document between the model's marks, as llama.cpp's server puts them."""
+        vocab = self._model.vocab
+        end = vocab.eos if vocab.eos >= 0 else vocab.sep
+        ends = [end] if vocab.adds_eos else []
+        begins = [vocab.bos] if vocab.adds_bos else []
+        between = [vocab.sep] if vocab.adds_sep else []
+        first, second = (self._tokens(text, special=False, parse_special=False) for text in (query, document))
+        return array("i", [*begins, *first, *ends, *between, *second, *ends])
+
+
+def _check_bound(model: Model, text: str, max_tokens: int, where: str) -> None:
+    """Refuse, without tokenizing it, a text that cannot have few enough tokens."""
+    least = model.vocab.least_tokens(text) if len(text) > max_tokens else 0
+    if least > max_tokens:
+        raise _too_large(where, f"{len(text):,} characters, {least:,} tokens at least,", max_tokens)
+
+
+def _checked(tokens: array[int], max_tokens: int, where: str) -> array[int]:
+    if not tokens:
+        raise BadRequest(f"{where}: gives no token at all, so there is nothing to compute")
+    if len(tokens) > max_tokens:
+        raise _too_large(where, f"{len(tokens):,} tokens", max_tokens)
+    return tokens
+
+
+def _too_large(where: str, size: str, max_tokens: int) -> PromptTooLarge:
+    return PromptTooLarge(
+        f"{where}: prompt too large: {size} do not fit the context of {max_tokens:,} tokens for texts, and "
+        "none is cut; split the text, and embed its parts"
+    )

@@ -1,0 +1,119 @@
+"""Embedding work beside generation: how much of it a tick computes, and which request's text comes next.
+
+Embedding takes turns with the reading of prompts, within the same budget of time, so a stream's gap is no longer with a
+thousand texts waiting than with a long prompt. Among themselves, requests share the batches by start-time fair queueing
+(Goyal, Vin, Cheng 1996): each has a virtual clock that its tokens move on, and the one furthest behind is served next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from uma.engine.policy.cost import SIZES, CostModel
+from uma.engine.policy.guard import LatencyGuard
+from uma.engine.policy.state import Row, Targets
+
+LEAST_SHARE = 0.5
+"""Of a decode step, the time for texts after it where streams cannot have their targets anyway."""
+TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
+"""Share of turns that embedding has beside prompts, where its lane is higher than theirs, the same, lower."""
+WEIGHTS = {1: 16.0, 0: 4.0, -1: 1.0}
+"""Tokens of a lane's request that count as much as one of a background request's."""
+TRY_LARGER_EVERY = 16
+"""One in so many batches that the budget limits tries a larger one that promises more."""
+
+
+@attrs.frozen
+class EmbedDemand:
+    """The texts that wait to be embedded, as the policy sees them."""
+
+    tokens: int
+    """Tokens that one batch can hold of them."""
+    least_tokens: int
+    """Fewest tokens that can be computed: a whole text, where the model cannot read one in pieces."""
+    lane: int
+    """The highest of their lanes."""
+    position: float
+    """Cells in use, which a batch attends over."""
+
+
+class EmbedTurns:
+    """Says when embedding has its turn and how many tokens of it. It learns in `cost`."""
+
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+        self.cost = CostModel()
+        self._guard = LatencyGuard()
+        self._credit = 0.0
+        self._limited = 0
+
+    def has_turn(self, demand: EmbedDemand, waiting: Sequence[Row]) -> bool:
+        """Whether this tick embeds, and leaves the prompts of `waiting` to the next."""
+        if not waiting:
+            return True
+        lane = max(row.lane for row in waiting)
+        self._credit += TURNS[(demand.lane > lane) - (demand.lane < lane)]
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+    def tokens(self, demand: EmbedDemand, decode: Iterable[Row], step_ms: float, now_ms: float) -> int:
+        """Tokens of one batch, after a decode step of `step_ms`; 0 where a stream is late."""
+        rows = [row for row in decode if row.lane >= 0]
+        if not self._guard.allows_prefill(rows, now_ms, step_ms):
+            return 0
+        least = max(demand.least_tokens, min(SIZES[0], demand.tokens))
+        if not self.cost.knows_prefill:
+            return max(least, min(self._targets.start_chunk_tokens, demand.tokens))
+        target_ms = min(self._targets.tick_budget_ms, min((row.target_tbt_ms for row in rows), default=math.inf))
+        return max(least, self._within(max(target_ms - step_ms, LEAST_SHARE * step_ms), demand))
+
+    def _within(self, longest_ms: float, demand: EmbedDemand) -> int:
+        def position(_tokens: int) -> float:
+            return demand.position
+
+        chunk = self.cost.best_chunk(longest_ms, position, demand.tokens)
+        if chunk < demand.tokens:
+            self._limited += 1
+            if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
+                return self.cost.worth_trying(chunk, longest_ms, position, demand.tokens)
+        return chunk
+
+
+class FairQueue:
+    """Requests, by their own keys, in the order in which they are served: the one furthest behind first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._weights: dict[int, float] = {}
+        self._clock = 0.0
+
+    def add(self, key: int, lane: int) -> None:
+        """A request that comes now starts level with those that are served now: it neither waits for what they had
+        before, nor catches up on it.
+        """
+        self._weights[key] = WEIGHTS[lane]
+        heapq.heappush(self._heap, (self._clock, key))
+
+    def discard(self, key: int) -> None:
+        """Forget a request."""
+        self._weights.pop(key, None)
+
+    def take(self) -> tuple[float, int] | None:
+        """The next request and its clock, out of the queue until `put`; None where none is left."""
+        while self._heap:
+            at, key = heapq.heappop(self._heap)
+            if key in self._weights:
+                self._clock = max(self._clock, at)
+                return at, key
+        return None
+
+    def put(self, at: float, key: int, tokens: int) -> None:
+        """Back into the queue, served so many tokens."""
+        if key in self._weights:
+            heapq.heappush(self._heap, (at + tokens / self._weights[key], key))
