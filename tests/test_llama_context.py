@@ -195,6 +195,22 @@ def test_a_sequence_saved_and_restored_goes_on_as_if_nothing_had_been(model: Mod
         assert same(prefill(another, [3], first_pos=50), alone(model, [*tokens, 3]))
 
 
+@pytest.mark.parametrize("seq", [0, 2, 4])
+def test_a_sequence_goes_on_in_another_layout_and_back(llama: Model, seq: int) -> None:
+    tokens = tokens_for(0, 50)
+    expected = alone(llama, [*tokens, 3])
+    with Context(llama, ContextParams(n_ctx=1_280, n_seq_max=5)) as context:
+        prefill(context, tokens, seq)
+        for n_seq_max, kv_unified in ((5, False), (3, False), (7, True)):
+            saved = context.state_get(seq)
+            seq = (seq + 1) % n_seq_max
+            context.remake(ContextParams(n_ctx=256 * n_seq_max, n_seq_max=n_seq_max, kv_unified=kv_unified))
+            assert context.seq_pos_max(seq) == -1
+            assert context.state_set(seq, saved)
+            assert same(prefill(context, [3], seq, first_pos=50), expected)
+            context.seq_rm(seq, 50, -1)
+
+
 def test_a_snapshot_without_room_or_cut_short_is_refused(llama: Model) -> None:
     with Context(llama, ContextParams(n_ctx=256, n_seq_max=2)) as context:
         prefill(context, tokens_for(0, 200))

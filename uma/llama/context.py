@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.errors import ConfigError, ModelError
-from uma.llama import backend
+from uma.llama import backend, state
 from uma.llama.batch import Batch
 from uma.llama.header import quoted
 from uma.llama.log import LOG
@@ -124,24 +124,35 @@ class Context:
         """
         if model.vocab_only:
             raise ValueError(f"{model.path}: was loaded with vocab_only, without what computes")
-        mark = LOG.mark
+        self._abort_flag = ctypes.create_string_buffer(2)
+        self._threads = 0
+        """What `set_threads` was told last."""
+        self.model = model
+        self._handle: int | None = None
+        self._n_vocab = model.vocab.n_tokens
+        self._logits_address = 0
+        self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
+        model.retain()
+        self._holds_model = True
+        try:
+            self._open(params)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, params: ContextParams) -> None:
+        mark, model = LOG.mark, self.model
         struct = params.struct()
         # The C library's `strlen` as abort callback: it finds 0 for an empty string, 1 where a byte is set. Called
         # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
-        self._abort_flag = ctypes.create_string_buffer(2)
         struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
         struct.abort_callback_data = ctypes.addressof(self._abort_flag)
-        self.model = model
-        self.params = params
-        model.retain()
-        self._handle: int | None = lib.llama_init_from_model(model.handle, struct)
+        self._handle = lib.llama_init_from_model(model.handle, struct)
         if not self._handle:
-            model.release()
             cells = params.n_ctx or model.n_ctx_train
             raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")
         self._memory: int | None = lib.llama_get_memory(self._handle)
         if not self._memory and params.pooling == "none":
-            self.close()
             raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")
         self.n_ctx = int(lib.llama_n_ctx(self._handle))
         """KV cells of all sequences together."""
@@ -150,9 +161,25 @@ class Context:
         self.n_batch = int(lib.llama_n_batch(self._handle))
         self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
         self.n_seq_max = int(lib.llama_n_seq_max(self._handle))
-        self._n_vocab = model.vocab.n_tokens
-        self._logits_address = 0
-        self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
+        self.params = params
+
+    def remake(self, params: ContextParams) -> None:
+        """Become a context with other parameters, and forget all sequences.
+
+        The old memory is given up before the new is taken. Where that cannot be had, the context is made again as it
+        was, empty, and the `ModelError` is raised; where not even that is possible it is closed.
+        """
+        before = self.params
+        self._close_handle()
+        try:
+            self._open(params)
+        except ModelError:
+            self._close_handle()
+            self._open(before)
+            raise
+        finally:
+            if self._handle is not None and self._threads:
+                self.set_threads(self._threads)
 
     @property
     def handle(self) -> int:
@@ -163,6 +190,7 @@ class Context:
 
     def set_threads(self, threads: int) -> None:
         """Compute with so many threads from the next batch on, or with as many as `params` name where that is less."""
+        self._threads = threads
         most = self.params.n_threads or threads, self.params.n_threads_batch or threads
         lib.llama_set_n_threads(self.handle, *(max(1, min(threads, each)) for each in most))
 
@@ -253,8 +281,13 @@ class Context:
         return data if written == size else data[:written]
 
     def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
-        """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit."""
+        """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit.
+
+        A context of the same model that has its cells in another layout can have made it, if the memory is attention.
+        """
         self._checked_memory(seq)
+        if self.model.memory == "attention":
+            data = state.for_streams(data, 1 if self.params.kv_unified else self.n_seq_max)
         source = np.frombuffer(data, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
@@ -272,10 +305,17 @@ class Context:
 
     def close(self) -> None:
         """Free the memory. Harmless when repeated. Not while another thread is inside `decode`."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            lib.llama_free(handle)
+        self._close_handle()
+        if self._holds_model:
+            self._holds_model = False
             self.model.release()
+
+    def _close_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        self._logits_address = 0
+        self._logits_views.clear()
+        if handle:
+            lib.llama_free(handle)
 
     def __enter__(self) -> Context:
         return self
