@@ -38,6 +38,7 @@ class FakeContext:
 
     def __init__(self, *, unified: bool) -> None:
         self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16")
+        self.n_ctx_seq = N_CELLS
         self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1)
         self.n_seq_max, self.n_ctx = N_IDS, N_CELLS
         self.held: dict[int, Cells] = {seq_id: [] for seq_id in range(N_IDS)}

@@ -71,7 +71,7 @@ class RuntimeConfig:
     )
     offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
     kv_unified: Toggle = setting(
-        "auto", "one KV buffer for all sequences; off: one each; auto: off where n_ctx has a whole context for each"
+        "auto", "one KV buffer for all sequences; off: one each; auto: as suits those that run"
     )
     swa_full: bool = setting(True, "full-size KV for sliding-window layers")
     flash_attn: Toggle = setting("auto", "flash attention")

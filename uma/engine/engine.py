@@ -101,6 +101,7 @@ class Engine:
             self._metrics,
             self.mailbox.post,
             max_active,
+            layouts=sizing.layouts(context, config),
             saves_at_end=archive is not None,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )

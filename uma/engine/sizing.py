@@ -9,8 +9,19 @@ import math
 import os
 from pathlib import Path
 
+import attrs
+
 from uma.config import RuntimeConfig
 from uma.engine.policy.cost import SIZES
+from uma.engine.policy.layout import (
+    CELL_NS,
+    CHANGE_MS,
+    CHANGE_MS_PER_MIB,
+    MAX_CHANGE_MIB,
+    Layout,
+    LayoutPolicy,
+    split_layouts,
+)
 from uma.errors import ConfigError
 from uma.llama import backend, hugepages
 from uma.llama.context import Context, ContextParams
@@ -115,6 +126,31 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
     if config.pooling != "auto":
         return config.pooling
     return "mean" if model.pooling == "none" else model.pooling
+
+
+def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
+    """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
+    is.
+
+    Where a GPU holds the memory, or so much of it is to be made anew that readers would notice, it stays unified.
+    """
+    pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
+    can_change = config.kv_unified == "auto" and context.params.kv_unified and context.model.memory == "attention"
+    params = context.params
+    mib = context.n_ctx * context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v) / 2**20
+    if not can_change or mib > MAX_CHANGE_MIB or (config.n_gpu_layers != 0 and backend.has_gpu()):
+        return LayoutPolicy(pool, (), 0.0, 0.0)
+    threads = config.threads or backend.core_count()
+    masked_cell_ms = context.model.attention_heads * CELL_NS / 1e6 / threads
+    splits = split_layouts(context.n_ctx, max_active(context, config))
+    return LayoutPolicy(pool, splits, masked_cell_ms, 2 * (CHANGE_MS + CHANGE_MS_PER_MIB * mib))
+
+
+def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
+    """The context whose memory has this layout, where `base` makes the unified one."""
+    if layout.is_unified:
+        return base
+    return attrs.evolve(base, n_ctx=layout.ids * layout.share, n_seq_max=layout.ids, kv_unified=False)
 
 
 def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:

@@ -152,6 +152,11 @@ class Model:
                 digest.update(file.read())
         return digest.hexdigest()
 
+    @property
+    def attention_heads(self) -> int:
+        """Heads that attend, over all layers."""
+        return int(lib.llama_model_n_layer(self.handle)) * max(0, int(lib.llama_model_n_head(self.handle)))
+
     def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
         """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention.
 

@@ -55,21 +55,30 @@ class KvPool:
         events: KvEvents | None = None,
     ) -> None:
         self._context = context
-        self._is_unified = context.params.kv_unified
-        self.in_id_order = not self._is_unified
-        """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
         self._cache_cells = cache_cells
-        self._free_ids = list(range(context.n_seq_max))
         self.shares = shares
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
         self.store = store
-        self.total_cells = context.n_ctx
         self._events = events or KvEvents()
         self.tree = PrefixTree(self, self._events)
         self.someone_decodes = False
         """Kept by the worker: large copies wait while it is set."""
         self._uncopied: set[int] = set()
         """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
+        self.attach()
+
+    def attach(self, *, is_for_now: bool = False) -> None:
+        """Take the context as it is now, which is empty, as is the tree."""
+        context = self._context
+        self._is_unified = context.params.kv_unified
+        self.in_id_order = not self._is_unified
+        """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
+        self._free_ids = list(range(context.n_seq_max))
+        self.total_cells = context.n_ctx
+        self.share = context.n_ctx_seq
+        """Most cells of one sequence."""
+        self.is_for_now = is_for_now
+        """A sequence can outgrow its share: the layout is changed then."""
 
     @property
     def used_cells(self) -> int:
@@ -123,6 +132,7 @@ class KvPool:
         node, length = self.match(tokens)
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
         if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
+            self.store.used(kept[0], now_ms)
             return holding, kept[1]
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
@@ -224,6 +234,25 @@ class KvPool:
         snapshot = Snapshot(tokens, self._context.state_get(holding.seq_id), 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether cells wait for the next batch to be copied: until then there is no state of them."""
+        return bool(self._uncopied)
+
+    def carry_out(self, holding: Holding, now_ms: float) -> Snapshot:
+        """Take a running sequence out of its cells, whatever that is worth: `carry_in` puts it into others."""
+        tokens = holding.tip.whole()
+        snapshot = Snapshot(tokens, self._context.state_get(holding.seq_id) if tokens else b"", used_ms=now_ms)
+        self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=False)
+        return snapshot
+
+    def carry_in(self, snapshot: Snapshot, now_ms: float) -> Holding | None:
+        """The counterpart of `carry_out`; None where there is no space for it."""
+        if snapshot.tokens:
+            return self._restore(snapshot, len(snapshot.tokens), now_ms)
+        seq_id = self._take_id(keep=None)
+        return None if seq_id is None else Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
+
     def save_cached(self) -> bool:
         """For idle times: take a snapshot of one cached sequence that has none; False if there is nothing to do."""
         for seq_id, node in self.tree.cached.items():
@@ -242,6 +271,16 @@ class KvPool:
         for seq_id, node in self.tree.cached.items():
             if self._is_worth_saving(node):
                 self.store.add(self._snapshot_of(seq_id))
+
+    def clear_cells(self) -> None:
+        """Give up all cache in the cells, which are to be made anew. What could be used again becomes a snapshot."""
+        for seq_id, node in self.tree.cached.items():
+            reuses = max(1, node.reuses)
+            if self.store.accepts(node.whole(), node.end, reuses) and self.store.has_place_for(
+                self._context.state_size(seq_id), node.end, reuses, node.used_at
+            ):
+                self.store.add(self._snapshot_of(seq_id))
+        self.drop_cache()
 
     def _is_worth_saving(self, node: Node) -> bool:
         """Whether dropping a cached end would lose more than computing it again costs.
@@ -298,6 +337,8 @@ class KvPool:
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""
         whole = len(snapshot.tokens)
+        if whole > self.share:
+            return None
         if self._uncopied:
             # A state is written at once, but a queued copy only with the next batch, and over it.
             return None
@@ -314,7 +355,6 @@ class KvPool:
         if length < whole:
             self._context.seq_rm(seq_id, length, -1)
         self.extend(holding, snapshot.tokens[:length])
-        self.store.used(snapshot, now_ms)
         return holding
 
     def _take_id(self, keep: Node | None) -> int | None:

@@ -167,32 +167,33 @@ def _kind(size: int) -> int:
 class CostModel:
     """Predicts milliseconds: of decoding from rows and cells in use, of prefill from tokens and where they stand."""
 
-    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_threads")
+    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_used")
 
     def __init__(self) -> None:
         self._rows = _Table(ROWS, is_tiled=False)
         self._chunks = _Table(SIZES, is_tiled=True)
         self._drift = 1.0
-        self._threads = 0
-        self._others: dict[int, tuple[_Table, _Table, float]] = {}
-        """What was learnt with other numbers of compute threads."""
+        self._used = (0, False)
+        """Compute threads, and whether each sequence has a buffer of its own."""
+        self._others: dict[tuple[int, bool], tuple[_Table, _Table, float]] = {}
+        """What was learnt with others."""
 
-    def use(self, threads: int) -> None:
-        """Predict and learn for so many compute threads from now on.
+    def use(self, threads: int, *, is_split: bool = False) -> None:
+        """Predict and learn for so many compute threads from now on, and for this layout of KV memory.
 
-        What was learnt with another number is kept for when that comes back; of a number never seen the model assumes
-        that the work divides evenly.
+        What was learnt with others is kept for when they come back; of a number of threads never seen the model
+        assumes that the work divides evenly, and of a layout that it takes as long.
         """
-        if threads == self._threads:
+        if (threads, is_split) == self._used:
             return
-        before, self._threads = self._threads, threads
-        if not before:
+        before, self._used = self._used, (threads, is_split)
+        if not before[0]:
             return
         self._others[before] = (self._rows, self._chunks, self._drift)
-        if threads in self._others:
-            self._rows, self._chunks, self._drift = self._others.pop(threads)
+        if self._used in self._others:
+            self._rows, self._chunks, self._drift = self._others.pop(self._used)
         else:
-            factor = before / threads
+            factor = before[0] / threads
             self._rows, self._chunks = self._rows.scaled(factor), self._chunks.scaled(factor)
 
     @property

@@ -16,6 +16,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
+from uma.engine.policy.layout import LayoutPolicy
 from uma.engine.worker.commands import (
     Cancel,
     Command,
@@ -35,6 +36,7 @@ from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output, patience_ms
 from uma.engine.worker.probes import Probes
+from uma.engine.worker.relayout import Relayout
 from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sampling import Sampling
@@ -66,6 +68,7 @@ class DecodeWorker:
         deliver: Deliver,
         max_active: int,
         *,
+        layouts: LayoutPolicy,
         saves_at_end: bool,
         trace: Callable[[str], None] | None = None,
     ) -> None:
@@ -89,6 +92,7 @@ class DecodeWorker:
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
+        self._relayout = Relayout(context, pool, scheduler, self._residency, metrics, layouts)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
@@ -230,11 +234,14 @@ class DecodeWorker:
             return False
         if len(rows) != len(self._residency.active) or not self._residency.waiting.is_empty or self._trace.is_on:
             return False
+        if self._residency.has_outgrown:
+            return False
         return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
 
     def _plan(self, now: float) -> Plan:
-        """Admit what can start, ask the policy, and preempt as it says."""
+        """Suit the layout of memory to the sequences, admit what can start, ask the policy, and preempt as it says."""
         residency = self._residency
+        self._relayout.before_plan(self._runner.masked_cells, now)
         residency.admit(now)
         state = residency.state()
         plan = self._scheduler.plan(state, now, self._embedder.demand())

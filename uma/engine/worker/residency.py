@@ -7,10 +7,14 @@ this file and the table in `sequence.py` are the life of a request. Belongs to t
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import KvPool
+from uma.engine.kv.prefix_tree import common_length
+from uma.engine.kv.snapshots import Snapshot
+from uma.engine.policy.layout import Crowd
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
 from uma.engine.policy.state import Row, State
 from uma.engine.worker.output import Output
@@ -53,6 +57,8 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
+        self.has_outgrown = False
+        """A batch had a row that needs more cells than its share, and the layout is to be changed."""
 
     @property
     def is_decoding(self) -> bool:
@@ -120,6 +126,36 @@ class Residency:
         self._vacate(sequence, now)
         self._trace.preempted(sequence)
 
+    def crowd(self) -> Crowd:
+        """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next."""
+        head = self.waiting.head()
+        near = [*self.active.values(), *islice(self.all, self.waiting.max_active), *([head] if head else [])]
+        near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
+        return Crowd.of(
+            [len(each.tokens) for each in near],
+            [each.max_tokens - each.generated for each in near],
+            shared=min((common_length(near[0].tokens, each.tokens) for each in near), default=0),
+            most=self.waiting.max_active,
+        )
+
+    def carry_out(self, now: float) -> list[tuple[Sequence, Snapshot]]:
+        """Take every sequence with a slot out of its cells: `carry_in` has to follow. Their status does not change."""
+        carried: list[tuple[Sequence, Snapshot]] = []
+        for sequence in self.active.values():
+            assert sequence.holding is not None
+            carried.append((sequence, self._pool.carry_out(sequence.holding, now)))
+            sequence.holding = None
+        return carried
+
+    def carry_in(self, carried: list[tuple[Sequence, Snapshot]], now: float) -> None:
+        """The counterpart of `carry_out`. A sequence for which there is no space is queued, and computes all again."""
+        self.has_outgrown = False
+        for sequence, snapshot in carried:
+            sequence.holding = self._pool.carry_in(snapshot, now)
+            if sequence.holding is None:
+                self._metrics.preemptions_total += 1
+                self._queue_again(sequence)
+
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
         self._vacate(sequence, now_ms())
@@ -127,6 +163,9 @@ class Residency:
     def _vacate(self, sequence: Sequence, now: float) -> None:
         assert sequence.holding is not None
         self._pool.release(sequence.holding, now, keep=False)
+        self._queue_again(sequence)
+
+    def _queue_again(self, sequence: Sequence) -> None:
         sequence.holding, sequence.computed = None, 0
         del self.active[sequence.key]
         sequence.change(Change.PREEMPT)

@@ -73,6 +73,8 @@ class ModelRunner:
         """What the last batch of decode rows took: the next takes about as long."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
+        self.masked_cells = 0
+        """Cells of other sequences that decode rows went over in vain, as with unified KV each does."""
 
     @property
     def is_called(self) -> bool:
@@ -125,14 +127,16 @@ class ModelRunner:
 
     def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
         """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
-        size, took_ms = len(sequences), step.took_ms
+        size, took_ms, own_cells = len(sequences), step.took_ms, 0
         self.decode_ms = took_ms
         for sequence in sequences:
             assert sequence.holding is not None
             self._pool.append(sequence.holding, sequence.tokens[-1])
             sequence.computed += 1
+            own_cells += sequence.computed
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
+        self.masked_cells += size * self._pool.used_cells - own_cells
         if learns:
             self._cost.observe_decode(size, self._pool.used_cells, took_ms)
         self._trace.batch("decode", size, size, took_ms, self._pool.used_cells)
@@ -243,7 +247,7 @@ class ModelRunner:
     def _compute(self, sampled: list[Sequence]) -> tuple[int, float]:
         """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
         self._sampling.prepare(sampled)
-        self._cost.use(self.threads())
+        self._cost.use(self.threads(), is_split=self._pool.in_id_order)
         self.began_ms = now_ms()
         code = self._context.decode(self._batch)
         took_ms = now_ms() - self.began_ms

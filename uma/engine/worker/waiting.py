@@ -26,7 +26,8 @@ class WaitingRoom:
 
     def __init__(self, pool: KvPool, max_active: int, cost: CostModel) -> None:
         self._pool = pool
-        self._max_active = max_active
+        self.max_active = max_active
+        """Most sequences that run at once."""
         self._cost = cost
         self._members: dict[int, Sequence] = {}
         self._heap: list[tuple[float, int]] = []
@@ -80,14 +81,16 @@ class WaitingRoom:
 
     def lacks(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[int, int]:
         """The slots and the cells that others have to give up before `sequence` can start."""
-        slots = len(active) + 1 - self._max_active
+        slots = len(active) + 1 - self.max_active
         unread = sum(each.missing for each in active.values())
         reserve = RESERVE_PER_ROW * len(active)
         cells = self._cells_needed(sequence) + unread + reserve - self._pool.free_cells
         return max(0, slots), max(0, cells)
 
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
-        if len(active) >= self._max_active or not self._pool.has_id():
+        if len(active) >= self.max_active or not self._pool.has_id():
+            return False
+        if len(sequence.tokens) > self._pool.share:  # the next tick sees it, and changes the layout
             return False
         needed, free = self._cells_needed(sequence), self._pool.free_cells
         return may_begin(needed, free, sum(each.missing for each in active.values()), len(active))

@@ -1,0 +1,188 @@
+"""KV memory that changes its layout while sequences run: nobody notices but by the clock.
+
+Every output is compared with that of the same request alone, in an engine whose memory is one buffer and stays it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from engine_world import answer, answers, ask, config_for, settled, tokens_for
+
+from models import write_model
+from uma import Request, RuntimeConfig, open_engine
+from uma.engine.kv.events import Run, Tier
+from uma.errors import ModelError
+from uma.llama.context import Context, ContextParams
+from uma.types import Token
+
+SHARE = 256
+MAX_SEQUENCES = 10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that attends, with a context of several shares."""
+    return write_model(tmp_path_factory.mktemp("layout") / "attention.gguf", context_length=2_048)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any crowd that fits a split layout has one with the next plan, and is expected to write little."""
+    monkeypatch.setattr("uma.engine.sizing.CELL_NS", 1e12)
+    monkeypatch.setattr("uma.engine.policy.layout.EXPECTED_TOKENS", 40)
+    monkeypatch.setattr("uma.engine.worker.loop.REPLAN_BATCHES", 4)
+
+
+def config(model: Path, **settings: object) -> RuntimeConfig:
+    sizes = {"n_ctx": (MAX_SEQUENCES + 1) * SHARE, "max_sequences": MAX_SEQUENCES, "kv_unified": "auto"}
+    return config_for(model, **(sizes | settings))
+
+
+async def expected(model: Path, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+    """What each says alone."""
+    found = []
+    for request in requests:
+        async with open_engine(config(model, kv_unified="on", cache_tokens=0, cache_ram_mb=0)) as engine:
+            found.append((await answer(engine, request)).token_ids)
+    return found
+
+
+def crowd(count: int = 9, tokens: int = 50) -> list[Request]:
+    """Short requests, one of them sampled with a memory of what it wrote."""
+    requests = [ask(tokens_for(seed, 20 + 3 * seed), tokens, id=str(seed)) for seed in range(count - 1)]
+    return [*requests, ask(tokens_for(99, 30), tokens, id="s", seed=7, temperature=0.9, repetition_penalty=1.2)]
+
+
+async def test_a_crowd_is_given_buffers_of_its_own_and_says_what_each_says_alone(model: Path) -> None:
+    requests, book = crowd(), Counter[tuple[int, ...]]()
+    async with open_engine(config(model)) as engine:
+        engine.listen_to_kv(Ledger(book))
+        got = await answers(engine, requests)
+        metrics = await settled(engine)
+        assert metrics["kv_layout_changes_total"] == 1
+        assert metrics["preemptions_total"] == 0
+        assert book.total() == metrics["kv_cells_used"], "what listeners were told is not what there is"
+        assert engine.info.capabilities.kv_unified and engine.info.limits.n_ctx == 2_048
+    assert [each.token_ids for each in got] == await expected(model, requests)
+
+
+async def test_a_sequence_that_outgrows_its_share_takes_all_back_to_the_pool(model: Path) -> None:
+    requests = [ask(tokens_for(70, 100), 400, id="long"), *crowd()]
+    async with open_engine(config(model)) as engine:
+        got = await answers(engine, requests)
+        assert engine.snapshot()["kv_layout_changes_total"] == 2, "there, and back"
+        assert engine.snapshot()["preemptions_total"] == 0
+    assert [each.token_ids for each in got] == await expected(model, requests)
+
+
+async def test_a_long_prompt_has_the_pool_at_once_and_streams_go_on(model: Path) -> None:
+    requests, long = crowd(tokens=150), ask(tokens_for(71, 1_200), 10, id="long")
+    async with open_engine(config(model)) as engine:
+        got = {}
+        async with trio.open_nursery() as nursery:
+
+            async def read(request: Request) -> None:
+                got[request.id] = await answer(engine, request)
+
+            async with engine.generate(requests[0]) as stream:
+                for request in requests[1:]:
+                    nursery.start_soon(read, request)
+                async for event in stream:
+                    if isinstance(event, Token) and engine.snapshot()["kv_layout_changes_total"] == 1:
+                        break  # which cancels it, in its buffer
+            nursery.start_soon(read, long)
+        assert engine.snapshot()["kv_layout_changes_total"] >= 2
+    requests = [*requests[1:], long]
+    assert [got[each.id].token_ids for each in requests] == await expected(model, requests)
+
+
+async def test_prefixes_are_shared_in_either_layout_and_across_a_change(model: Path) -> None:
+    common = tokens_for(5, 120)
+    first = [ask((*common, *tokens_for(seed, 10)), 30, id=str(seed)) for seed in range(9)]
+    again = [ask((*common, *tokens_for(seed + 20, 10)), 30, id=str(seed)) for seed in range(9)]
+    long = ask((*common, *tokens_for(60, 400)), 5)
+    async with open_engine(config(model)) as engine:
+        got = await answers(engine, first) + await answers(engine, again)
+        assert engine.snapshot()["kv_layout_changes_total"] == 1
+        got.append(await answer(engine, long))
+        assert engine.snapshot()["kv_layout_changes_total"] == 2
+    cached = sorted(each.finished.usage.cached_tokens for each in got)
+    assert cached[0] == 0 and cached[1] >= 120, "a prefix was computed again"
+    assert [each.token_ids for each in got] == await expected(model, [*first, *again, long])
+
+
+async def test_one_that_was_preempted_continues_in_the_other_layout(model: Path) -> None:
+    """It loses its slot where one buffer serves a long prompt, and its snapshot goes into a buffer of its own."""
+    slow = ask(tokens_for(81, 130), 100, id="slow", priority=-1)
+    requests = [slow, *crowd(MAX_SEQUENCES - 1, 80), ask(tokens_for(71, 800), 5, id="long", priority=1)]
+    got = {}
+    async with open_engine(config(model)) as engine, trio.open_nursery() as nursery:
+
+        async def read(request: Request) -> None:
+            got[request.id] = await answer(engine, request)
+
+        nursery.start_soon(read, slow)
+        while engine.snapshot()["tokens_generated_total"] == 0:
+            await settled(engine)
+        for request in requests[1:-1]:
+            nursery.start_soon(read, request)
+        while engine.snapshot()["kv_layout_changes_total"] == 0 or engine.worker.active_count < MAX_SEQUENCES:
+            await settled(engine)
+        nursery.start_soon(read, requests[-1])
+        while len(got) < len(requests):
+            metrics = await settled(engine)
+    assert metrics["kv_layout_changes_total"] >= 2 and metrics["preemptions_total"] > 0
+    assert metrics["cache_ram_hits"] > 0, "it was computed again"
+    assert [got[each.id].token_ids for each in requests] == await expected(model, requests)
+
+
+async def test_memory_that_cannot_be_had_leaves_the_layout_and_everything_in_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PoorContext(Context):
+        def _open(self, params: ContextParams) -> None:
+            if not params.kv_unified:
+                raise ModelError("no memory")
+            super()._open(params)
+
+    monkeypatch.setattr("uma.engine.open.Context", PoorContext)
+    requests = crowd()
+    async with open_engine(config(model)) as engine:
+        got = await answers(engine, [*requests, ask(tokens_for(71, 1_200), 10, id="long")])
+        assert engine.snapshot()["kv_layout_changes_total"] == 1, "it was tried again and again"
+    assert [each.token_ids for each in got][:-1] == await expected(model, requests)
+
+
+@pytest.mark.parametrize("kv_unified", ["on", "off"])
+async def test_a_layout_that_was_asked_for_stays(model: Path, kv_unified: str) -> None:
+    async with open_engine(config(model, kv_unified=kv_unified)) as engine:
+        await answers(engine, crowd())
+        assert engine.snapshot()["kv_layout_changes_total"] == 0
+
+
+class Ledger:
+    """A listener that counts how often each prefix is held in cells."""
+
+    def __init__(self, held: Counter[tuple[int, ...]]) -> None:
+        self._held = held
+
+    def stored(self, tier: Tier, run: Run) -> None:
+        self._count(tier, run, 1)
+
+    def removed(self, tier: Tier, run: Run) -> None:
+        self._count(tier, run, -1)
+
+    def cleared(self, tier: Tier) -> None:
+        if tier is Tier.CELLS:
+            self._held.clear()
+
+    def _count(self, tier: Tier, run: Run, change: int) -> None:
+        if tier is Tier.CELLS:
+            tokens = tuple(run.tokens())
+            for end in range(run.start + 1, run.end + 1):
+                self._held[tokens[:end]] += change

@@ -1,0 +1,130 @@
+"""Which layout of KV memory serves the sequences at hand: one buffer that all share, or a short one for each.
+
+With one buffer any sequence can be as long as all memory, and a prefix is shared at no cost; but llama.cpp's attention
+goes over every cell in use for every row, and rows of a crowd pay for each other's cells. With a buffer for each they
+pay for their own, as long as they are short. Changing costs a pause, for the memory is made anew. So this is the ski
+rental problem, and it is answered as usual: change once staying has cost as much as changing does there and back, so
+that no more than twice the least possible time is lost, whatever comes. What the sequences at hand will probably lose
+counts as lost: a crowd that comes together is given its buffers before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+LEAST_SEQUENCES = 8
+"""Fewer sequences than this gain little: their batches are short, and most of it is weights."""
+CELL_NS = 3.0
+"""What a cell of another sequence costs a row, in each head of each layer, on one thread. Measured: 3 to 7."""
+CHANGE_MS, CHANGE_MS_PER_MIB = 40.0, 0.65
+"""What a change costs: the context, and its KV memory, which is touched for the first time. Measured."""
+MAX_CHANGE_MIB = 1_024
+"""KV memory that is made anew at most: the pause that comes of it is under a second. More keeps its layout."""
+EXPECTED_TOKENS = 256
+"""Output that a sequence is given space for before it has come; one that goes on further may need a change."""
+
+
+@attrs.frozen
+class Layout:
+    """How KV cells are divided."""
+
+    ids: int
+    """Sequences it can hold, the one of a health probe included."""
+    share: int
+    """Most cells of one sequence."""
+    is_unified: bool = False
+
+
+@attrs.frozen
+class Crowd:
+    """The sequences that have a slot or will soon, as far as their layout depends on them."""
+
+    sequences: int
+    longest: int
+    """Tokens of the longest."""
+    longest_soon: int
+    """The same with `EXPECTED_TOKENS` more, or with all the output that it can have where that is less."""
+    masked_soon: float = 0.0
+    """Cells of others that their rows will go over in vain, if each writes half of that."""
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], most_more: Sequence[int], *, shared: int, most: int) -> Crowd:
+        """A crowd of sequences with so many tokens each, which can have so many more, and `shared` in common.
+
+        Of them `most` can run at once.
+        """
+        more = [min(each, EXPECTED_TOKENS) for each in most_more]
+        size = len(tokens)
+        steps = sum(more) / 2 / max(1, size)
+        cells = sum(tokens) - size * shared + size * steps / 2
+        return cls(
+            min(size, most),
+            max(tokens, default=0),
+            max(map(sum, zip(tokens, more, strict=True)), default=0),
+            max(0, size - 1) * steps * cells,
+        )
+
+
+def split_layouts(n_ctx: int, max_sequences: int) -> tuple[Layout, ...]:
+    """The ways to divide `n_ctx` cells among all sequences, half, and a quarter of them.
+
+    llama.cpp makes shares of multiples of 256 cells. All together are at most a sixteenth more than `n_ctx`.
+    """
+    found = []
+    for sequences in (max_sequences, max_sequences // 2, max_sequences // 4):
+        ids = sequences + 1
+        share = -(-n_ctx // (ids * 256)) * 256
+        if ids * share > n_ctx + n_ctx // 16:
+            share -= 256
+        if share and sequences >= LEAST_SEQUENCES:
+            found.append(Layout(ids, share))
+    return tuple(found)
+
+
+class LayoutPolicy:
+    """Chooses among `pool`, which holds whatever is admitted, and `splits`, those for most sequences first."""
+
+    def __init__(self, pool: Layout, splits: Sequence[Layout], masked_cell_ms: float, change_ms: float) -> None:
+        """`masked_cell_ms`: what the cell of another sequence costs a row; `change_ms`: a change there and back."""
+        self.pool = pool
+        self.current = pool
+        self._splits = tuple(splits)
+        self._masked_cell_ms = masked_cell_ms
+        self._change_ms = change_ms
+        self._masked_before = 0
+        self._lost_ms = 0.0
+        """What staying in the pool has cost since the last change."""
+
+    @property
+    def can_change(self) -> bool:
+        """Whether there is anything to choose."""
+        return bool(self._splits) or not self.current.is_unified
+
+    def choose(self, crowd: Crowd, masked_cells: int) -> Layout:
+        """The layout for the sequences of now. `masked_cells`: those that rows went over in vain since the start."""
+        masked, self._masked_before = masked_cells - self._masked_before, masked_cells
+        if not self.current.is_unified:
+            is_fit = crowd.sequences < self.current.ids and crowd.longest <= self.current.share
+            return self.current if is_fit else self._fitting(crowd) or self.pool
+        wanted = self._fitting(crowd)
+        if wanted is None or crowd.sequences < LEAST_SEQUENCES:
+            return self.pool
+        self._lost_ms += masked * self._masked_cell_ms
+        will_lose_ms = crowd.masked_soon * self._masked_cell_ms
+        return wanted if self._lost_ms + will_lose_ms >= self._change_ms else self.pool
+
+    def changed(self, layout: Layout) -> None:
+        """The memory has this layout now."""
+        self.current = layout
+        self._lost_ms = 0.0
+
+    def give_up(self) -> Layout:
+        """The last choice cannot be had: all that is left is what there was before it, and the pool."""
+        self._splits = ()
+        return self.current
+
+    def _fitting(self, crowd: Crowd) -> Layout | None:
+        fitting = (each for each in self._splits if crowd.sequences < each.ids and crowd.longest_soon <= each.share)
+        return next(fitting, None)
