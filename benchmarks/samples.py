@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import attrs
 import trio
@@ -18,6 +19,8 @@ class Ask:
     """-1 background, 0 normal, 1 interactive; targets without lanes ignore it."""
     target_ttft_ms: float | None = None
     target_tbt_ms: float | None = None
+    json_schema: dict[str, Any] | None = None
+    """What the answer must fit; only UMA and llama-server are asked for it."""
 
 
 @attrs.define(eq=False)

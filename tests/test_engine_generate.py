@@ -226,8 +226,8 @@ async def test_an_empty_prompt_of_a_model_without_bos_is_refused(tmp_path: Path)
 async def test_a_template_that_refuses_the_messages_says_why(tmp_path: Path) -> None:
     path = write_model(tmp_path / "strict.gguf", chat_template="{{ raise_exception('no ' + messages[0].role) }}")
     async with open_engine(config_for(path)) as engine:
-        with pytest.raises(TemplateError, match="no tool"):
-            await answer(engine, Request(id="a", messages=(Message("tool", "x"),)))
+        with pytest.raises(TemplateError, match="no system"):
+            await answer(engine, Request(id="a", messages=(Message("system", "x"),)))
 
 
 async def test_a_long_prompt_is_tokenized_off_the_trio_thread(tiny: Path) -> None:

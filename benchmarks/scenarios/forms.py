@@ -8,14 +8,18 @@ from typing import Any
 
 import trio
 
-from benchmarks.measure import Measures
+from benchmarks.load import burst
+from benchmarks.measure import Measures, throughput
+from benchmarks.samples import Ask
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from benchmarks.targets.base import Target
+from benchmarks.targets.contenders import UMA, contenders, open_contender
 from uma import Request, RuntimeConfig, SamplingParams, open_engine
 from uma.types import Finished, Grammar, Source, Token
 
 STREAMS, PROMPT, GENERATED = 8, 64, 192
 ANSWERS, LONG_PROMPT, ANSWER_TOKENS = 8, 1_024, 16
-ENGINE = "UMA, in process"
+SERVED = f"{STREAMS} streams of a server, JSON schema"
 FIELDS = ("customer_reference", "delivery_address", "ordered_quantity", "payment_reference", "special_instructions")
 
 
@@ -55,6 +59,21 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     )
     async with open_engine(unshared) as engine:
         emit("several answers", "8 requests, nothing shared", await _answers(engine, bench, rng, together=False))
+    for kind in contenders(bench, index):
+        async with open_contender(kind, bench, n_ctx=16_384, slots=STREAMS) as target:
+            emit(SERVED, target.name, await _served(target, bench, rng, index))
+
+
+async def _served(target: Target, bench: Bench, rng: Random, index: int) -> Measures:
+    """Streams of a server under a schema that it has not seen, as its clients get them."""
+    asks = [
+        Ask(bench.model.prompt(rng, PROMPT), bench.pick(GENERATED, 48), json_schema=schema(index))
+        for _ in range(STREAMS)
+    ]
+    samples = await burst(target, asks)
+    if failed := [sample.error for sample in samples if sample.error]:
+        raise RuntimeError(f"{target.name}: {failed[0]}")
+    return throughput(samples)
 
 
 async def _rate(engine: Source, bench: Bench, rng: Random, streams: int, form: dict[str, Any]) -> Measures:
@@ -132,6 +151,14 @@ def checks(summary: Summary) -> list[Check]:
     return [
         Check("8 streams under a JSON schema: tokens/s of free text", ratio("8 streams", "JSON schema"), "≥", 1.0, "x"),
         Check("1 stream under a JSON schema: tokens/s of free text", ratio("1 stream", "JSON schema"), "≥", 1.3, "x"),
+        Check(
+            "8 streams of a server under a JSON schema: tokens/s of llama-server",
+            summary.best(SERVED, UMA, "tokens_per_s", "high")
+            / summary.best(SERVED, "llama-server", "tokens_per_s", "high"),
+            "≥",
+            1.3,
+            "x",
+        ),
         Check("8 streams with logprobs: 5: tokens/s without", ratio("8 streams", "logprobs: 5"), "≥", 0.95, "x"),
         Check(
             "first mask of 100 properties: another stream's worst gap, of that without",
@@ -148,9 +175,9 @@ SCENARIO = Scenario(
     name="forms",
     about=f"{STREAMS} streams and one, {GENERATED} tokens each: free text, a JSON schema with fixed keys, log "
     f"probabilities; a stream beside a schema of 100 properties seen for the first time; {ANSWERS} answers to a prompt "
-    f"of {LONG_PROMPT:,} tokens.",
+    f"of {LONG_PROMPT:,} tokens; {STREAMS} streams of each server under the same schema.",
     columns=("tokens_per_s", "tokens", "batches", "worst_gap_ms", "wall_s"),
     measure=measure,
     checks=checks,
-    round_limit_s=180,
+    round_limit_s=240,
 )

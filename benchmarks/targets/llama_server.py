@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import orjson
@@ -41,17 +42,19 @@ class LlamaServer:
         return self.process.pid
 
     async def ask(self, ask: Ask, sample: Sample) -> None:
-        body = {
+        body: dict[str, Any] = {
             "prompt": list(ask.prompt),
             "n_predict": ask.max_tokens,
             "stream": True,
             "return_tokens": True,
-            "ignore_eos": True,
+            "ignore_eos": ask.json_schema is None,
             "temperature": 0,
             # Greedy needs no more than the likeliest token; its default of 40 would only cost it time.
             "top_k": 1,
             "cache_prompt": True,
         }
+        if ask.json_schema is not None:
+            body["json_schema"] = ask.json_schema
         try:
             async with post(self.port, "/completion", body) as events:
                 async for payload in events:

@@ -20,7 +20,7 @@ from benchmarks.targets.base import Process, free_port, server_process
 from benchmarks.targets.llama_server import LlamaServer
 from uma.client import Client, connect
 from uma.errors import UmaError
-from uma.types import Finished, Request, SamplingParams, Slo, Token
+from uma.types import Finished, Grammar, Request, SamplingParams, Slo, Token
 
 
 @attrs.frozen
@@ -41,7 +41,11 @@ class Uma:
         request = Request(
             id=f"bench-{number}",
             token_ids=ask.prompt,
-            sampling=SamplingParams(max_tokens=ask.max_tokens, ignore_eos=True),
+            sampling=SamplingParams(
+                max_tokens=ask.max_tokens,
+                ignore_eos=ask.json_schema is None,
+                grammar=None if ask.json_schema is None else Grammar(json_schema=ask.json_schema),
+            ),
             priority=cast(Literal[-1, 0, 1], ask.priority),
             slo=Slo(target_ttft_ms=ask.target_ttft_ms, target_tbt_ms=ask.target_tbt_ms),
         )
