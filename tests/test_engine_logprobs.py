@@ -22,7 +22,7 @@ from uma.types import MAX_LOGPROBS, Grammar, Logprobs
 
 Row = npt.NDArray[np.float64]
 logits = st.integers(1, 3 * MAX_LOGPROBS * BLOCK).flatmap(
-    lambda width: arrays(np.float32, (2, width), elements=st.floats(-50, 50, width=32), fill=st.floats(-9, 9, width=32))
+    lambda width: arrays(np.float32, (2, width), elements=st.floats(-90, 90, width=32), fill=st.floats(-9, 9, width=32))
 )
 
 

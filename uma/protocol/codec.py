@@ -34,10 +34,19 @@ from uma.protocol.messages import (
     UnknownEvent,
 )
 from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS, SINCE_1_1, TOKENIZE_FIELDS
-from uma.types import PROMPT_FIELDS, Request, SamplingParams, Token, prompt_problem
+from uma.types import (
+    PROMPT_FIELDS,
+    Logprobs,
+    Request,
+    SamplingParams,
+    Token,
+    TokenLogprob,
+    prompt_problem,
+)
 
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
 _METADATA = hints_of(Request)["metadata"]
+_LOGPROB_FIELDS = tuple(hints_of(TokenLogprob))
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
@@ -257,10 +266,31 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
 def _parse_token(fields: dict[str, Any]) -> TokenEvent:
     id, text, token_id = fields.get("id"), fields.get("text"), fields.get("token_id")
     metadata = fields.get("metadata")
-    is_plain = "index" not in fields and "logprobs" not in fields and (metadata is None or type(metadata) is dict)
-    if is_plain and type(id) is str and type(text) is str and type(token_id) is int:
-        return TokenEvent(id, text, token_id, metadata)
+    index, known = fields.get("index", 0), fields.get("logprobs")
+    is_plain = type(id) is str and type(text) is str and type(token_id) is int and type(index) is int
+    if is_plain and (metadata is None or type(metadata) is dict):
+        if known is None:
+            return TokenEvent(id, text, token_id, metadata, index)
+        if (logprobs := _plain_logprobs(known)) is not None:
+            return TokenEvent(id, text, token_id, metadata, index, logprobs)
     return structure(fields, TokenEvent)  # says what is wrong
+
+
+def _plain_logprobs(value: Any) -> Logprobs | None:
+    """Log probabilities of the form that this side writes itself; None for any other."""
+    try:
+        return Logprobs(_plain_logprob(value["chosen"]), tuple(map(_plain_logprob, value["top"])))
+    except (KeyError, TypeError):
+        return None
+
+
+def _plain_logprob(value: Any) -> TokenLogprob:
+    token_id, text, data, logprob, rank = (value[name] for name in _LOGPROB_FIELDS)
+    if (type(token_id), type(text), type(data), type(logprob), type(rank)) != (int, str, list, float, int):
+        raise TypeError
+    if set(map(type, data)) - {int}:
+        raise TypeError
+    return TokenLogprob(token_id, text, tuple(data), logprob, rank)
 
 
 def _parse_metrics(fields: dict[str, Any]) -> MetricsEvent:

@@ -18,6 +18,8 @@ LEAST = -9999.0
 """What a probability of zero is told as: JSON has no infinity."""
 BLOCK = 64
 """Tokens of which only the highest logit is looked at first: the k likeliest tokens are in k blocks at most."""
+MAX_PLAIN = 60.0
+"""Up to this highest logit, powers of e and their sum stay within 32 bits as they are; beyond it all are shifted."""
 ROWS_AT_ONCE = 8
 """Rows whose powers are added up in one pass: more would not stay in a processor's cache."""
 
@@ -32,7 +34,11 @@ class LogprobReader:
         self._n_vocab = n_vocab
         self._columns = n_vocab // BLOCK
         """Blocks. Block b holds the tokens b, b + columns, b + 2 columns …: its highest is found by whole rows."""
+        self._offsets = self._columns * np.arange(BLOCK)[:, None]
+        self._rest = np.arange(self._columns * BLOCK, n_vocab)
+        """Tokens in no block."""
         self._powers: Floats = np.empty((ROWS_AT_ONCE, n_vocab), np.float32)
+        self._is_over = np.empty(n_vocab, np.bool_)
         self._kept: Floats = np.empty((0, n_vocab), np.float32)
         self._logits: Floats = self._kept
         self._highest: Floats = self._kept
@@ -56,22 +62,30 @@ class LogprobReader:
         highest = self._highest.max(axis=1)
         if whole < self._n_vocab:
             np.maximum(highest, logits[:, whole:].max(axis=1), out=highest)
-        totals = np.empty(len(logits), np.float32)
+        totals, shifts = np.empty(len(logits), np.float32), np.zeros(len(logits), np.float32)
         for start in range(0, len(logits), ROWS_AT_ONCE):
             rows = slice(start, min(start + ROWS_AT_ONCE, len(logits)))
             powers = self._powers[: rows.stop - start]
-            np.subtract(logits[rows], highest[rows, None], out=powers)
-            np.exp(powers, out=powers)
-            powers.sum(axis=1, out=totals[rows])
-        self._log_totals = highest + np.log(totals)
+            if np.abs(highest[rows]).max() < MAX_PLAIN:
+                np.exp(logits[rows], out=powers)
+            else:
+                np.subtract(logits[rows], highest[rows, None], out=powers)
+                np.exp(powers, out=powers)
+                shifts[rows] = highest[rows]
+            # Whole blocks are added up column by column, several at a time.
+            sums = powers[:, :whole].reshape(len(powers), BLOCK, -1).sum(axis=1).sum(axis=1)
+            np.add(sums, powers[:, whole:].sum(axis=1), out=totals[rows])
+        self._log_totals = shifts + np.log(totals)
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
         """Of a token in each of these rows: its log probability, and its rank, 1 for the likeliest."""
         chosen = self._logits[rows, tokens]
-        logits = self._logits if len(rows) == len(self._logits) else self._logits[rows]
-        ranks = np.count_nonzero(logits > chosen[:, None], axis=1) + 1
         told: list[float] = np.maximum(chosen - self._log_totals[rows], LEAST).tolist()
-        return told, ranks.tolist()
+        ranks = []
+        for row, logit in zip(rows, chosen, strict=True):
+            np.greater(self._logits[row], logit, out=self._is_over)
+            ranks.append(int(np.count_nonzero(self._is_over)) + 1)  # without an axis it takes a tenth of the time
+        return told, ranks
 
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """Of each row the likeliest tokens, and their log probabilities, the likeliest first; of equals, the lower
@@ -81,7 +95,7 @@ class LogprobReader:
         if count == 0:
             return [[] for _ in self._logits], [[] for _ in self._logits]
         tokens, logits, is_tied = self._likeliest(count)
-        for row in np.flatnonzero(is_tied):
+        for row in range(len(tokens)) if is_tied else ():
             every = np.flatnonzero(self._logits[row] >= logits[row].min())
             order = np.lexsort((every, -self._logits[row, every]))[:count]
             tokens[row], logits[row] = every[order], self._logits[row, every[order]]
@@ -91,24 +105,27 @@ class LogprobReader:
         values: list[list[float]] = np.maximum(told, LEAST).tolist()
         return ids, values
 
-    def _likeliest(self, count: int) -> tuple[Tokens, Floats, npt.NDArray[np.bool_]]:
-        """Of each row `count` tokens with the highest logits, in any order, and whether others are as likely."""
+    def _likeliest(self, count: int) -> tuple[Tokens, Floats, bool]:
+        """Of each row `count` tokens with the highest logits, in any order, and whether in some row others are as
+        likely.
+        """
         size = len(self._logits)
+        rows = np.arange(size)[:, None]
         if self._columns <= count:
             tokens = np.broadcast_to(np.arange(self._n_vocab), self._logits.shape)
-            logits, is_tied = self._logits, np.zeros(size, np.bool_)
+            logits, is_tied = self._logits, False
         else:
             best = np.argpartition(self._highest, -count, axis=1)[:, -count:]
-            lowest = np.take_along_axis(self._highest, best, 1).min(axis=1)
-            is_tied = np.count_nonzero(self._highest >= lowest[:, None], axis=1) > count
-            inside = (best[:, None, :] + self._columns * np.arange(BLOCK)[:, None]).reshape(size, -1)
-            rest = np.arange(self._columns * BLOCK, self._n_vocab)
-            tokens = np.concatenate([inside, np.broadcast_to(rest, (size, len(rest)))], axis=1)
-            logits = np.take_along_axis(self._logits, tokens, 1)
+            lowest = self._highest[rows, best].min(axis=1)
+            is_tied = np.count_nonzero(self._highest >= lowest[:, None]) > size * count
+            tokens = np.empty((size, count * BLOCK + len(self._rest)), np.intp)
+            np.add(best[:, None, :], self._offsets, out=tokens[:, : count * BLOCK].reshape(size, BLOCK, count))
+            tokens[:, count * BLOCK :] = self._rest
+            logits = self._logits[rows, tokens]
         picked = np.argpartition(logits, -count, axis=1)[:, -count:]
-        found = np.take_along_axis(logits, picked, 1)
-        is_tied |= np.count_nonzero(logits >= found.min(axis=1)[:, None], axis=1) > count
-        return np.take_along_axis(tokens, picked, 1), found, is_tied
+        found = logits[rows, picked]
+        is_tied |= np.count_nonzero(logits >= found.min(axis=1)[:, None]) > size * count
+        return tokens[rows, picked], found, is_tied
 
 
 class Logprober:

@@ -69,10 +69,10 @@ class Sampling:
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
         logits = self._context.logits(len(sequences))
+        is_constrained = any(sequence.is_constrained for sequence in sequences)
         asking = [row for row, sequence in enumerate(sequences) if sequence.wants_logprobs]
-        if asking:
-            self._logprobs.read_some(logits, asking)
-        if any(sequence.is_constrained for sequence in sequences):
+        ends = self._read(logits, asking, copies=is_constrained or len(asking) < len(sequences)) if asking else None
+        if is_constrained:
             self._constrain(logits, sequences)
         likeliest: list[int] = []
         given: list[Given] = []
@@ -104,6 +104,8 @@ class Sampling:
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                 given.append(error)
         if chosen:
+            if ends is not None:
+                logits[:, self._vocab.eog_ids] = ends
             self._tell(chosen, asking, sequences, given)
         return given
 
@@ -111,6 +113,17 @@ class Sampling:
         """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
         self._logprobs.read(self._context.logits(len(tokens)))
         return self._logprobs.told(range(len(tokens)), tokens, [count] * len(tokens))
+
+    def _read(self, logits: Logits, asking: list[int], *, copies: bool) -> Logits | None:
+        """Read the log probabilities of these rows. Where no copy is made, returns the logits of the ends of text: they
+        are all that choosing a token changes then, and are put back before log probabilities are told.
+        """
+        if copies:
+            self._logprobs.read_some(logits, asking)
+            return None
+        self._logprobs.read(logits)
+        ends: Logits = logits[:, self._vocab.eog_ids]
+        return ends
 
     def _constrain(self, logits: Logits, sequences: Rows[Sequence]) -> None:
         """Add logit biases and grammar masks to the rows that have them."""
