@@ -267,8 +267,8 @@ def _parse_token(fields: dict[str, Any]) -> TokenEvent:
     id, text, token_id = fields.get("id"), fields.get("text"), fields.get("token_id")
     metadata = fields.get("metadata")
     index, known = fields.get("index", 0), fields.get("logprobs")
-    is_plain = type(id) is str and type(text) is str and type(token_id) is int and type(index) is int
-    if is_plain and (metadata is None or type(metadata) is dict):
+    is_plain = type(index) is int and (metadata is None or type(metadata) is dict)
+    if is_plain and type(id) is str and type(text) is str and type(token_id) is int:
         if known is None:
             return TokenEvent(id, text, token_id, metadata, index)
         if (logprobs := _plain_logprobs(known)) is not None:

@@ -117,14 +117,14 @@ class LogprobReader:
         else:
             best = np.argpartition(self._highest, -count, axis=1)[:, -count:]
             lowest = self._highest[rows, best].min(axis=1)
-            is_tied = np.count_nonzero(self._highest >= lowest[:, None]) > size * count
+            is_tied = bool(np.count_nonzero(self._highest >= lowest[:, None]) > size * count)
             tokens = np.empty((size, count * BLOCK + len(self._rest)), np.intp)
             np.add(best[:, None, :], self._offsets, out=tokens[:, : count * BLOCK].reshape(size, BLOCK, count))
             tokens[:, count * BLOCK :] = self._rest
             logits = self._logits[rows, tokens]
         picked = np.argpartition(logits, -count, axis=1)[:, -count:]
         found = logits[rows, picked]
-        is_tied |= np.count_nonzero(logits >= found.min(axis=1)[:, None]) > size * count
+        is_tied |= bool(np.count_nonzero(logits >= found.min(axis=1)[:, None]) > size * count)
         return tokens[rows, picked], found, is_tied
 
 
