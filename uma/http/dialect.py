@@ -9,7 +9,7 @@ import attrs
 import orjson
 
 from uma.http.problem import Problem
-from uma.types import Finished, Prompt, Request, Token
+from uma.types import Finished, Prompt, ReasoningDelta, Request, Token, ToolCallDelta
 
 Body = Mapping[str, Any]
 
@@ -44,6 +44,9 @@ class Job(Protocol):
 
     def token(self, index: int, token: Token) -> bytes:
         """A token."""
+
+    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
+        """A piece of thinking or of a tool call, where the request asked for these."""
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """The end of one request."""
@@ -102,6 +105,10 @@ class SseJob:
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
         """See `Job`. Few dialects repeat a prompt."""
+        return b""
+
+    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
+        """See `Job`. Endpoints of plain text ask for neither."""
         return b""
 
     def heartbeat(self, progress: str) -> bytes:

@@ -133,8 +133,9 @@ class _Streamed:
                         self._push(self.job.finished(index, event))
                     elif isinstance(event, Prompt):
                         self._push(self.job.prompt(index, event))
-                    elif isinstance(event, Token):
-                        self._push(self.job.token(index, event))
+                    else:
+                        is_token = isinstance(event, Token)
+                        self._push(self.job.token(index, event) if is_token else self.job.part(index, event))
                         while self._unsent_bytes >= MAX_UNSENT_BYTES:
                             await self._room.park()
         except UmaError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import Length, Range
+from uma.constraints import Length, Range, Text
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
@@ -16,8 +16,19 @@ from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form
 from uma.http.openai import DEFAULTS, StreamOptions, text_of
 from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.tools import Calls, Tools, check_calls, legacy, openai_choice, reasoning, tool_fields, with_names
 from uma.http.usage import finish_reason, numbered, stop_reason
-from uma.types import MAX_ANSWERS, Finished, Message, Request, Temperature, Token
+from uma.types import (
+    MAX_ANSWERS,
+    Answer,
+    Finished,
+    Message,
+    ReasoningDelta,
+    Request,
+    Temperature,
+    Token,
+    ToolCallDelta,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -26,11 +37,18 @@ class ChatMessage:
 
     role: Annotated[str, Length(1, 64)]
     content: Any = None
-    tool_calls: Any = None
+    tool_calls: Calls | None = None
     function_call: Any = None
-    tool_call_id: str | None = None
-    name: str | None = None
+    tool_call_id: Annotated[str, Length(1, 128), Text()] | None = None
+    name: Annotated[str, Length(1, 128), Text()] | None = None
     refusal: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TemplateSwitches:
+    """`chat_template_kwargs`, as vLLM and llama-server have it."""
+
+    enable_thinking: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +64,7 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Range(1)] | None = None
     temperature: Temperature | None = None
     response_format: Any = None
-    tools: Any = None
+    tools: Tools | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
@@ -54,6 +72,8 @@ class ChatBody(Common):
     logprobs: Any = None
     top_logprobs: Any = None
     logit_bias: Any = None
+    reasoning_effort: Any = None
+    chat_template_kwargs: TemplateSwitches | None = None
     modalities: tuple[str, ...] | None = None
     audio: Any = None
 
@@ -71,10 +91,8 @@ async def chat_completions(gateway: Gateway, http: Exchange) -> None:
 
 
 def _refuse(body: ChatBody) -> None:
-    abilities.tools(body.tools)
-    abilities.tools(body.tool_choice, "tool_choice")
-    abilities.tools(body.functions, "functions")
-    abilities.tools(body.function_call, "function_call")
+    legacy(body.functions, "functions")
+    legacy(body.function_call, "function_call")
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
         abilities.media("audio", "modalities")
 
@@ -93,22 +111,36 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         logit_bias=abilities.logit_bias(body.logit_bias, able),
     )
     how = urgency(body, http)
+    messages = [_message(each, f"messages[{index}]") for index, each in enumerate(body.messages)]
+    if any(each.tool_calls for each in messages):
+        check_calls(able, "messages")
+    offered = [each.function.tool for each in body.tools or ()]
     return Request(
         http.id,
-        messages=tuple(_message(each, f"messages[{index}]") for index, each in enumerate(body.messages)),
+        messages=with_names(messages),
         sampling=params,
+        reasoning=reasoning(_thinks(body), "chat_template_kwargs.enable_thinking", able),
+        **tool_fields(offered, openai_choice(body.tool_choice), able, is_parallel=body.parallel_tool_calls),
         stream=bool(body.stream),
         priority=how.priority,
         slo=how.slo,
     )
 
 
+def _thinks(body: ChatBody) -> bool | None:
+    if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
+        return body.chat_template_kwargs.enable_thinking
+    return False if body.reasoning_effort == "none" else None
+
+
 def _message(message: ChatMessage, path: str) -> Message:
-    abilities.tools(message.tool_calls, f"{path}.tool_calls")
-    abilities.tools(message.function_call, f"{path}.function_call")
+    legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
-    return Message(role, text_of(message.content, f"{path}.content"))
+    text = text_of(message.content, f"{path}.content")
+    return Message(
+        role, text, tuple(each.call for each in message.tool_calls or ()), message.tool_call_id, message.name
+    )
 
 
 @attrs.define
@@ -130,6 +162,17 @@ class ChatJob(ChoicesJob):
             return self.chunk([_choice(token.index, {"content": token.text}, logprobs=form)])
         return self.piece(token.index, token.text) if token.text else b""
 
+    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
+        """See `Job`."""
+        if isinstance(part, ReasoningDelta):
+            return self.chunk([_choice(part.index, {"reasoning_content": part.text})])
+        if part.arguments:
+            call: dict[str, Any] = {"index": part.call, "function": {"arguments": part.arguments}}
+        else:
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": part.call, "id": part.call_id, "type": "function", "function": function}
+        return self.chunk([_choice(part.index, {"tool_calls": [call]})])
+
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
         """See `ChoicesJob`."""
         return _choice(place, {} if reason else {"content": text}, reason)
@@ -141,7 +184,7 @@ class ChatJob(ChoicesJob):
             "choices": [
                 {
                     "index": place,
-                    "message": {"role": "assistant", "content": answer.text or "", "refusal": None},
+                    "message": _said(answer),
                     "logprobs": chat_form(answer.logprobs),
                     "finish_reason": finish_reason(answer),
                     **stop_reason(answer),
@@ -150,6 +193,20 @@ class ChatJob(ChoicesJob):
             ],
             **self.account(results),
         }
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    """The message of a whole answer."""
+    said: dict[str, Any] = {"role": "assistant", "content": answer.text or "", "refusal": None}
+    if answer.reasoning:
+        said["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        said["content"] = answer.text or None
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return said
 
 
 def _choice(

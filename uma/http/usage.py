@@ -48,6 +48,8 @@ def answers_of(finished: Finished) -> tuple[Answer, ...]:
             finished.text,
             finished.token_ids,
             finished.logprobs,
+            finished.tool_calls,
+            finished.reasoning,
             stop_string=finished.stop_string,
         ),
     )
@@ -83,8 +85,10 @@ def _over(amount: float, by: float) -> float:
 
 
 def finish_reason(ended: Finished | Answer) -> str:
-    """`stop` or `length`, as OpenAI has it."""
-    return "length" if ended.reason == "length" else "stop"
+    """`stop`, `length` or `tool_calls`, as OpenAI has it."""
+    if ended.reason == "length":
+        return "length"
+    return "tool_calls" if ended.tool_calls else "stop"
 
 
 def stop_reason(ended: Finished | Answer) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class ChatAbilities:
 
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
-        return request.reasoning is not None or _can_call(request)
+        # A grammar of the request's own leaves no place for thinking, and its text is the answer.
+        return _can_call(request) or (request.reasoning is not None and request.sampling.grammar is None)
 
     def parser(self, request: Request, prompt: array[int]) -> Parser:
         """A parser for one answer of a request that `is_parsed`."""
@@ -72,7 +73,7 @@ class ChatAbilities:
             {tool.name for tool in _tools(request)},
             self._thinking,
             splits_thinking=request.reasoning is not None,
-            begins_thinking=request.sampling.grammar is None and self._begins_thinking(prompt),
+            begins_thinking=self._begins_thinking(prompt),
         )
 
     async def constrained(self, request: Request, prompt: array[int]) -> SamplingParams:

@@ -1,0 +1,132 @@
+"""Tools, their calls and results, and thinking: from the dialects' words to UMA's.
+
+OpenAI's and Ollama's bodies describe a tool in the same way; a dialect with another form makes `Function`s of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from uma.constraints import Json, Length, Text, show
+from uma.errors import BadRequest
+from uma.http.problem import Unsupported
+from uma.types import Capabilities, Message, ReasoningMode, Tool, ToolCall
+
+Name = Annotated[str, Length(1, 128), Text()]
+Schema = Annotated[dict[str, Any], Json(le=65_536)]
+
+
+@attrs.frozen(kw_only=True)
+class Function:
+    """A tool's description."""
+
+    name: Name
+    description: Annotated[str, Text()] | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+    """Arguments follow the schema in any case."""
+
+    @property
+    def tool(self) -> Tool:
+        """The same in UMA's words."""
+        return Tool(self.name, self.description or "", self.parameters)
+
+
+@attrs.frozen(kw_only=True)
+class FunctionTool:
+    """An entry of `tools`: `{"type": "function", "function": {…}}`."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+Tools = Annotated[tuple[FunctionTool, ...], Length(0, 128, "tools")]
+
+
+@attrs.frozen(kw_only=True)
+class CalledFunction:
+    """What was called."""
+
+    name: Name
+    arguments: Annotated[str, Text()] = "{}"
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """An entry of a message's `tool_calls`."""
+
+    id: Name
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+    @property
+    def call(self) -> ToolCall:
+        """The same in UMA's words."""
+        return ToolCall(self.id, self.function.name, self.function.arguments or "{}")
+
+
+Calls = Annotated[tuple[Call, ...], Length(0, 128, "calls")]
+
+
+def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_parallel: bool | None) -> dict[str, Any]:
+    """The fields of a `Request` that offers these tools. Raises `Unsupported` where the model's calls are not known."""
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise BadRequest(f"tool_choice: {choice!r}, but there are no tools")
+        return {}
+    wanted = choice if choice in ("auto", "none", "required") else "named"
+    check_calls(able, "tools")
+    if wanted not in able.tools:
+        raise Unsupported(f"tool_choice: this server can do {', '.join(able.tools)}")
+    return {"tools": tuple(tools), "tool_choice": choice, "parallel_tool_calls": is_parallel is not False}
+
+
+def check_calls(able: Capabilities, field: str) -> None:
+    """Raise `Unsupported` where tools, or calls among messages, would be ignored."""
+    if not able.tools:
+        raise Unsupported(f"{field}: the calls of this model cannot be told from its text; leave it out")
+
+
+def openai_choice(value: Any) -> str:
+    """OpenAI's `tool_choice`: a word, or the name of a function that stands flat or in `function`."""
+    if value is None:
+        return "auto"
+    if value in ("auto", "none", "required") and isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict) and value.get("type") == "function":
+        inner = value.get("function", value)
+        name = inner.get("name") if isinstance(inner, dict) else None
+        if isinstance(name, str) and 1 <= len(name) <= 128:
+            return name
+    raise BadRequest(f"tool_choice: expected auto, none, required or a function by name, not {show(value)}")
+
+
+def legacy(value: Any, field: str) -> None:
+    """`functions` and `function_call`, which `tools` have replaced."""
+    if value and value not in ("none", "auto"):
+        raise Unsupported(f"{field}: give tools and tool_choice, which have taken its place")
+
+
+def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The conversation with each result told whose it is, by the calls before it."""
+    names: dict[str, str] = {}
+    told = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool" and message.name is None and message.tool_call_id in names:
+            told.append(attrs.evolve(message, name=names[message.tool_call_id]))
+        else:
+            told.append(message)
+    return tuple(told)
+
+
+def reasoning(wanted: bool | None, field: str, able: Capabilities) -> ReasoningMode | None:
+    """Thinking told apart from the answer, where the model thinks; None: as the model does by itself."""
+    if able.reasoning:
+        return "off" if wanted is False else "auto"
+    if wanted:
+        raise Unsupported(f"{field}: this model's thinking cannot be told from its text; leave it out")
+    return None
