@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import ollama
 import openai
 import pytest
 from http_server import HttpServer, running_http
@@ -95,3 +97,88 @@ def test_what_cannot_be_done_with_tools_is_refused_by_name(
     refused = http_server.ask("POST", "/v1/chat/completions", body)
     assert refused.status == 400
     assert naming in refused.json["error"]["message"]
+
+
+def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) -> None:
+    tool: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
+    given: list[Any] = [{"role": "user", "content": ASKED}]
+    asked: Any = {"model": "builtin", "tools": [tool], "max_output_tokens": 60, "temperature": 0}
+    with openai_client(http_server) as client:
+        first = client.responses.create(**asked, input=given, tool_choice="required", parallel_tool_calls=False)
+        (call,) = first.output
+        assert call.type == "function_call"
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Bern")
+        given += [call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}]
+        assert client.responses.create(**asked, input=given).output_text
+
+
+def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: HttpServer) -> None:
+    tool: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+    with openai_client(thinker) as client:
+        with client.responses.stream(model="script", input=ASKED, tools=[tool], max_output_tokens=200) as stream:
+            kinds = [event.type.removeprefix("response.") for event in stream]
+            final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    assert final.output_text == "Moment."
+    assert [item.arguments for item in final.output if item.type == "function_call"] == [ARGUMENTS]
+    assert [kind for kind in kinds if not kind.endswith("delta")] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}]
+)
+def test_anthropic_s_client_goes_through_a_loop_of_tools(http_server: HttpServer, choice: Any) -> None:
+    tool: Any = {"name": "weather", "description": "Weather.", "input_schema": PARAMETERS}
+    turns: list[Any] = [{"role": "user", "content": ASKED}]
+    asked: Any = {"model": "builtin", "tools": [tool], "max_tokens": 60, "temperature": 0}
+    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0) as claude:
+        first = claude.messages.create(**asked, messages=turns, tool_choice=choice)
+        assert first.stop_reason == "tool_use"
+        (use,) = first.content
+        assert use.type == "tool_use"
+        assert use.input in ({"city": "Oslo"}, {"city": "Bern"})
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "Rain."}]}
+        turns += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+        assert claude.messages.count_tokens(model="builtin", messages=turns, tools=[tool]).input_tokens > 20
+        last = claude.messages.create(**asked, messages=turns)
+    assert [block.type for block in last.content] == ["text"]
+
+
+def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: HttpServer) -> None:
+    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+    asked: Any = {
+        "model": "script",
+        "messages": [{"role": "user", "content": ASKED}],
+        "tools": [tool],
+        "max_tokens": 200,
+    }
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as claude:
+        whole = claude.messages.create(**asked)
+        with claude.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+    for said in (whole, streamed):
+        thought, text, use = said.content
+        assert (thought.type, text.type, use.type) == ("thinking", "text", "tool_use")
+        assert (thought.thinking, text.text, use.input) == ("Which city?", "Moment.", json.loads(ARGUMENTS))
+        assert said.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_ollama_s_client_gets_calls_and_thinking_and_gives_results(thinker: HttpServer, is_streamed: bool) -> None:
+    client = ollama.Client(host=thinker.url)
+    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    said: Any = client.chat(model="script", messages=messages, tools=[FREE], stream=is_streamed, think=True)
+    lines = list(said) if is_streamed else [said]
+    assert "".join(line.message.content or "" for line in lines) == "Moment."
+    assert "".join(line.message.thinking or "" for line in lines) == "Which city?"
+    (called,) = [line.message for line in lines if line.message.tool_calls]
+    assert [each.function.arguments for each in called.tool_calls] == [json.loads(ARGUMENTS)]
+    messages += [called, {"role": "tool", "tool_name": "weather", "content": "Rain."}]
+    assert client.chat(model="script", messages=messages, tools=[FREE]).message.tool_calls
+    assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())

@@ -68,13 +68,6 @@ def _grammar(given: dict[str, Any], field: str, able: Capabilities) -> Grammar:
         raise BadRequest(f"{field}: {error}") from None
 
 
-def tools(value: Any, field: str = "tools") -> None:
-    """`tools`, `functions`, `tool_choice`, tool calls and results among messages. An empty list asks for nothing."""
-    if not value or value in ("none", "auto") or (isinstance(value, dict) and value.get("type") in ("none", "auto")):
-        return
-    raise Unsupported(f"{field}: this server cannot call tools; leave it out")
-
-
 def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:
     """`logprobs: true` with `top_logprobs`."""
     if not isinstance(wanted, bool | None):
@@ -135,13 +128,6 @@ def suffix(value: Any) -> None:
 def media(kind: str, path: str) -> None:
     """An image, a sound, a file: the engine takes text alone."""
     raise Unsupported(f"{path}: {kind} cannot be read; this server takes text alone")
-
-
-def thinking(value: Any, field: str) -> None:
-    """A wish for the model to think, or for how much. Asking it not to is no wish."""
-    if not value or (isinstance(value, dict) and value.get("type") == "disabled"):
-        return
-    raise Unsupported(f"{field}: this server cannot steer a model's thinking; leave it out")
 
 
 def embeddings() -> None:

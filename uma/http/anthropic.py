@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import attrs
 import orjson
 
 from uma.constraints import Length, Range
-from uma.http import abilities
+from uma.http.anthropic_turns import (
+    ChoiceBody,
+    ToolBodies,
+    TurnBody,
+    offered,
+    thinking_wanted,
+    tool_use,
+    turns_of,
+)
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
+from uma.http.tools import reasoning
 from uma.http.usage import warnings
-from uma.types import Finished, Message, Request, SamplerSettings, Token
+from uma.types import Finished, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
 
 DEFAULTS = SamplerSettings(temperature=1.0)
 """As Anthropic's documents have them."""
@@ -48,22 +57,14 @@ ERRORS = AnthropicErrors()
 
 
 @attrs.frozen(kw_only=True)
-class TurnBody:
-    """A message; its content is a string or a list of blocks."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Any = None
-
-
-@attrs.frozen(kw_only=True)
 class Conversation(Common):
     """What both endpoints take."""
 
     messages: Annotated[tuple[TurnBody, ...], Length(1, None, "messages")]
     model: str | None = None
     system: Any = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: ToolBodies | None = None
+    tool_choice: ChoiceBody | None = None
     thinking: Any = None
 
 
@@ -81,7 +82,7 @@ async def messages(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/messages`."""
     body = read(await http.fields(), MessagesBody, http)
     model = gateway.names.check(body.model)
-    turns = _turns(body)
+    prompt = _prompt(gateway, body)
     params = sampling(
         gateway,
         body,
@@ -91,9 +92,7 @@ async def messages(gateway: Gateway, http: Exchange) -> None:
         stop=body.stop_sequences or body.stop,
     )
     how = urgency(body, http)
-    request = Request(
-        http.id, messages=turns, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo
-    )
+    request = Request(http.id, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo, **prompt)
     await gateway.generate(http, MessagesJob([request], bool(body.stream), f"msg_{http.id}", model))
 
 
@@ -101,31 +100,23 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/messages/count_tokens`: the prompt's tokens, as a request with it would use them."""
     body = read(await http.fields(), Conversation, http)
     gateway.names.check(body.model)
-    found = await gateway.source.tokenize(Request(http.id, messages=_turns(body)))
+    found = await gateway.source.tokenize(Request(http.id, **_prompt(gateway, body)))
     await http.answer_json({"input_tokens": len(found.token_ids)})
 
 
-def _turns(body: Conversation) -> tuple[Message, ...]:
-    abilities.tools(body.tools)
-    abilities.tools(body.tool_choice, "tool_choice")
-    abilities.thinking(body.thinking, "thinking")
+def _prompt(gateway: Gateway, body: Conversation) -> dict[str, Any]:
+    """The fields of a `Request` that its prompt is made from."""
+    able = gateway.source.info.capabilities
     if body.messages[-1].role == "assistant":
         last = f"messages[{len(body.messages) - 1}]"
         raise Unsupported(f"{last}: this server cannot continue an assistant's message; end with a user's")
     system = text_of(body.system, "system")
-    turns = [
-        Message(each.role, _content(each.content, f"messages[{n}].content")) for n, each in enumerate(body.messages)
-    ]
-    return (*([Message("system", system)] if system else []), *turns)
-
-
-def _content(content: Any, path: str) -> str:
-    if isinstance(content, list):
-        for index, block in enumerate(content):
-            kind = block.get("type") if isinstance(block, dict) else None
-            if kind in ("tool_use", "tool_result"):
-                abilities.tools(kind, f"{path}[{index}]")
-    return text_of(content, path)
+    turns = turns_of(body.messages, able)
+    return {
+        "messages": (*([Message("system", system)] if system else []), *turns),
+        "reasoning": reasoning(thinking_wanted(body.thinking), "thinking", able),
+        **offered(body.tools or (), body.tool_choice, able),
+    }
 
 
 @attrs.define
@@ -134,6 +125,12 @@ class MessagesJob(SseJob):
 
     id: str
     model: str
+    _block: int = attrs.field(default=-1, init=False)
+    """The number of the content block that is open, or was last."""
+    _open: str = attrs.field(default="", init=False)
+    """What the open block has: the type of its deltas, and for a call its id; empty where none is open."""
+    _opening: bytes = attrs.field(default=b"", init=False)
+    """A delta of the open block up to its text."""
 
     def begin(self) -> bytes:
         """See `Job`. How many tokens the prompt has is told at the end, with the rest of the usage."""
@@ -147,21 +144,48 @@ class MessagesJob(SseJob):
             "stop_sequence": None,
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        start = {"type": "message_start", "message": message}
-        return sse(start, "message_start") + sse(block, "content_block_start")
+        return sse({"type": "message_start", "message": message}, "message_start")
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        return _OPENING + orjson.dumps(token.text) + b"}}\n\n" if token.text else b""
+        if not token.text:
+            return b""
+        return self._entered("text", "text", _TEXT) + self._opening + orjson.dumps(token.text) + b"}}\n\n"
+
+    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
+        """See `Job`. Thinking and each call have a block of their own."""
+        if isinstance(part, ReasoningDelta):
+            entered = self._entered("thinking", "thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            return entered + self._opening + orjson.dumps(part.text) + b"}}\n\n"
+        block = {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
+        entered = self._entered(part.call_id, "partial_json", block)
+        return entered + self._opening + orjson.dumps(part.arguments) + b"}}\n\n" if part.arguments else entered
+
+    def _entered(self, what: str, key: str, block: dict[str, Any]) -> bytes:
+        """Leave the block that is open, and open this one, unless it is open already."""
+        if what == self._open:
+            return b""
+        left, self._open, self._block = self._left(), what, self._block + 1
+        kind = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}[key]
+        self._opening = (
+            f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._block},'
+            f'"delta":{{"type":"{kind}","{key}":'
+        ).encode()
+        start = {"type": "content_block_start", "index": self._block, "content_block": block}
+        return left + sse(start, "content_block_start")
+
+    def _left(self) -> bytes:
+        if not self._open:
+            return b""
+        return sse({"type": "content_block_stop", "index": self._block}, "content_block_stop")
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
         delta = {"stop_reason": _stop_reason(finished), "stop_sequence": finished.stop_string}
-        stop = {"type": "content_block_stop", "index": 0}
+        opened = b"" if self._open else self._entered("text", "text", _TEXT)
         last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **warnings([finished])}
         end = {"type": "message_stop"}
-        return sse(stop, "content_block_stop") + sse(last, "message_delta") + sse(end, "message_stop")
+        return opened + self._left() + sse(last, "message_delta") + sse(end, "message_stop")
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -183,7 +207,7 @@ class MessagesJob(SseJob):
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": [{"type": "text", "text": result.text or ""}],
+            "content": _content(result),
             "stop_reason": _stop_reason(result),
             "stop_sequence": result.stop_string,
             "usage": _usage(result),
@@ -191,15 +215,25 @@ class MessagesJob(SseJob):
         }
 
 
-_OPENING = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
-)
+_TEXT: dict[str, Any] = {"type": "text", "text": ""}
+
+
+def _content(result: Finished) -> list[dict[str, Any]]:
+    """The blocks of a whole answer: one of text where there is nothing else."""
+    blocks: list[dict[str, Any]] = []
+    if result.reasoning:
+        blocks.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
+    if result.text or not result.tool_calls:
+        blocks.append({**_TEXT, "text": result.text or ""})
+    return blocks + [tool_use(call) for call in result.tool_calls]
 
 
 def _stop_reason(result: Finished) -> str:
     if result.stop_string is not None:
         return "stop_sequence"
-    return "max_tokens" if result.reason == "length" else "end_turn"
+    if result.reason == "length":
+        return "max_tokens"
+    return "tool_use" if result.tool_calls else "end_turn"
 
 
 def _usage(result: Finished) -> dict[str, Any]:

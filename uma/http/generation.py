@@ -18,7 +18,7 @@ from uma.http.exchange import Exchange
 from uma.http.problem import Problem
 from uma.net.metering import metered
 from uma.net.wakeup import Wakeup
-from uma.types import Finished, Prompt, Source, Token
+from uma.types import Finished, Prompt, ReasoningDelta, Source, Token, ToolCallDelta
 
 HEARTBEAT_SEC = 2.0
 """A stream that has said nothing for this long says that it is alive: proxies give up after 15 s and more."""
@@ -134,14 +134,16 @@ class _Streamed:
                     elif isinstance(event, Prompt):
                         self._push(self.job.prompt(index, event))
                     else:
-                        is_token = isinstance(event, Token)
-                        self._push(self.job.token(index, event) if is_token else self.job.part(index, event))
+                        self._push(self._said(index, event))
                         while self._unsent_bytes >= MAX_UNSENT_BYTES:
                             await self._room.park()
         except UmaError as error:
             self._failure = self._failure or error
             if siblings is not None:
                 siblings.cancel()
+
+    def _said(self, index: int, event: Token | ReasoningDelta | ToolCallDelta) -> bytes:
+        return self.job.token(index, event) if isinstance(event, Token) else self.job.part(index, event)
 
     def _take(self, index: int, token: Token) -> bool:
         if self._unsent_bytes >= MAX_UNSENT_BYTES:

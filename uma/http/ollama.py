@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import attrs
 
-from uma.constraints import Length, Range
+from uma.constraints import Json, Length, Range
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import NDJSON, Body, dumps
@@ -17,18 +18,22 @@ from uma.http.exchange import Exchange
 from uma.http.fields import Common, Stop, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.problem import ModelNotFound, Problem
-from uma.http.usage import finish_reason, warnings
+from uma.http.tools import Name, Tools, check_calls, reasoning, tool_fields, with_names
+from uma.http.usage import warnings
 from uma.types import (
     Finished,
     Message,
     Penalty,
     Prompt,
+    ReasoningDelta,
     RepetitionPenalty,
     Request,
     SamplerSettings,
     SamplingParams,
     Temperature,
     Token,
+    ToolCall,
+    ToolCallDelta,
 )
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)
@@ -37,8 +42,11 @@ VERSION = "0.12.0"
 """The version of Ollama's API that this is written after; clients ask for it to know what they can use."""
 _NS_PER_MS = 1_000_000
 
-_Piece = Callable[[str], dict[str, Any]]
-"""How an answer's text stands in a line."""
+
+class _Piece(Protocol):
+    """How an answer's text, thinking and calls stand in a line."""
+
+    def __call__(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]: ...
 
 
 class OllamaErrors:
@@ -67,13 +75,30 @@ class Options(Common):
 
 
 @attrs.frozen(kw_only=True)
+class OllamaFunction:
+    """What was called, and with what."""
+
+    name: Name
+    arguments: Annotated[dict[str, Any], Json(le=65_536)] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class OllamaCall:
+    """An entry of a message's `tool_calls`; Ollama's have no id."""
+
+    function: OllamaFunction
+
+
+@attrs.frozen(kw_only=True)
 class ChatMessage:
     """A message."""
 
     role: Annotated[str, Length(1, 64)]
     content: str = ""
     images: Any = None
-    tool_calls: Any = None
+    tool_calls: Annotated[tuple[OllamaCall, ...], Length(0, 128, "calls")] | None = None
+    tool_name: Name | None = None
+    name: Name | None = None
     thinking: Any = None
 
 
@@ -93,7 +118,7 @@ class ChatBody(_Body):
     """`POST /api/chat`."""
 
     messages: tuple[ChatMessage, ...] = ()
-    tools: Any = None
+    tools: Tools | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -113,16 +138,36 @@ async def chat(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/chat`. Without messages it only says that the model is loaded."""
     body = read(_with_options(await http.fields()), ChatBody, http)
     model = gateway.names.check(body.model)
-    abilities.tools(body.tools)
+    able = gateway.source.info.capabilities
     for index, message in enumerate(body.messages):
-        abilities.tools(message.tool_calls, f"messages[{index}].tool_calls")
         if message.images:
             abilities.media("images", f"messages[{index}].images")
+        if message.tool_calls:
+            check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
         await _say_loaded(http, model, {"message": {"role": "assistant", "content": ""}})
         return
-    messages = tuple(Message(each.role, each.content) for each in body.messages)
-    await gateway.generate(http, _job(gateway, body, http, model, {"messages": messages}, _chat_piece))
+    offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
+    prompt = {"messages": with_names(list(_messages(body.messages))), **offered}
+    await gateway.generate(http, _job(gateway, body, http, model, prompt, _chat_piece))
+
+
+def _messages(bodies: Sequence[ChatMessage]) -> Iterator[Message]:
+    """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
+    count, waiting = 0, list[ToolCall]()
+    for body in bodies:
+        calls = []
+        for call in body.tool_calls or ():
+            arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
+            calls.append(ToolCall(f"{count:09}", call.function.name, arguments))
+            count += 1
+        waiting += calls
+        of = None
+        if body.role == "tool":
+            name = body.tool_name or body.name
+            of = next((each for each in waiting if name in (None, each.name)), None)
+            waiting = [each for each in waiting if each is not of]
+        yield Message(body.role, body.content, tuple(calls), None if of is None else of.id, body.tool_name or body.name)
 
 
 async def generate(gateway: Gateway, http: Exchange) -> None:
@@ -157,16 +202,17 @@ def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict[str, Any], piece: _Piece) -> OllamaJob:
-    abilities.thinking(body.think, "think")
     options = body.options or Options()
     how = urgency(options, http)
     stream = body.stream is not False
+    able, is_chat = gateway.source.info.capabilities, "messages" in prompt
     request = Request(
         http.id,
         sampling=_sampling(gateway, options, body.format),
         stream=stream,
         priority=how.priority,
         slo=how.slo,
+        reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
         **prompt,
     )
     return OllamaJob([request], stream, model, piece)
@@ -202,12 +248,19 @@ async def _say_loaded(http: Exchange, model: str, more: dict[str, Any]) -> None:
     await http.answer_json({"model": model, "created_at": _now(), **more, "done_reason": "load", "done": True})
 
 
-def _chat_piece(text: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}}
+def _chat_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {"function": {"name": each.name, "arguments": json.loads(each.arguments)}} for each in calls
+        ]
+    return {"message": message}
 
 
-def _generate_piece(text: str) -> dict[str, Any]:
-    return {"response": text}
+def _generate_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
 @attrs.define
@@ -236,11 +289,19 @@ class OllamaJob:
         """See `Job`."""
         if not token.text:
             return b""
-        return dumps({"model": self.model, "created_at": _now(), **self.piece(token.text), "done": False}) + b"\n"
+        return self._line(self.piece(token.text))
+
+    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
+        """See `Job`. Ollama tells a call when it is whole."""
+        return self._line(self.piece("", part.text)) if isinstance(part, ReasoningDelta) else b""
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
-        return dumps(self._last(finished, "")) + b"\n"
+        calls = self._line(self.piece("", "", finished.tool_calls)) if finished.tool_calls else b""
+        return calls + dumps(self._last(finished, self.piece(""))) + b"\n"
+
+    def _line(self, piece: dict[str, Any]) -> bytes:
+        return dumps({"model": self.model, "created_at": _now(), **piece, "done": False}) + b"\n"
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -256,17 +317,18 @@ class OllamaJob:
 
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Job`."""
-        return self._last(results[0], results[0].text or "")
+        result = results[0]
+        return self._last(result, self.piece(result.text or "", result.reasoning or "", result.tool_calls))
 
-    def _last(self, result: Finished, text: str) -> dict[str, Any]:
+    def _last(self, result: Finished, piece: dict[str, Any]) -> dict[str, Any]:
         usage, metrics = result.usage, result.metrics
         total_ms = metrics.queue_ms + metrics.prefill_ms + metrics.decode_ms
         return {
             "model": self.model,
             "created_at": _now(),
-            **self.piece(text),
+            **piece,
             "done": True,
-            "done_reason": finish_reason(result),
+            "done_reason": "length" if result.reason == "length" else "stop",
             "total_duration": round(total_ms * _NS_PER_MS),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
@@ -333,7 +395,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
     asked = body.model or body.name
     if asked is not None and not gateway.names.knows(asked) and not gateway.names.takes_any:
         raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")
-    model = gateway.source.info.model
+    model, able = gateway.source.info.model, gateway.source.info.capabilities
     await http.answer_json(
         {
             "license": model.license or "",
@@ -346,7 +408,11 @@ async def show(gateway: Gateway, http: Exchange) -> None:
                 "general.parameter_count": model.parameters,
                 f"{model.architecture}.context_length": model.context_length,
             },
-            "capabilities": ["completion"],
+            "capabilities": [
+                "completion",
+                *(["tools"] if able.tools else []),
+                *(["thinking"] if able.reasoning else []),
+            ],
         }
     )
 

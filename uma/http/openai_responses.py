@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Range, show
+from uma.constraints import Length, Range, Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body, SseJob, sse
@@ -16,10 +16,22 @@ from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import DEFAULTS, ERRORS, text_of
+from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
+from uma.http.tools import Function, Name, check_calls, openai_choice, reasoning, tool_fields, with_names
 from uma.http.usage import timings, warnings
 from uma.protocol.converter import structure
-from uma.types import Finished, Message, Request, Temperature, Token
+from uma.types import (
+    Capabilities,
+    Finished,
+    Message,
+    ReasoningDelta,
+    Request,
+    Temperature,
+    Token,
+    ToolCall,
+    ToolCallDelta,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +40,13 @@ class TextFormat:
 
     format: Any = None
     verbosity: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class ToolBody(Function):
+    """An entry of `tools`: a function, described in the entry itself."""
+
+    type: Literal["function"] = "function"
 
 
 @attrs.frozen(kw_only=True)
@@ -41,8 +60,10 @@ class ResponsesBody(Common):
     max_output_tokens: Annotated[int, Range(1)] | None = None
     temperature: Temperature | None = None
     text: TextFormat | None = None
-    tools: Any = None
+    tools: Annotated[tuple[ToolBody, ...], Length(0, 128, "tools")] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Any = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -51,9 +72,22 @@ class ResponsesBody(Common):
 
 @attrs.frozen(kw_only=True)
 class _Item:
-    role: str
+    role: Annotated[str, Length(1, 64), Text()]
     content: Any = None
     type: str = "message"
+
+
+@attrs.frozen(kw_only=True)
+class _Call:
+    call_id: Name
+    name: Name
+    arguments: Annotated[str, Text()] = "{}"
+
+
+@attrs.frozen(kw_only=True)
+class _Output:
+    call_id: Name
+    output: Any = None
 
 
 async def responses(gateway: Gateway, http: Exchange) -> None:
@@ -71,91 +105,116 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
         grammar=abilities.response_format(form, "text.format", gateway.source.info.capabilities),
     )
     how = urgency(body, http)
+    able = gateway.source.info.capabilities
     request = Request(
-        http.id, messages=_messages(body), sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo
+        http.id,
+        messages=_messages(body, able),
+        sampling=params,
+        stream=bool(body.stream),
+        priority=how.priority,
+        slo=how.slo,
+        reasoning=reasoning(_thinks(body.reasoning), "reasoning", able),
+        **tool_fields(
+            [each.tool for each in body.tools or ()],
+            openai_choice(body.tool_choice),
+            able,
+            is_parallel=body.parallel_tool_calls,
+        ),
     )
     await gateway.generate(http, ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body))
 
 
 def _refuse(body: ResponsesBody) -> None:
-    abilities.tools(body.tools)
-    abilities.tools(body.tool_choice, "tool_choice")
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Unsupported(f"{name}: responses are not stored here; send the whole conversation as input")
 
 
-def _messages(body: ResponsesBody) -> tuple[Message, ...]:
+def _thinks(wanted: Any) -> bool | None:
+    return False if isinstance(wanted, dict) and wanted.get("effort") == "none" else None
+
+
+def _messages(body: ResponsesBody, able: Capabilities) -> tuple[Message, ...]:
     system = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return (*system, Message("user", body.input))
     if not isinstance(body.input, list) or not body.input:
         raise BadRequest(f"input: expected a string or a list of messages, not {show(body.input)}")
-    return (*system, *(_message(item, f"input[{index}]") for index, item in enumerate(body.input)))
+    turns = list(system)
+    for index, item in enumerate(body.input):
+        _add(turns, item, f"input[{index}]", able)
+    if not turns:
+        raise BadRequest("input: has no message")
+    return with_names(turns)
 
 
-def _message(item: Any, path: str) -> Message:
+def _add(turns: list[Message], item: Any, path: str, able: Capabilities) -> None:
+    """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind in ("function_call", "function_call_output"):
-        abilities.tools(kind, path)
-    if kind != "message":
-        raise BadRequest(f"{path}: expected a message, not {show(item)}")
+    if kind == "reasoning":  # templates leave old thinking out as well
+        return
+    if kind == "function_call":
+        check_calls(able, path)
+        found = _read(item, _Call, path)
+        call = ToolCall(found.call_id, found.name, found.arguments or "{}")
+        last = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
+        turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, call)))
+    elif kind == "function_call_output":
+        check_calls(able, path)
+        result = _read(item, _Output, path)
+        turns.append(Message("tool", text_of(result.output, f"{path}.output"), (), result.call_id))
+    elif kind == "message":
+        message = _read(item, _Item, path)
+        role = "system" if message.role == "developer" else message.role
+        turns.append(Message(role, text_of(message.content, f"{path}.content")))
+    else:
+        raise BadRequest(f"{path}: expected a message, a function_call or its output, not {show(item)}")
+
+
+def _read(item: Any, cls: Any, path: str) -> Any:
     try:
-        found = structure(item, _Item)
+        return structure(item, cls)
     except BadRequest as error:
         raise BadRequest(f"{path}.{error.message}") from None
-    role = "system" if found.role == "developer" else found.role
-    return Message(role, text_of(found.content, f"{path}.content"))
 
 
 @attrs.define
 class ResponsesJob(SseJob):
-    """One response with one message in it."""
+    """One response: thinking, a message and calls, each an item of its own."""
 
     id: str
     model: str
     body: ResponsesBody
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _number: int = attrs.field(default=-1, init=False)
-    _texts: list[str] = attrs.field(factory=list, init=False)
-
-    @property
-    def _item_id(self) -> str:
-        return f"msg_{self.requests[0].id}"
+    _items: list[OutputItem] = attrs.field(factory=list, init=False)
+    """The items so far; the last one is open while text comes for it."""
+    _is_open: bool = attrs.field(default=False, init=False)
 
     def begin(self) -> bytes:
         """See `Job`."""
         response = self._response("in_progress", [], None)
-        item = self._item("in_progress", None)
-        return b"".join(
-            [
-                self._event("response.created", response=response),
-                self._event("response.in_progress", response=response),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._part_event("response.content_part.added", part=_part("")),
-            ]
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
         )
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        if not token.text:
-            return b""
-        self._texts.append(token.text)
-        return self._part_event("response.output_text.delta", delta=token.text, logprobs=[])
+        return self._grown("message", token.text) if token.text else b""
+
+    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
+        """See `Job`."""
+        if isinstance(part, ReasoningDelta):
+            return self._grown("reasoning", part.text)
+        return self._grown("function_call", part.arguments, ToolCall(part.call_id, part.name, ""))
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
-        text = "".join(self._texts)
-        item = self._item(_status(finished), text)
+        empty = b"" if self._items else self._grown("message", "")
+        closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
-        return b"".join(
-            [
-                self._part_event("response.output_text.done", text=text, logprobs=[]),
-                self._part_event("response.content_part.done", part=_part(text)),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(kind, response=self._response(_status(finished), [item], finished)),
-            ]
-        )
+        output = [item.body(_status(finished)) for item in self._items]
+        return empty + closed + self._event(kind, response=self._response(_status(finished), output, finished))
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -169,25 +228,66 @@ class ResponsesJob(SseJob):
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Job`."""
         result = results[0]
+        if result.reasoning:
+            self._add("reasoning").text = result.reasoning
+        if result.text or not result.tool_calls:
+            self._add("message").text = result.text or ""
+        for call in result.tool_calls:
+            self._add("function_call", call).text = call.arguments
         status = _status(result)
         return {
-            **self._response(status, [self._item(status, result.text or "")], result),
+            **self._response(status, [item.body(status) for item in self._items], result),
             "timings": timings(result),
             **warnings(results),
         }
+
+    def _add(self, kind: ItemKind, call: ToolCall | None = None) -> OutputItem:
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        item = OutputItem(kind, f"{prefix}_{self.requests[0].id}_{len(self._items)}", call)
+        self._items.append(item)
+        return item
+
+    def _grown(self, kind: ItemKind, text: str, call: ToolCall | None = None) -> bytes:
+        """The next piece of an item's text, behind what opens the item where it is none that is open."""
+        last = self._items[-1] if self._is_open else None
+        opened = b""
+        if last is None or last.kind != kind or (call is not None and last.call_id != call.id):
+            opened, last = self._close("completed"), self._add(kind, call)
+            self._is_open = True
+            opened += self._item_event("response.output_item.added", item=last.body("in_progress", is_begun=False))
+            if last.part_kind:
+                opened += self._part_event("response.content_part.added", part=last.part())
+        last.text += text
+        if not text:
+            return opened
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more)
+
+    def _close(self, status: str) -> bytes:
+        if not self._is_open:
+            return b""
+        self._is_open = False
+        item = self._items[-1]
+        more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
+        name = {} if item.call is None else {"name": item.call.name}
+        done = self._part_event(f"response.{item.event}.done", **{item.text_key: item.text}, **more, **name)
+        if item.part_kind:
+            done += self._part_event("response.content_part.done", part=item.part())
+        return done + self._item_event("response.output_item.done", item=item.body(status))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return sse({"type": kind, "sequence_number": self._number, **fields}, kind)
 
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, output_index=len(self._items) - 1, **fields)
+
     def _part_event(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
+        item = self._items[-1]
+        place = {"content_index": 0} if item.part_kind else {}
+        return self._item_event(kind, item_id=item.id, **place, **fields)
 
-    def _item(self, status: str, text: str | None) -> dict[str, Any]:
-        content = [] if text is None else [_part(text)]
-        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-    def _response(self, status: str, output: list[Mapping[str, Any]], result: Finished | None) -> dict[str, Any]:
+    def _response(self, status: str, output: Sequence[Mapping[str, Any]], result: Finished | None) -> dict[str, Any]:
         body = self.body
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         form = None if body.text is None else body.text.format
@@ -202,23 +302,19 @@ class ResponsesJob(SseJob):
             "max_output_tokens": body.max_output_tokens,
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": DEFAULTS.temperature if body.temperature is None else body.temperature,
             "text": {"format": form or {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [attrs.asdict(each) for each in body.tools or ()],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
         }
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _status(result: Finished) -> str:
