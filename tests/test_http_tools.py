@@ -114,10 +114,10 @@ def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) 
 
 def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: HttpServer) -> None:
     tool: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
-    with openai_client(thinker) as client:
-        with client.responses.stream(model="script", input=ASKED, tools=[tool], max_output_tokens=200) as stream:
-            kinds = [event.type.removeprefix("response.") for event in stream]
-            final = stream.get_final_response()
+    asked: Any = {"model": "script", "input": ASKED, "tools": [tool], "max_output_tokens": 200}
+    with openai_client(thinker) as client, client.responses.stream(**asked) as stream:
+        kinds = [event.type.removeprefix("response.") for event in stream]
+        final = stream.get_final_response()
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
     assert final.output_text == "Moment."
     assert [item.arguments for item in final.output if item.type == "function_call"] == [ARGUMENTS]
