@@ -136,7 +136,7 @@ def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: Http
 def test_anthropic_s_client_goes_through_a_loop_of_tools(http_server: HttpServer, choice: Any) -> None:
     tool: Any = {"name": "weather", "description": "Weather.", "input_schema": PARAMETERS}
     turns: list[Any] = [{"role": "user", "content": ASKED}]
-    asked: Any = {"model": "builtin", "tools": [tool], "max_tokens": 60, "temperature": 0}
+    asked: Any = {"model": "builtin", "tools": [tool], "max_tokens": 60, "extra_body": {"temperature": 0}}
     with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0) as claude:
         first = claude.messages.create(**asked, messages=turns, tool_choice=choice)
         assert first.stop_reason == "tool_use"
