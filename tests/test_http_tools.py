@@ -163,7 +163,8 @@ def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: Http
         with claude.messages.stream(**asked) as stream:
             streamed = stream.get_final_message()
     for said in (whole, streamed):
-        thought, text, use = said.content
+        content: Any = said.content
+        thought, text, use = content
         assert (thought.type, text.type, use.type) == ("thinking", "text", "tool_use")
         assert (thought.thinking, text.text, use.input) == ("Which city?", "Moment.", json.loads(ARGUMENTS))
         assert said.stop_reason == "tool_use"
@@ -171,9 +172,9 @@ def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: Http
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_ollama_s_client_gets_calls_and_thinking_and_gives_results(thinker: HttpServer, is_streamed: bool) -> None:
-    client = ollama.Client(host=thinker.url)
+    client: Any = ollama.Client(host=thinker.url)
     messages: list[Any] = [{"role": "user", "content": ASKED}]
-    said: Any = client.chat(model="script", messages=messages, tools=[FREE], stream=is_streamed, think=True)
+    said = client.chat(model="script", messages=messages, tools=[FREE], stream=is_streamed, think=True)
     lines = list(said) if is_streamed else [said]
     assert "".join(line.message.content or "" for line in lines) == "Moment."
     assert "".join(line.message.thinking or "" for line in lines) == "Which city?"
