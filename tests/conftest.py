@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 from http_server import HttpServer, running_http
+from hypothesis import settings
 
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
 
 # `benchmarks` is no part of the installed package. Last in the path: what tests import of `uma` is what is installed.
 sys.path.append(str(Path(__file__).parents[1]))
+
+
+# How long an example takes says how busy this machine is, and nothing of a claim.
+settings.register_profile("uma", deadline=None)
+settings.load_profile("uma")
 
 
 def pytest_configure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,12 +12,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from engine_world import ask, config_for
+from engine_world import answers, ask, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma.engine import open_engine
-from uma.engine.worker.neighbours import TICK_MS, _idle_ms, _scheduled_ms
+from uma.engine.worker import stall
+from uma.engine.worker.neighbours import TICK_MS, _idle_ms
+from uma.engine.worker.schedstat import scheduled_ms
+from uma.engine.worker.stall import StallWatch, is_starved
 from uma.llama import backend
+from uma.llama.batch import Batch
+from uma.llama.context import ABORTED, DONE, Context, ContextParams
+from uma.llama.model import Model
 
 
 @contextmanager
@@ -44,6 +51,54 @@ async def test_beside_busy_programs_fewer_threads_compute(tiny: Path) -> None:
             assert engine.snapshot()["neighbour_load"] > 0
 
 
+async def test_batches_that_are_broken_off_are_computed_again_and_readers_see_no_difference(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [ask(tokens_for(seed, 300), 40, id=str(seed)) for seed in range(4)]
+    async with open_engine(config_for(tiny)) as engine:
+        undisturbed = await answers(engine, requests)
+    decode, calls = Context.decode, itertools.count()
+
+    def disturbed(context: Context, batch: Batch) -> int:
+        if next(calls) % 3 == 0:
+            context.request_retry()
+        return decode(context, batch)
+
+    monkeypatch.setattr(Context, "decode", disturbed)
+    async with open_engine(config_for(tiny)) as engine:
+        assert [each.token_ids for each in await answers(engine, requests)] == [each.token_ids for each in undisturbed]
+        assert engine.snapshot()["stalls_total"] > 10
+
+
+def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = itertools.count()
+    monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(stall, "LEAST_MS", 0.0)
+    monkeypatch.setattr(stall, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
+    with Model.load(tiny) as model, Context(model, params) as context:
+        watch = StallWatch(context)
+        batch = Batch(16_384)
+        batch.add([1] * 16_384, 0, 0, last_logits=True)
+        with watch.watching():
+            watch.begin(expected_ms=0.0, threads=2)
+            assert context.decode(batch) == ABORTED
+            watch.end()
+        context.resume()
+        context.clear()
+        batch.clear()
+        batch.add([1] * 64, 0, 0, last_logits=True)
+        assert context.decode(batch) == DONE
+
+
+def test_only_threads_that_wait_for_cores_are_starved() -> None:
+    assert not is_starved((10.0, 10.0), (110.0, 12.0))
+    assert not is_starved((10.0, 10.0), (10.0, 10.0)), "nothing ran and nothing waited"
+    assert is_starved((10.0, 10.0), (60.0, 60.0))
+
+
 async def test_named_threads_are_the_most_that_compute(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
         assert engine.snapshot()["compute_threads"] == 1
@@ -51,14 +106,14 @@ async def test_named_threads_are_the_most_that_compute(tiny: Path) -> None:
 
 def test_the_kernels_counts_of_all_threads_are_added_up(tmp_path: Path) -> None:
     for thread, counts in {"11": "3000000 1000000 5", "12": "2000000 500000 7"}.items():
-        (tmp_path / thread).mkdir()
-        (tmp_path / thread / "schedstat").write_text(counts + "\n")
-    (tmp_path / "13").mkdir()  # it ended while we looked
-    assert _scheduled_ms(tmp_path) == (5.0, 1.5)
+        (tmp_path / "self" / "task" / thread).mkdir(parents=True)
+        (tmp_path / "self" / "task" / thread / "schedstat").write_text(counts + "\n")
+    (tmp_path / "self" / "task" / "13").mkdir()  # it ended while we looked
+    assert scheduled_ms(tmp_path) == (5.0, 1.5)
 
 
 def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
-    assert _scheduled_ms(tmp_path / "missing") is None
+    assert scheduled_ms(tmp_path / "missing") is None
     assert _idle_ms(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
     assert _idle_ms(tmp_path / "stat", frozenset({0})) is None

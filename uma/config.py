@@ -123,7 +123,7 @@ class RuntimeConfig:
     )
 
     tick_budget_ms: Annotated[float, Range(gt=0)] = setting(
-        80.0, "longest tick to aim for while a stream decodes", "milliseconds"
+        80.0, "time between a stream's tokens to aim for while prompts are read", "milliseconds"
     )
     start_target_tokens: Annotated[int, Range(1)] = setting(
         64, "prefill chunk before this machine's speed is known", "tokens"

@@ -125,6 +125,8 @@ class Context:
         if model.vocab_only:
             raise ValueError(f"{model.path}: was loaded with vocab_only, without what computes")
         self._abort_flag = ctypes.create_string_buffer(2)
+        self.is_ended = False
+        """`request_abort` was called: nothing is computed any more."""
         self._threads = 0
         """What `set_threads` was told last."""
         self.model = model
@@ -294,7 +296,19 @@ class Context:
 
     def request_abort(self) -> None:
         """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
+        self.is_ended = True
         self._abort_flag[0] = b"\1"
+
+    def request_retry(self) -> None:
+        """Make a running `decode` return `ABORTED` within one graph node; after `resume` others compute. Any thread."""
+        self._abort_flag[0] = b"\1"
+
+    def resume(self) -> None:
+        """Compute again after `request_retry`; what `request_abort` has ended stays ended."""
+        self._abort_flag[0] = b"\0"
+        # Read after the flag is cleared: an abort that comes meanwhile sets it again, or is seen here.
+        if self.is_ended:
+            self._abort_flag[0] = b"\1"
 
     def _checked_memory(self, seq: int) -> int | None:
         if not 0 <= seq < self.n_seq_max:

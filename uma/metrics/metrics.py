@@ -98,6 +98,8 @@ class EngineMetrics:
     """Threads that compute now: fewer than there are cores while other programs use them."""
     neighbour_load: float = 0.0
     """Threads of other programs that wanted to run beside them of late."""
+    stalls_total: int = 0
+    """Batches broken off and computed again with fewer threads, because other programs took their threads' cores."""
     ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))

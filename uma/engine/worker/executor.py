@@ -188,7 +188,10 @@ class Executor:
         """Deal with a batch that could not be computed; what to try instead is appended to `retry`."""
         if code == NO_ROOM:
             retry += self._with_less(work)
-        elif code != ABORTED:
+        elif code == ABORTED:
+            back = [each for each in work if self._cut_back(each[0])]
+            retry += [] if self._context.is_ended else back
+        else:
             yield from self._run_alone(work)
 
     def _with_less(self, work: Work) -> Work:
@@ -234,9 +237,10 @@ class Executor:
                 yield self._booked([sequence], steps, learns=False)
             if code == NO_ROOM:
                 self._residency.preempt(sequence, now_ms())
-            elif code not in (DONE, ABORTED):
+            elif code != DONE:
                 self._cut_back(sequence)
-                self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+                if code != ABORTED:
+                    self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
 
     def _cut_back(self, sequence: Sequence) -> bool:
         """Remove what a failed batch may have left in memory. False where memory cannot be cut: then it is queued."""

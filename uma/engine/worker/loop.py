@@ -133,7 +133,8 @@ class DecodeWorker:
     def run(self) -> None:
         """Tick until `stop`."""
         try:
-            self._tick_until_stopped()
+            with self._runner.stall_watch.watching():
+                self._tick_until_stopped()
             self._residency.end_all(ShuttingDown("the engine is stopping"))
             self._embedder.end_all(ShuttingDown("the engine is stopping"))
             # Not after a fault: what the cells hold then is not known.

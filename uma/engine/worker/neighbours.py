@@ -17,6 +17,7 @@ import attrs
 
 from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample, ThreadPolicy
+from uma.engine.worker.schedstat import PROC, scheduled_ms
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
@@ -25,7 +26,6 @@ SAMPLE_MS = 120.0
 """Least time between two samples."""
 SAMPLE_COST_SHARE = 0.002
 """Of its time, what the decode thread spends on samples at most: where /proc is slow, they are rarer."""
-PROC = Path("/proc")
 TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
 """The unit of /proc/stat."""
 
@@ -45,6 +45,11 @@ class Neighbours:
         self._due_ms = now_ms() + SAMPLE_MS
         self._last = _Reading.take(proc, now_ms())
         metrics.compute_threads = self._policy.threads
+
+    def ask_again(self) -> None:
+        """Sample before the next batch: something has just shown that the number of threads is wrong."""
+        if self._due_ms < math.inf:
+            self._due_ms = 0.0
 
     def before_batch(self) -> int:
         """Sample, if it is time; returns the number of compute threads in force."""
@@ -89,10 +94,10 @@ class _Reading:
     def take(cls, proc: Path, now: float) -> _Reading | None:
         """The counters of now; None where the system does not have them."""
         cpus = backend.affinity()
-        scheduled_ms = _scheduled_ms(proc / "self" / "task")
-        if scheduled_ms is None:
+        scheduled = scheduled_ms(proc)
+        if scheduled is None:
             return None
-        return cls(now, cpus, backend.available_cores(), *scheduled_ms, _idle_ms(proc / "stat", cpus))
+        return cls(now, cpus, backend.available_cores(), *scheduled, _idle_ms(proc / "stat", cpus))
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
@@ -105,23 +110,6 @@ class _Reading:
             waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
             idle_ms=max(0.0, self.idle_ms - last.idle_ms) if has_idle else None,  # type: ignore[operator]
         )
-
-
-def _scheduled_ms(tasks: Path) -> tuple[float, float] | None:
-    """How long all threads of this process ran, and waited for a core; None where the kernel does not count."""
-    running_ns = waiting_ns = 0
-    try:
-        threads = list(tasks.iterdir())
-    except OSError:
-        return None
-    for thread in threads:
-        try:
-            fields = (thread / "schedstat").read_bytes().split()
-            running_ns += int(fields[0])
-            waiting_ns += int(fields[1])
-        except (OSError, ValueError, IndexError):  # a thread that has just ended
-            continue
-    return (running_ns / 1e6, waiting_ns / 1e6) if running_ns else None
 
 
 def _idle_ms(stat: Path, cpus: frozenset[int]) -> float | None:

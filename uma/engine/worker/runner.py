@@ -19,9 +19,10 @@ from uma.engine.worker.commands import Commands
 from uma.engine.worker.neighbours import Neighbours
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.stall import StallWatch
 from uma.engine.worker.trace import Trace
 from uma.llama.batch import Batch
-from uma.llama.context import DONE, Context
+from uma.llama.context import ABORTED, DONE, Context
 from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
@@ -68,6 +69,7 @@ class ModelRunner:
         self._sampling = sampling
         self._trace = trace
         self._neighbours = Neighbours(context, metrics)
+        self.stall_watch = StallWatch(context)
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
@@ -110,7 +112,7 @@ class ModelRunner:
         steps: list[Step] = []
         last_ms = self._outbox.due_ms
         while True:
-            code, took_ms = self._compute(sequences)
+            code, took_ms = self._compute(sequences, self.decode_ms)
             if code != DONE:
                 return code, steps
             given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
@@ -149,7 +151,8 @@ class ModelRunner:
         is_read = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
         behind = sum(count * sequence.computed for sequence, count in work)
-        code, took_ms, ends = self._extend(work, tokens)
+        expected_ms = self._cost.prefill_ms(tokens, behind / tokens) or math.inf
+        code, took_ms, ends = self._extend(work, tokens, expected_ms)
         if code == DONE:
             self._metrics.prefill_tokens_total += tokens
             if not is_read:
@@ -183,7 +186,7 @@ class ModelRunner:
             return code == DONE
         return code == DONE and bool(self._context.logits(1).argmax() >= 0)
 
-    def _extend(self, work: Work, tokens: int) -> tuple[int, float, dict[Sequence, int]]:
+    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> tuple[int, float, dict[Sequence, int]]:
         """Compute and book the next tokens of each sequence: the answer, its milliseconds, and the rows with logits."""
         if self._pool.in_id_order:
             work.sort(key=lambda each: _seq_id(each[0]))
@@ -203,7 +206,7 @@ class ModelRunner:
             if is_whole:
                 ends[sequence] = index
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        code, took_ms = self._compute(list(ends))
+        code, took_ms = self._compute(list(ends), expected_ms)
         if code != DONE:
             return code, took_ms, {}
         for sequence, count in work:
@@ -244,15 +247,25 @@ class ModelRunner:
         assert report.count is not None
         report.add(self._sampling.prompt_logprobs(sequence.tokens[first : first + count], report.count))
 
-    def _compute(self, sampled: list[Sequence]) -> tuple[int, float]:
-        """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
+    def _compute(self, sampled: list[Sequence], expected_ms: float = math.inf) -> tuple[int, float]:
+        """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits.
+
+        `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
+        """
         self._sampling.prepare(sampled)
-        self._cost.use(self.threads(), is_split=self._pool.in_id_order)
+        threads = self.threads()
+        self._cost.use(threads, is_split=self._pool.in_id_order)
         self.began_ms = now_ms()
+        self.stall_watch.begin(expected_ms, threads)
         code = self._context.decode(self._batch)
+        self.stall_watch.end()
         took_ms = now_ms() - self.began_ms
         if code == DONE:
             self._pool.batch_done()
+        elif code == ABORTED and not self._context.is_ended:
+            self._metrics.stalls_total += 1
+            self._neighbours.ask_again()
+            self._context.resume()
         return code, took_ms
 
 

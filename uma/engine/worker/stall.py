@@ -1,0 +1,115 @@
+"""Breaks off a batch that other programs have brought to a standstill.
+
+llama.cpp's compute threads meet at hundreds of barriers for each token. Where other programs suddenly want the cores, a
+batch that began with all threads can take a hundred times as long as it should, and the number of threads can change
+between two batches only. So a thread of its own looks at the batch that runs, some times a second while there is work,
+and has llama.cpp abort one that takes far too long because its threads wait for cores. It is computed again at once,
+with the threads for which there are cores then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from uma.engine.clock import now_ms
+from uma.engine.worker.schedstat import PROC, scheduled_ms
+from uma.llama.context import Context
+
+LOOK_SEC = 0.05
+"""Between two looks at the batch that runs."""
+LEAST_MS = 100.0
+"""A batch that has not taken so long is left alone: what is gained would not be seen."""
+TOO_LONG = 2.0
+"""Times as long as predicted from which on a batch is looked at more closely."""
+STARVED_SHARE = 0.8
+"""Of the time that compute threads want to run, the share under which they count as waiting for cores."""
+REST_LOOKS = 20
+"""Looks without a batch after which the thread rests until there is one."""
+PAUSE_MS = 2_000.0
+"""Least time between two aborted batches: where fewer threads do not help, nothing is gained by a third try."""
+
+
+@attrs.frozen(eq=False)
+class _Running:
+    """A batch that is computed now."""
+
+    began_ms: float
+    expected_ms: float
+
+
+class StallWatch:
+    """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
+
+    def __init__(self, context: Context, *, proc: Path = PROC) -> None:
+        self._context = context
+        self._proc = proc
+        self._running: _Running | None = None
+        self._has_work = threading.Event()
+        self._over = threading.Event()
+        self._aborted_ms = -PAUSE_MS
+        # A recurrent state cannot be put back to what it was before the batch; the text would be read from its start.
+        self._is_able = context.model.memory in ("attention", "sliding-window")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at batches for the block, where the system tells of threads that wait for cores."""
+        if not self._is_able or scheduled_ms(self._proc) is None:
+            yield
+            return
+        thread = threading.Thread(target=self._look_until_over, name="uma-stall-watch")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._has_work.set()
+            thread.join()
+
+    def begin(self, expected_ms: float, threads: int) -> None:
+        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched."""
+        if threads > 1:
+            self._running = _Running(now_ms(), expected_ms)
+            if not self._has_work.is_set():
+                self._has_work.set()
+
+    def end(self) -> None:
+        """The batch has come back."""
+        self._running = None
+
+    # The watching thread
+
+    def _look_until_over(self) -> None:
+        suspect: _Running | None = None
+        before = (0.0, 0.0)
+        idle_looks = 0
+        while not self._over.wait(LOOK_SEC):
+            running = self._running
+            idle_looks = 0 if running else idle_looks + 1
+            if idle_looks > REST_LOOKS:
+                idle_looks = 0
+                self._has_work.clear()
+                if self._running is None and not self._over.is_set():
+                    self._has_work.wait()
+            if running is None or not self._takes_too_long(running):
+                suspect = None
+            elif (now := scheduled_ms(self._proc)) is not None:
+                if running is suspect and is_starved(before, now) and self._running is running:
+                    self._aborted_ms = now_ms()
+                    self._context.request_retry()
+                suspect, before = running, now
+
+    def _takes_too_long(self, running: _Running) -> bool:
+        now = now_ms()
+        took_ms = now - running.began_ms
+        return took_ms > max(LEAST_MS, TOO_LONG * running.expected_ms) and now - self._aborted_ms > PAUSE_MS
+
+
+def is_starved(before: tuple[float, float], now: tuple[float, float]) -> bool:
+    """Whether the threads of this process waited for cores between two counts of (running, waiting) milliseconds."""
+    running_ms, waiting_ms = now[0] - before[0], now[1] - before[1]
+    return running_ms < STARVED_SHARE * (running_ms + waiting_ms)
