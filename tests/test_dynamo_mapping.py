@@ -135,11 +135,14 @@ def model_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(model_path: Path) -> None:
     with Model.load(model_path, vocab_only=True) as model:
-        check_tokenizer(
-            make_tokenizer(model_path),
-            lambda text: model.vocab.tokenize(text, add_special=False, parse_special=True).tolist(),
-            model_path,
-        )
+
+        def reference(text: str) -> list[int]:
+            return model.vocab.tokenize(text, add_special=False, parse_special=True).tolist()
+
+        made = make_tokenizer(model_path)
+        check_tokenizer(made, reference, model_path)
+        for text in ("The owl said: “Привет, 你好”, नमस्ते 🦉!", "  two  spaces,\ttabs\n\nand 1,234 lines\n"):
+            assert made.encode(text, add_special_tokens=False).ids == reference(text)
 
 
 def test_a_tokenizer_that_differs_is_refused_with_the_first_difference(model_path: Path) -> None:

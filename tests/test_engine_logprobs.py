@@ -92,6 +92,7 @@ async def test_they_are_the_models_own_before_anything_is_changed_or_cut(tiny: P
         known = tuple(token.logprobs for token in each.tokens if token.logprobs is not None)
         tokens = [*(request.token_ids or ()), *each.token_ids]
         rows = reference(tiny, tokens)[len(request.token_ids or ()) - 1 : -1]
+        assert len(known) == len(each.token_ids) > 0
         check(known, each.token_ids, rows, request.sampling.logprobs or 0)
 
 

@@ -13,6 +13,7 @@ import pytest
 from http_server import HttpServer, RawHttp, running_http
 
 from harness import ServerProcess, run_to_end, short_directory, start_server, uma_command, until
+from uma.http import page
 
 SMALL = {"prompt": "Once", "max_tokens": 2}
 ENDLESS = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -214,10 +215,13 @@ def test_connections_are_bounded_and_those_that_are_open_go_on(locked: HttpServe
 
 
 @pytest.mark.parametrize(
-    "path", ["/../etc/passwd", "/ui/../../pyproject.toml", "/ui/%2e%2e/%2e%2e/keys.toml", "/ui//etc/passwd"]
+    "path", ["../endpoints.py", "..%2fendpoints.py", "%2e%2e/endpoints.py", "%2e%2e%2fendpoints.py", "%2fetc%2fpasswd"]
 )
 def test_no_path_leads_out_of_what_is_served(http_server: HttpServer, path: str) -> None:
-    assert http_server.ask("GET", path).status == 404
+    # Each names a file that could be read: one folder above those that are served, or on the system.
+    assert Path(page.__file__).with_name("endpoints.py").is_file()
+    assert http_server.ask("GET", "/ui/main.js").status == 200
+    assert http_server.ask("GET", f"/ui/{path}").status == 404
 
 
 def test_other_addresses_than_loopback_need_keys(socket_dir: Path) -> None:
@@ -230,7 +234,7 @@ def test_other_addresses_than_loopback_need_keys(socket_dir: Path) -> None:
 def test_without_keys_an_insecure_server_says_so(socket_dir: Path) -> None:
     server: ServerProcess = start_server(socket_dir / "s", "--http", "0.0.0.0:0", "--http-insecure")
     try:
-        server.log.wait_for("no keys are asked for")
+        assert "--http-insecure" in server.log.wait_for("no keys are asked for")
     finally:
         server.stop()
 

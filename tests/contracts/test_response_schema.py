@@ -26,10 +26,9 @@ def end(reason: Any, completion: int, prompt: int = 3) -> BackendOutput:
     return BackendOutput((), finish_reason=reason, completion_usage=usage(prompt, completion))
 
 
-def checked(*outputs: BackendOutput) -> None:
+def checked(*outputs: BackendOutput) -> tuple[BackendOutput, ...]:
     checker = OutputChecker(N_VOCAB, prompt_tokens=3)
-    for output in outputs:
-        checker.check(output)
+    return tuple(map(checker.check, outputs))
 
 
 def violation(*outputs: BackendOutput) -> str:
@@ -42,8 +41,10 @@ def violation(*outputs: BackendOutput) -> str:
 
 
 def test_an_answer_whose_parts_add_up_passes() -> None:
-    checked(BackendOutput((5,), text="a"), BackendOutput((6,), text="b"), end("stop", 2))
-    checked(BackendOutput((5, 6), text="ab", finish_reason="length", completion_usage=usage(3, 2)))
+    in_pieces = BackendOutput((5,), text="a"), BackendOutput((6,), text="b"), end("stop", 2)
+    whole = BackendOutput((5, 6), text="ab", finish_reason="length", completion_usage=usage(3, 2))
+    assert checked(*in_pieces) == in_pieces
+    assert checked(whole) == (whole,)
 
 
 @pytest.mark.parametrize(

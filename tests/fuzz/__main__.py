@@ -42,8 +42,8 @@ FAULTS = ("Traceback", "traceback=", "session.crashed", " error ")
 def allowed_ms(alone_ms: float) -> float:
     """The longest wait that is allowed, from the longest one alone.
 
-    Waits count without the time for which the server stood ready and had no core: attackers, and whatever else this
-    machine does, compute on the same cores.
+    Of a wait only that part counts which was the server's own doing: attackers, and whatever else this machine does,
+    compute on the same cores.
     """
     return 20 * alone_ms + 500
 
@@ -106,7 +106,7 @@ def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: l
     settled = server.settled()
     grown = process.memory_info().rss - rss
     print(f"{_value(budget.sent):,} frames in {took:.0f} s, seed {seed}; canary: {amid.answers:,} answers")
-    print(f"longest wait {amid.longest_ms:.1f} ms, alone {alone.longest_ms:.1f} ms; while the server had cores")
+    print(f"longest wait {amid.longest_ms:.1f} ms, alone {alone.longest_ms:.1f} ms; of that the server's own doing")
     print(f"  {amid.longest_own_ms:.1f} ms, alone {alone.longest_own_ms:.1f} ms, allowed {_allowed(alone):.0f} ms")
     print(f"99 % of waits within {amid.percentile(99):.2f} ms, alone {alone.percentile(99):.2f} ms")
     print(f"the server has grown by {grown / 2**20:.0f} MiB")

@@ -15,28 +15,36 @@ PROMPTS = tuple(f"Once upon a time there were {number} canaries" for number in r
 MAX_TOKENS = 48
 
 
-STARVED_FROM_MS = 10.0
-"""Shortest wait for which the system is asked how long the server stood ready without a core."""
+LONG_MS = 10.0
+"""Shortest wait for which the system is asked whose doing it was."""
 
 
 class Cores:
-    """How long each thread of a process has stood ready to run and had no core, which is not the server's doing."""
+    """What a process has had of the cores, as the system counts it for each of its threads."""
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
-        self._ready_ms = self._read()
+        self._before = self._read()
 
-    def starved_ms(self) -> float:
-        """The longest such time of any one thread since the last call. 0 where the system does not tell."""
-        before, self._ready_ms = self._ready_ms, self._read()
-        return max((ms - before.get(thread, 0.0) for thread, ms in self._ready_ms.items()), default=0.0)
+    def own_ms(self, wait_ms: float) -> float:
+        """How much of a wait since the last call was the process's own doing, and not a wait for a core.
 
-    def _read(self) -> dict[str, float]:
-        ready = {}
-        for thread in self._tasks.glob("*/schedstat"):
+        That is at least what its threads computed, and at least the time in which none of them stood ready to run. All
+        of it where the system does not tell.
+        """
+        before, self._before = self._before, self._read()
+        spent = [(now, before.get(thread, (0.0, 0.0))) for thread, now in self._before.items()]
+        computed_ms = sum(now[0] - then[0] for now, then in spent)
+        ready_ms = sum(now[1] - then[1] for now, then in spent)
+        return min(wait_ms, max(computed_ms, wait_ms - ready_ms))
+
+    def _read(self) -> dict[str, tuple[float, float]]:
+        threads = {}
+        for file in self._tasks.glob("*/schedstat"):
             with suppress(OSError):  # a thread that has ended meanwhile
-                ready[thread.parent.name] = int(thread.read_text().split()[1]) / 1e6
-        return ready
+                computed, ready, _ = map(int, file.read_text().split())
+                threads[file.parent.name] = (computed / 1e6, ready / 1e6)
+        return threads
 
 
 @attrs.define
@@ -47,7 +55,7 @@ class Sightings:
     waits_ms: list[float] = attrs.field(factory=list)
     """Between two events of an answer, and from asking to the first one."""
     own_waits_ms: list[float] = attrs.field(factory=list)
-    """The same without the time for which a thread of the server stood ready and had no core."""
+    """The same, without what of them was a wait for a core."""
     problems: list[str] = attrs.field(factory=list)
 
     @property
@@ -85,7 +93,7 @@ class Canary:
 
     def _ask(self, prompt: str, seen: Sightings) -> None:
         tokens: list[int] = []
-        self._cores.starved_ms()
+        self._cores.own_ms(0.0)
         before = time.perf_counter()
         self._raw.send(ask("canary", prompt=prompt, max_tokens=MAX_TOKENS, priority=1))
         while True:
@@ -93,8 +101,7 @@ class Canary:
             now = time.perf_counter()
             wait_ms = (now - before) * 1000
             seen.waits_ms.append(wait_ms)
-            starved_ms = self._cores.starved_ms() if wait_ms > STARVED_FROM_MS else 0.0
-            seen.own_waits_ms.append(max(0.0, wait_ms - starved_ms))
+            seen.own_waits_ms.append(self._cores.own_ms(wait_ms) if wait_ms > LONG_MS else wait_ms)
             before = time.perf_counter()
             if event["event"] != "token":
                 break
