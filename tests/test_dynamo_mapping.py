@@ -137,7 +137,7 @@ def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(mod
     with Model.load(model_path, vocab_only=True) as model:
 
         def reference(text: str) -> list[int]:
-            return model.vocab.tokenize(text, add_special=False, parse_special=True).tolist()
+            return [int(each) for each in model.vocab.tokenize(text, add_special=False, parse_special=True)]
 
         made = make_tokenizer(model_path)
         check_tokenizer(made, reference, model_path)

@@ -1,4 +1,4 @@
-"""Who answers `uma chat` and `uma generate`: the server that listens on the socket, or an engine in this process.
+"""The source of `uma chat` and `uma generate`: the server that listens on the socket, or an engine in this process.
 
 A server is preferred, since its model is loaded already and shared; but never one with another model than was asked
 for, and never where an option says how a model is to be loaded.

@@ -83,7 +83,7 @@ class Client:
 
     @property
     def info(self) -> ServerInfo:
-        """Who answers, as the server introduced itself."""
+        """The server's card."""
         assert self._session.info is not None  # `connect` hands out no client before
         return self._session.info
 

@@ -1,4 +1,4 @@
-"""What runs just now, for whoever watches: read from the decode thread's own objects, without a lock.
+"""What runs just now: read from the decode thread's own objects, without a lock.
 
 Each figure is one attribute that the decode thread writes and that is read as it is at this moment; two figures of one
 request can be a tick apart.

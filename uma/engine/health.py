@@ -1,4 +1,4 @@
-"""The watchdog: asks the decode thread for a sign of life, once for everyone who asks at the same time."""
+"""The watchdog: asks the decode thread for a sign of life, once for all probes that are in flight together."""
 
 from __future__ import annotations
 

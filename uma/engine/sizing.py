@@ -220,7 +220,7 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
 
 
 def free_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Memory that can be had without swapping, in this container where there is one; half of all where nobody tells."""
+    """Memory that can be had without swapping, in this container where there is one; half of all where the system does not tell."""
     return int(min(_machine_free_bytes(meminfo), _container_free_bytes(cgroup)))
 
 
@@ -258,6 +258,6 @@ def shares_prefixes(context: Context) -> bool:
     """Whether a computed prefix can be cut to any length, and so be shared, with exact results.
 
     A sliding window cannot, not even with `swa_full`: llama.cpp gives cells that have left a sequence's window to
-    whoever needs one, and says so to nobody. What is inside the window stays, so whole states are exact.
+    any sequence that needs one, without notice. What is inside the window stays, so whole states are exact.
     """
     return context.model.memory == "attention"

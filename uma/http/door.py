@@ -1,4 +1,4 @@
-"""Who may come in: the `Host` that a request names, the `Origin` of the page that sends it, and its key.
+"""Access control: the `Host` that a request names, the `Origin` of the page that sends it, and its key.
 
 `Host` is what tells a browser that was lured here by a foreign name (DNS rebinding) from one that means this server.
 A page of another origin may not even send: its requests would run although it cannot read their answers.
@@ -101,7 +101,7 @@ class Door:
 
 
 def is_public(path: str) -> bool:
-    """Whether a path is for everyone: a health check, and the page's files, which hold nothing of the model."""
+    """Whether a path is public: a health check, and the page's files, which hold nothing of the model."""
     return path in ("/", "/health") or (path.startswith("/ui/") and not path.startswith("/ui/api/"))
 
 

@@ -277,7 +277,7 @@ class Context:
         """A sequence's memory, to be put back by `state_set` into a context of the same model and parameters."""
         size = self.state_size(seq)
         # A bytes object made full-size and written by the library spares a second copy of what may be gigabytes.
-        # Nobody else has it yet.
+        # No other object has it yet.
         data = bytes(size)
         written = int(lib.llama_state_seq_get_data(self.handle, _address_of(data), size, seq))
         return data if written == size else data[:written]

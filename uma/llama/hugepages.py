@@ -29,7 +29,7 @@ logger = logging.getLogger("uma.llama")
 
 
 def available(setting: Path = SETTING) -> bool:
-    """Whether this system gives huge pages to those who ask."""
+    """Whether this system gives huge pages to a process that asks."""
     try:
         return "[never]" not in setting.read_text(encoding="ascii")
     except OSError:  # another system, or a kernel without them

@@ -1,7 +1,7 @@
 """llama.cpp's own log: the last lines kept for error messages, every line passed on to Python's `logging`.
 
 The library has one logger for the whole process, so this file has one too. It is quiet: lines go to the logger
-`uma.llama` at level DEBUG, which nobody sees unless logging is set up so, or `UMA_DEBUG=1` is set.
+`uma.llama` at level DEBUG, which is not shown unless logging is set up so, or `UMA_DEBUG=1` is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counters, gauges and histograms as plain data, and the flat snapshot made of them.
 
-Each number has one writer; whoever reads takes a snapshot. Nothing here blocks, locks or knows of threads.
+Each number has one writer; readers take a snapshot. Nothing here blocks, locks or knows of threads.
 """
 
 from uma.metrics.histogram import Histogram

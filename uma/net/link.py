@@ -2,7 +2,7 @@
 
 Many tasks have something to say on one socket, thousands of times a second. They append to the link's buffer and one
 writing task sends all that has gathered in one system call; reads are as large as the kernel will give. The buffer is
-bounded, and whoever finds it full waits: that is how a slow reader is felt by those who write to it.
+bounded, and a task that finds it full waits: backpressure from a slow reader.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Link:
         """Send what is posted. Each time all of it is sent, `is_done` says whether that was the end.
 
         Raises `OSError` where the peer is gone and `ReaderStalledError` where it reads less than `FAIR_BYTES` within
-        `stall_timeout_sec`. Afterwards nobody waits for room any more, and what is posted is dropped.
+        `stall_timeout_sec`. Afterwards no task waits for room any more, and what is posted is dropped.
         """
         try:
             while True:

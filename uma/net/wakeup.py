@@ -8,7 +8,7 @@ import trio
 
 @attrs.define(eq=False)
 class Wakeup:
-    """One task sleeps, any other may wake it. A ring that finds nobody asleep is forgotten.
+    """One task sleeps, any other may wake it. A ring that finds no task asleep is forgotten.
 
     So check what you wait for before `wait` and again after it. Belongs to one Trio thread.
     """
@@ -22,7 +22,7 @@ class Wakeup:
             trio.lowlevel.reschedule(sleeper)
 
     async def wait(self) -> None:
-        """Sleep until the next ring. Raises `trio.BusyResourceError` where someone sleeps here already."""
+        """Sleep until the next ring. Raises `trio.BusyResourceError` where another task sleeps here already."""
         if self._sleeper is not None:
             raise trio.BusyResourceError("another task waits here already")
         self._sleeper = trio.lowlevel.current_task()

@@ -112,7 +112,7 @@ ClientMessage = Hello | Generate | Cancel | MetricsQuery | ActivityQuery | Healt
 
 @attrs.frozen
 class HelloEvent:
-    """The answer to `Hello`: the version spoken from here on, and who answers."""
+    """The answer to `Hello`: the version spoken from here on, and the server's card."""
 
     version: str
     server: str
@@ -128,7 +128,7 @@ class HelloEvent:
 
     @property
     def info(self) -> ServerInfo:
-        """Who answers, as `uma.types` has it."""
+        """The server's card, as `uma.types` has it."""
         return ServerInfo(self.server, self.model, self.capabilities, self.limits)
 
 

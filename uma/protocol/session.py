@@ -248,7 +248,7 @@ class ServerSession:
         self._hello_warnings = hello.warnings
 
     def _take_request(self, message: Generate | Query) -> None:
-        # Whoever watches a server wants to see it drain.
+        # A monitor must be able to see the server drain.
         if self._is_draining and not isinstance(message, HealthQuery | MetricsQuery):
             raise ShuttingDown(_STOPPING)
         if self.phase is Phase.PLAIN and self._running:
@@ -439,7 +439,7 @@ class ClientSession:
 
     def __init__(self, *, client: str = "", max_frame_bytes: int = 64 * DEFAULT_MAX_FRAME_BYTES) -> None:
         self.info: ServerInfo | None = None
-        """Who answered; None before the hello event."""
+        """The server's card; None before the hello event."""
         self.version: str | None = None
         """What was agreed on; None before the hello event."""
         self._client = client

@@ -156,7 +156,7 @@ class JsonConnection(Connection):
 
     @asynccontextmanager
     async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
-        """`generate`, with an account of who is still on the way in."""
+        """`generate`, counting the requests that are still being admitted."""
         async with AsyncExitStack() as stack:
             try:
                 stream = await stack.enter_async_context(self.engine.generate(request))

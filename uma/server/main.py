@@ -96,7 +96,7 @@ def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:
         return
     try:
         on_ready(info)
-    except OSError as error:  # nobody's terminal: the server is wanted all the same
+    except OSError as error:  # the terminal is gone: the server serves all the same
         log(logger, logging.WARNING, "server.cannot_announce", reason=error.strerror)
 
 

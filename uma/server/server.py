@@ -1,7 +1,7 @@
-"""The server: who is connected, who may connect, and how it all comes to an end.
+"""The server: its sessions, their admission, and the shutdown sequence.
 
 Ending is a sequence with a bound at each step: no new sessions; what runs may finish; what still runs is told
-`E_RUNTIME_SHUTDOWN`; whoever does not read that is hung up on.
+`E_RUNTIME_SHUTDOWN`; a session that does not read that is closed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Server:
                 task_status.started()
                 with self._accepting:
                     await accept_forever(file.sock, lambda sock: self._admit(sock, nursery), self._note_shortage)
-                # Whoever connects from here on finds nobody; whoever already waits in line is told.
+                # New connections are refused by the system from here on; those in the backlog are told.
                 file.remove()
                 self._refuse_waiting(file.sock, nursery)
                 await self._drain()

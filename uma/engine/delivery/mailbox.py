@@ -60,7 +60,7 @@ class Mailbox:
             os.read(self._bell, MAX_RINGS)
             waiting = self.empty()
             if waiting:
-                # First those who were woken by it have their turns, and write what they have to write.
+                # First the tasks that it woke have their turns, and write their frames.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 for taken in waiting:

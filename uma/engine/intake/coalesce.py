@@ -1,4 +1,4 @@
-"""One thing to do as soon as Trio has run all there is to run, which costs nobody a turn of the loop to find out."""
+"""Coalesces wakeups: runs a callback once, just before Trio's next I/O wait."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class WhenIdle(trio.abc.Instrument):
     """Calls `act` once after it is asked to: before Trio next waits for something to happen, or after `limit_sec` where
     it always has something to run. Belongs to the Trio thread; `act` must neither wait nor raise.
 
-    Who asks again meanwhile is one of many, and what the others sent may have reached the system but not Trio yet: so
-    then Trio first looks once more.
+    A second request for it in the meantime means a burst, of which more can have reached the system but not Trio yet:
+    then Trio polls once more first.
     """
 
     def __init__(self, act: Callable[[], None], limit_sec: float) -> None:
@@ -23,7 +23,7 @@ class WhenIdle(trio.abc.Instrument):
         self._is_asked = self._is_asked_again = False
 
     def ask(self) -> None:
-        """Have it done once, soon, for everybody who asks until then."""
+        """Run the callback once, soon, for all calls until then."""
         self._is_asked_again = self._is_asked
         if not self._is_asked:
             self._is_asked = True

@@ -59,7 +59,7 @@ class _Entry(_File):
     snapshot: weakref.ref[Snapshot] | None = None
     """The same in memory, for as long as the decode thread keeps it."""
     reading: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held by whoever reads the file, so that others who need it meanwhile need not."""
+    """Held by the task that reads the file, so that requests which need it meanwhile wait for that one read."""
 
     def whole(self) -> array[int]:
         """Its tokens, as `kv.events.Run` tells them."""

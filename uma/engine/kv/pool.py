@@ -1,4 +1,4 @@
-"""The pool of sequence ids and KV cells: who holds what, what is free, and what goes first when room runs short.
+"""The pool of sequence ids and KV cells: what each holds, what is free, and the order of eviction.
 
 Two tiers: cells, organised by the radix tree, and snapshots in host memory for what had to leave them. The tree counts
 cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the decode thread.
@@ -27,7 +27,7 @@ MOST_PLAIN_TOKENS = 256
 LEAST_EVICTED_TOKENS = 256
 """Cells given up at a time."""
 MOST_STALL_BYTES = 32 * 2**20
-"""While someone decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
+"""While any sequence decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
 
 
 @attrs.define
@@ -42,7 +42,7 @@ class KvPool:
     """Hands out sequence ids and cells, and keeps finished sequences as cache for as long as there is room.
 
     `cache_cells` bounds the cells that hold nothing but cache: attention walks over every cell in use, also those that
-    are masked, so cache in cells costs every decoding stream a little, and a snapshot costs nobody anything.
+    are masked, so cache in cells costs every decoding stream a little, and a snapshot costs no stream anything.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class KvPool:
     def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
         """An id for a sequence that will compute `tokens`, and how many of them it need not compute.
 
-        They come from the cells of whoever has most of them, or from a snapshot where that saves clearly more.
+        They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more.
         """
         node, length = self.match(tokens)
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
@@ -216,7 +216,7 @@ class KvPool:
                 self.tree.shorten(seq_id, excess)
 
     def own_cells(self, holding: Holding) -> int:
-        """Cells that nobody but the holder uses."""
+        """Cells that only this holding uses."""
         count = 0
         for node in holding.tip.path():
             if node.locks > 1:
@@ -267,7 +267,7 @@ class KvPool:
         return False
 
     def save_all_cached(self) -> None:
-        """For the end: give a snapshot of everything cached to whoever listens to the store."""
+        """At the end: add a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
         for seq_id, node in self.tree.cached.items():
             if self._is_worth_saving(node):
                 self.store.add(self._snapshot_of(seq_id))
@@ -285,7 +285,7 @@ class KvPool:
     def _is_worth_saving(self, node: Node) -> bool:
         """Whether dropping a cached end would lose more than computing it again costs.
 
-        What stays in the cells for others is not lost: the part that counts begins where nobody else goes on.
+        What stays in the cells for others is not lost: the part that counts begins after the last cell that another id shares.
         """
         start, reuses = node, node.reuses
         while start.parent is not None and not start.parent.ids and len(start.parent.children) == 1:

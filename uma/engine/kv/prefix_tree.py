@@ -219,14 +219,14 @@ class PrefixTree:
         return min(ends, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
 
     def drop(self, seq_id: int) -> None:
-        """Give up a cached sequence id. Only cells that nobody else holds become free."""
+        """Give up a cached sequence id. Only cells that no other id holds become free."""
         self.stats.evictions += 1
         self._forget(self.cached[seq_id], seq_id)
 
     def shorten(self, seq_id: int, tokens: int) -> bool:
         """Free up to `tokens` cells at the end of a cached leaf (see `oldest_leaf`).
 
-        Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if nobody else holds that.
+        Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if no other id holds that.
         """
         self._matched = None
         self.stats.evictions += 1
@@ -348,7 +348,7 @@ class PrefixTree:
         self._prune(tip)
 
     def _prune(self, node: Node) -> None:
-        """Remove what nobody holds any more, upwards."""
+        """Remove this node and its ancestors, as far as no id holds them."""
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
             if self._events.listeners:

@@ -14,13 +14,13 @@ STRETCH = 4.0
 """A prompt without a wish of its own is due when it has waited this many times as long as reading it takes.
 
 So a short prompt that comes later overtakes a long one being read, but only until the long one is due: deadlines are
-fixed on arrival, and nobody who comes after it can get before it. That bounds every wait.
+fixed on arrival, and no request that arrives after that can overtake it. That bounds every wait.
 """
 LEAST_DUE_MS = 50.0
 """No deadline is nearer than this, so that prompts of a few tokens keep their order of arrival among themselves."""
 LANE_DELAY_MS = {1: 0.0, 0: 60_000.0, -1: 120_000.0}
-"""By how much a lane's deadlines are later than they are. Whoever comes within that time in a higher lane goes before;
-nobody who comes after it does. So that is the bound on how long a lane can starve."""
+"""Delay added to the deadlines of a lane (ms). Requests of a higher lane that arrive within it are served first, later
+ones are not, so it bounds how long a lane can starve."""
 RESERVE_PER_ROW = 16
 """Cells left free for each running row before another begins."""
 
@@ -65,5 +65,5 @@ def first_token_first(rows: Iterable[R]) -> list[R]:
 
 
 def preemption_order(rows: Iterable[R]) -> list[R]:
-    """Who gives back its KV cells first: whoever waits for its reader anyway, then the youngest of the lowest lane."""
+    """Preemption order: sequences that are paused for their readers, then the youngest of the lowest lane."""
     return sorted(rows, key=lambda row: (not row.is_paused, row.lane, -row.key))

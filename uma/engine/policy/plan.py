@@ -44,9 +44,9 @@ class Plan:
     held: int = 0
     """Background rows that decode on another tick."""
     is_everyday: bool = False
-    """A token for each, nothing to read, nobody held back: as it will be until somebody comes, goes or pauses."""
+    """One token for each row, no prefill, no row throttled: the plan stays valid until a sequence arrives, ends or pauses."""
     is_one_by_one: bool = False
-    """Each decode row is a batch of its own, for here that is faster."""
+    """Each decode row is a batch of its own, because that is faster here."""
     steps: int = 1
     """Decode steps of each row before the prefill."""
     pace_ms: float = 0.0
@@ -179,7 +179,7 @@ class Scheduler:
         ):
             return NOTHING, ()
         waiting = self._readable_together(first_token_first(waiting))
-        # Nobody decodes, or only background streams: they slow down nobody's prompts but those of their own lane.
+        # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(row.lane < min(waiting[0].lane, 0) for row in decode):
             waiting = self._ending_together(waiting)
             piece = Piece(self.targets.solo_tokens)

@@ -99,7 +99,7 @@ class Answer:
 
     @contextmanager
     def reader(self) -> Iterator[None]:
-        """Somebody reads: the answer is wanted, and rendered, for as long as the block lasts."""
+        """A reader is attached: the answer is wanted, and rendered, for as long as the block lasts."""
         self._readers += 1
         self._readers_changed.unpark_all()
         self._arrival.unpark_all()

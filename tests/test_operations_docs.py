@@ -1,0 +1,100 @@
+"""docs/operations.md and its unit for systemd are true: defaults, options, constants, log lines, folders."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from harness import running_server
+from uma.cli.options import load_settings
+from uma.cli.parser import build_parser
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.engine.kv.disk import FOLDER
+from uma.llama.model import Model
+from uma.server import connection, server
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
+UNIT = DOCS / "uma.service"
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", PAGE, re.MULTILINE))
+    defaults = attrs.asdict(RuntimeConfig())
+    assert len(told) == 14
+    assert told == {name: str(defaults[name]) for name in told}
+    assert f"`--cache-disk-mb` ({defaults['cache_disk_mb']})" in PAGE
+    assert f"{connection.FAILURE_LINES} lines and one a second for a session" in PAGE
+    assert f"{server.FAILURE_LINES} and {server.FAILURE_LINES_PER_SEC:.0f} a second for all" in PAGE
+    assert connection.FAILURE_LINES_PER_SEC == 1
+
+
+def test_every_option_named_exists() -> None:
+    parser = build_parser()
+    commands = next(action for action in parser._actions if action.choices)
+    known = {word for each in dict(commands.choices or {}).values() for word in each._option_string_actions}
+    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", PAGE)) - known == set()
+
+
+def test_the_context_is_sized_as_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    least, most = f"{sizing.LEAST_POOL_TOKENS:,}", f"{sizing.MOST_POOL_TOKENS:,}"
+    assert (
+        f"{sizing.POOL_SEQUENCES} times the model's own context length, at least {least} tokens and at most {most}"
+        in PAGE
+    )
+    assert f"{sizing.LEAST_CONVERSATIONS} conversations of {sizing.MOST_STREAM_TOKENS:,} tokens" in PAGE
+    assert f"{sizing.MOST_MEMORY_SHARE:.0%}".replace("%", " %") in PAGE
+    assert (sizing.MEMORY_SHARE, sizing.RAM_SHARE, sizing.MOST_RAM_BYTES) == (4, 8, 8 * 2**30)
+    with Model.load(tiny) as model:
+        cell = model.kv_bytes_per_token("f16", "f16")
+        about_q8 = model.kv_bytes_per_token("q8_0", "q8_0") / cell
+        for free_tokens, n_ctx in ((4 * 20_480, 20_480), (4 * 10_240, 16_384), (10_240, 7_168), (10**7, 32_768)):
+            monkeypatch.setattr(
+                sizing, "free_memory_bytes", lambda tokens=free_tokens: model.info.size_bytes + tokens * cell
+            )
+            assert sizing.context_params(model, RuntimeConfig()).n_ctx == n_ctx
+    assert 0.4 < about_q8 < 0.6
+
+
+def test_the_log_has_the_events_and_the_form_told_and_folders_the_modes(socket_dir: Path, tiny: Path) -> None:
+    cache = socket_dir / "cache"
+    with running_server(socket_dir / "s", "--model", str(tiny), "--cache-dir", str(cache)) as process:
+        with process.connect() as raw:
+            raw.hello()
+            raw.send({"id": "a", "prompt": "x", "max_tokens": 1}, {"id": "b", "prompt": 1})
+            raw.last_of("a")
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    log = process.log.join()
+    told = re.findall(r"^\| (`[\w.`, ]+`) \| (\w+) \|", PAGE, re.MULTILINE)
+    levels = {event: level for events, level in told for event in re.findall(r"[\w.]+", events)}
+    seen = re.findall(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (\w+) uma\.\w+ event=(\S+)", log, re.MULTILINE)
+    assert {"server.ready", "request.finished", "request.failed", "server.stopped"} <= {event for _, event in seen}
+    assert all(levels[event] == level for level, event in seen if event in levels)
+    assert FOLDER in PAGE
+    assert (cache / FOLDER).stat().st_mode & 0o777 == 0o700
+
+
+def test_the_unit_starts_a_server_that_the_page_tells_of() -> None:
+    (command,) = re.findall(r"^ExecStart=\S+/uma (.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
+    options = build_parser().parse_args(shlex.split(command))
+    assert load_settings(options).config.socket in PAGE
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "uma.service"
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/uma/bin/uma", sys.executable), encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
