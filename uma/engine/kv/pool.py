@@ -285,7 +285,7 @@ class KvPool:
     def _is_worth_saving(self, node: Node) -> bool:
         """Whether dropping a cached end would lose more than computing it again costs.
 
-        What stays in the cells for others is not lost: the part that counts begins after the last cell that another id shares.
+        Cells that another id shares are not lost: the part that counts begins behind them.
         """
         start, reuses = node, node.reuses
         while start.parent is not None and not start.parent.ids and len(start.parent.children) == 1:

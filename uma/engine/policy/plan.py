@@ -44,7 +44,7 @@ class Plan:
     held: int = 0
     """Background rows that decode on another tick."""
     is_everyday: bool = False
-    """One token for each row, no prefill, no row throttled: the plan stays valid until a sequence arrives, ends or pauses."""
+    """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
     is_one_by_one: bool = False
     """Each decode row is a batch of its own, because that is faster here."""
     steps: int = 1
