@@ -220,7 +220,7 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
 
 
 def free_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Memory that can be had without swapping, in this container where there is one; where the system is silent, half."""
+    """Memory that can be had without swapping, in this container where there is one. Where none tells, half of all."""
     return int(min(_machine_free_bytes(meminfo), _container_free_bytes(cgroup)))
 
 
