@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
@@ -14,12 +15,19 @@ import pytest
 import trio
 import trio.testing
 
+from harness import ServerProcess
 from models import write_encoder
-from uma import LLM, RuntimeConfig, open_engine
+from uma import LLM, RuntimeConfig, connect, open_engine
+from uma.client.interview import ID, SocketInterview
+from uma.contracts.claims import Question
 from uma.engine import Engine
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
-from uma.types import EmbedRequest, Finished, Request, SamplingParams
+from uma.protocol.codec import parse_event
+from uma.protocol.frames import HEADER_BYTES, encode_frame
+from uma.protocol.messages import Cancel, EmbedEvent, EmbedQuery
+from uma.protocol.session import Refused, ServerSession
+from uma.types import EmbedRequest, Finished, Request, RerankRequest, SamplingParams
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -228,3 +236,54 @@ async def test_an_engine_that_drains_waits_for_embeddings(tiny: Path) -> None:
         await engine.drained()
         await trio.testing.wait_all_tasks_blocked()
         assert answers == [100]
+
+
+def test_numbers_and_base64_are_the_same_embeddings_over_the_socket(server: ServerProcess) -> None:
+    def ask(**fields: object) -> dict[str, Any]:
+        return (
+            SocketInterview(server.socket)
+            .ask(Question({"type": "embed", "texts": ["a fox", "a forest"], **fields}))
+            .last
+        )
+
+    numbers, packed = ask(dimensions=8, metadata={"a": 1}), ask(dimensions=8, encoding="base64")
+    assert (numbers["id"], numbers["metadata"]) == (ID, {"a": 1})
+    rows = [np.frombuffer(b64decode(each), "<f4") for each in packed["embeddings"]]
+    assert np.allclose(rows, numbers["embeddings"], atol=1e-6)
+    assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+    assert ask(texts=None)["code"] == "E_PROTO_BAD_REQUEST"
+
+    async def through_the_client() -> None:
+        async with connect(server.socket) as client:
+            found = await client.embed(EmbedRequest("mine", texts=["a fox", "a forest"], dimensions=8))
+            assert (found.id, list(found.prompt_tokens)) == ("mine", packed["prompt_tokens"])
+            assert np.allclose(np.array(found.vectors), rows, atol=1e-6)
+            with pytest.raises(BadRequest, match="no classifier"):
+                await client.rerank(RerankRequest("r", query="fox", documents=["a fox"]))
+
+    trio.run(through_the_client)
+
+
+def test_a_session_of_version_1_0_knows_no_embeddings() -> None:
+    session = ServerSession()
+    session.receive(encode_frame(b'{"type": "hello", "versions": ["1.0"]}'))
+    session.next_message()
+    session.receive(encode_frame(b'{"type": "embed", "id": "e", "texts": ["a fox"]}'))
+    refused = session.next_message()
+    assert isinstance(refused, Refused)
+    assert "embed" not in refused.event.message.partition(", not ")[0]
+
+
+def test_a_cancelled_embedding_ends_with_an_answer_that_says_so() -> None:
+    session = ServerSession()
+    session.receive(encode_frame(b'{"type": "hello", "versions": ["1.1"]}'))
+    session.next_message()
+    session.receive(encode_frame(b'{"type": "embed", "id": "e", "texts": ["a fox"]}'))
+    query = session.next_message()
+    assert isinstance(query, EmbedQuery)
+    session.receive(encode_frame(b'{"event": "cancel", "id": "e"}'))
+    assert isinstance(session.next_message(), Cancel)
+    event = parse_event(session.cancelled(query)[HEADER_BYTES:])
+    assert isinstance(event, EmbedEvent)
+    assert (event.reason, event.embeddings) == ("cancelled", ())
+    assert session.is_idle

@@ -189,7 +189,11 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         ("slo", 5, "expected an object, not 5"),
         ("metadata", [], "expected an object, not []"),
         ("keep_alive", 0, "expected true or false, not 0"),
-        ("type", "nope", "expected one of generate, hello, metrics, activity, health, tokenize, not 'nope'"),
+        (
+            "type",
+            "nope",
+            "expected one of generate, hello, metrics, activity, health, tokenize, embed, rerank, not 'nope'",
+        ),
         ("type", None, "expected one of"),
         ("type", {}, "expected one of"),
     ],

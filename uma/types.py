@@ -631,6 +631,14 @@ class Capabilities:
     """Values of `tool_choice` that are honoured, `named` for a tool's name; none: this model's calls are not parsed."""
     reasoning: bool = False
     """The model's template has thinking marks that are known."""
+    generate: bool = True
+    """False: the model embeds text and does not generate."""
+    embeddings: bool = False
+    pooling: str = "none"
+    """How a text's token embeddings become one: `mean`, `cls` (the first token's), `last`, or `rank` (a score)."""
+    embedding_dimensions: int = 0
+    """Figures of an embedding."""
+    rerank: bool = False
 
 
 @attrs.frozen
@@ -747,6 +755,16 @@ class Source(Protocol):
         the block or from the iteration. Leaving the block cancels: by the next tick boundary the sequence and its KV
         cells are gone.
         """
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """An embedding of each text. A cancelled call ends the work with the batch that runs.
+
+        Raises `BadRequest` where the model gives none, `PromptTooLarge` for a text that does not fit the context, and
+        `Overloaded`.
+        """
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """The documents by how well they answer the query. Otherwise as `embed`."""
 
     async def tokenize(self, request: Request) -> Tokenized:
         """The token ids `generate` would compute for this request. Raises what `generate` would for a bad prompt."""

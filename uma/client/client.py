@@ -23,6 +23,8 @@ from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
     Cancel,
+    EmbedEvent,
+    EmbedQuery,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -33,6 +35,8 @@ from uma.protocol.messages import (
     MetricsQuery,
     PromptEvent,
     ReasoningEvent,
+    RerankEvent,
+    RerankQuery,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
@@ -40,10 +44,21 @@ from uma.protocol.messages import (
     ToolCallEvent,
 )
 from uma.protocol.session import ClientSession
-from uma.types import Activity, EventStream, Health, Request, ServerInfo, Tokenized
+from uma.types import (
+    Activity,
+    Embeddings,
+    EmbedRequest,
+    EventStream,
+    Health,
+    Ranking,
+    Request,
+    RerankRequest,
+    ServerInfo,
+    Tokenized,
+)
 
-Answer = MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent
-Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
+Answer = MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
+Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
 
 
 @attrs.define(eq=False)
@@ -106,6 +121,29 @@ class Client:
         answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id)))
         assert isinstance(answer, TokenizeEvent)
         return answer.tokenized
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """As `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
+        id = self._fresh_id()
+        answer = await self._ask_whole(id, EmbedQuery(attrs.evolve(request, id=id), "base64"))
+        assert isinstance(answer, EmbedEvent)
+        return attrs.evolve(answer.result, id=request.id)
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """As `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
+        id = self._fresh_id()
+        answer = await self._ask_whole(id, RerankQuery(attrs.evolve(request, id=id)))
+        assert isinstance(answer, RerankEvent)
+        return attrs.evolve(answer.result, id=request.id)
+
+    async def _ask_whole(self, id: str, query: EmbedQuery | RerankQuery) -> Answer:
+        """Ask, and cancel where the caller leaves before the answer."""
+        try:
+            return await self._ask(id, query)
+        except trio.Cancelled:
+            if self._failure is None:
+                self._link.post(self._session.send(Cancel(id)))
+            raise
 
     async def health(self, *, probe: bool = True) -> Health:
         """As `Source.health`."""

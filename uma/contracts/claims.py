@@ -342,8 +342,7 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     yield from _about_tools(declared(capabilities, "tools", ()))
     if not declared(capabilities, "vision", False):
         yield Claim("vision", "no", partial(_refused, ask(images=["data:,"]).fields, "images"))
-    if not declared(capabilities, "embeddings", False):
-        yield Claim("embeddings", "no", partial(_refused, {"type": "embed", "prompt": "Hello"}, "type"))
+    yield from _about_embeddings(info)
 
 
 _WEATHER = {
@@ -389,6 +388,40 @@ def _tools(choice: str) -> Proof:
         _demand(is_valid, f"arguments that do not validate: {call['arguments']}")
     _demand(bool(calls) or choice == "auto", "no call although one was demanded")
     return f"{len(calls)} calls, told apart from the text"
+
+
+def _about_embeddings(info: ServerInfo) -> Iterator[Claim]:
+    capabilities = info.capabilities
+    asked = {"type": "embed", "texts": [PROMPT, "Hello"]}
+    if declared(capabilities, "embeddings", False):
+        width = capabilities.embedding_dimensions
+        yield Claim("embeddings", f"{width} dimensions", partial(_embeds, width))
+        too_many = partial(_refused, asked | {"dimensions": width + 1}, "dimensions")
+        yield Claim(f"embeddings: dimensions = {width + 1}", "no", too_many)
+    else:
+        yield Claim("embeddings", "no", partial(_refused, asked, "t"))
+    ranking = {"type": "rerank", "query": "fox", "documents": [PROMPT, "Hello"]}
+    if declared(capabilities, "rerank", False):
+        yield Claim("rerank", "yes", partial(_reranks, ranking))
+    else:
+        yield Claim("rerank", "no", partial(_refused, ranking, "query"))
+
+
+def _embeds(width: int) -> Proof:
+    both = _answered((yield Question({"type": "embed", "texts": [PROMPT, "Hello"]}))).last["embeddings"]
+    cut = _answered((yield Question({"type": "embed", "texts": ["Hello"], "dimensions": 1}))).last["embeddings"]
+    _demand([len(each) for each in both] == [width] * 2, f"{[len(each) for each in both]} figures, not {width} each")
+    lengths = [sum(figure * figure for figure in each) for each in (*both, *cut)]
+    _demand(all(abs(length - 1) < 1e-3 for length in lengths), f"squares of lengths {lengths}: not normalised")
+    _demand(both[0] != both[1], "two texts have one embedding")
+    return f"2 texts, {width} figures each, of length 1; also cut to 1"
+
+
+def _reranks(ranking: dict[str, Any]) -> Proof:
+    results = _answered((yield Question(ranking))).last["results"]
+    _demand(sorted(each["index"] for each in results) == [0, 1], "not each document is ranked once")
+    _demand(results[0]["score"] >= results[1]["score"], "not the best first")
+    return "2 documents, the best first"
 
 
 def _logprobs(top: int) -> Proof:

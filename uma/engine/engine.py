@@ -169,16 +169,12 @@ class Engine:
             raise await self._chat.blame(request, error, self._constraints.grammar) from None
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """An embedding of each text. A cancelled call ends the work with the batch that runs.
-
-        Raises `BadRequest` where the model gives none, `PromptTooLarge` for a text that does not fit the context, and
-        `Overloaded`.
-        """
+        """See `types.Source.embed`."""
         self._check_open()
         return await self._embeddings.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """The documents by how well they answer the query. Otherwise as `embed`."""
+        """See `types.Source.rerank`."""
         self._check_open()
         return await self._embeddings.rerank(request)
 

@@ -15,7 +15,7 @@ MAX_STOP_STRINGS = 16
 
 def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) -> ServerInfo:
     """The answer to `info` and `hello`."""
-    model = context.model
+    model, pooling = context.model, sizing.pooling(context.model, config)
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
@@ -34,6 +34,11 @@ def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) ->
             grammars=GRAMMAR_FIELDS if len(model.vocab.eog) else (),
             max_logprobs=MAX_LOGPROBS,
             echo=True,
+            generate=model.is_causal,
+            embeddings=pooling != "rank",
+            pooling=pooling,
+            embedding_dimensions=model.n_embedding,
+            rerank=pooling == "rank",
             max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         ),
         limits=Limits(

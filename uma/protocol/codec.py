@@ -6,11 +6,13 @@ converter.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
 import attrs
+import numpy as np
 import orjson
 
 from uma.constraints import hints_of, problems, proven, show
@@ -21,6 +23,8 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     ClientMessage,
+    EmbedQuery,
+    Encoding,
     EosEvent,
     Generate,
     HealthQuery,
@@ -28,16 +32,28 @@ from uma.protocol.messages import (
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
+    RerankQuery,
     ServerEvent,
     TokenEvent,
     TokenizeQuery,
     UnknownEvent,
 )
-from uma.protocol.wire import CANCEL, EVENTS, REQUESTS, SAMPLING_FIELDS, SINCE_1_1, TOKENIZE_FIELDS
+from uma.protocol.wire import (
+    CANCEL,
+    EVENTS,
+    KINDS_SINCE_1_1,
+    REQUESTS,
+    SAMPLING_FIELDS,
+    SINCE_1_1,
+    TOKENIZE_FIELDS,
+)
 from uma.types import (
     PROMPT_FIELDS,
+    Embeddings,
+    EmbedRequest,
     Logprobs,
     Request,
+    RerankRequest,
     SamplingParams,
     Token,
     TokenLogprob,
@@ -79,8 +95,9 @@ def message_of(
     if "type" not in fields and "event" in fields:
         return _parse_cancel(fields, strict)
     kind = fields.pop("type", "generate")
-    if not isinstance(kind, str) or kind not in REQUESTS:
-        raise BadRequest(f"type: expected one of {', '.join(REQUESTS)}, not {show(kind)} ({_HELP})")
+    known = [each for each in REQUESTS if version != "1.0" or each not in KINDS_SINCE_1_1]
+    if not isinstance(kind, str) or kind not in known:
+        raise BadRequest(f"type: expected one of {', '.join(known)}, not {show(kind)} ({_HELP})")
     cls = REQUESTS[kind]
     newer = list(_without_newer(fields, kind)) if version == "1.0" else []
     flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab, newer))
@@ -89,6 +106,11 @@ def message_of(
         return _generate(flat, warnings, max_tokens)
     if kind == "tokenize":
         return TokenizeQuery(_request(**_own_fields(flat)), warnings)
+    if kind == "embed":
+        return _embed(flat, warnings)
+    if kind == "rerank":
+        with proven():
+            return RerankQuery(RerankRequest(**_own_fields(flat)), warnings)
     if kind == "hello":
         return Hello(**_own_fields(flat), warnings=warnings)
     if kind == "health":
@@ -161,6 +183,22 @@ def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | N
     if metadata is not None:
         fields["metadata"] = metadata
     return encode_frame(orjson.dumps(fields))
+
+
+def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fragment:
+    """The figures of an `embed` event, written as JSON: the slow part of its frame. Any thread."""
+    if encoding == "base64":
+        return orjson.Fragment(orjson.dumps([b64encode(each).decode("ascii") for each in embeddings.vectors]))
+    rows = [np.frombuffer(each, np.float32) for each in embeddings.vectors]
+    return orjson.Fragment(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def encode_embeddings(
+    embeddings: Embeddings, written: orjson.Fragment, warnings: tuple[str, ...], metadata: Mapping[str, Any] | None
+) -> bytes:
+    """An embed event as a whole frame, of figures that were `written_embeddings` before."""
+    head = {"event": "embed", "id": embeddings.id, "embeddings": written, "prompt_tokens": embeddings.prompt_tokens}
+    return encode_frame(orjson.dumps({**head, **_if_any(warnings=warnings, metadata=metadata)}))
 
 
 def fragment(metadata: Mapping[str, Any]) -> orjson.Fragment:
@@ -240,6 +278,16 @@ def _generate(flat: Any, warnings: tuple[str, ...], limit: int | None) -> Genera
     return Generate(_request(**fields, sampling=sampling), keep_alive, warnings)
 
 
+def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
+    fields = _own_fields(flat)
+    encoding = fields.pop("encoding")
+    try:
+        with proven():
+            return EmbedQuery(EmbedRequest(**fields), encoding, warnings)
+    except ValueError as error:  # neither texts nor token_ids, or both
+        raise BadRequest(str(error)) from None
+
+
 def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
     try:
         with proven():  # by `structure`
@@ -257,6 +305,10 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         if isinstance(message, TokenizeQuery):
             return {"type": "tokenize"} | {name: request[name] for name in TOKENIZE_FIELDS if name in request}
         return request | unstructure(message.request.sampling) | ({"keep_alive": True} if message.keep_alive else {})
+    if isinstance(message, EmbedQuery):
+        return {"type": "embed", **unstructure(message.request), "encoding": message.encoding}
+    if isinstance(message, RerankQuery):
+        return {"type": "rerank", **unstructure(message.request)}
     kind = {Hello: "hello", MetricsQuery: "metrics", ActivityQuery: "activity", HealthQuery: "health"}[type(message)]
     fields = unstructure(message)
     fields.pop("warnings", None)

@@ -6,8 +6,10 @@ cannot disagree. On the wire a request's sampling parameters stand flat beside i
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64decode
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 
@@ -16,6 +18,8 @@ from uma.types import (
     Activity,
     Answer,
     Capabilities,
+    Embeddings,
+    EmbedRequest,
     Finished,
     FinishReason,
     Health,
@@ -24,9 +28,12 @@ from uma.types import (
     Logprobs,
     ModelInfo,
     Prompt,
+    Ranked,
+    Ranking,
     ReasoningDelta,
     Request,
     RequestMetrics,
+    RerankRequest,
     RunningRequest,
     ServerInfo,
     Token,
@@ -36,6 +43,7 @@ from uma.types import (
     Usage,
 )
 
+Encoding = Literal["float", "base64"]
 Id = Annotated[str, Length(1, 128)]
 
 # What a client may say.
@@ -105,7 +113,27 @@ class TokenizeQuery:
     warnings: tuple[str, ...] = ()
 
 
-ClientMessage = Hello | Generate | Cancel | MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
+@attrs.frozen
+class EmbedQuery:
+    """Embeddings asked for: `{"type": "embed", "id": …}` with one of `texts` and `token_ids`."""
+
+    request: EmbedRequest
+    encoding: Encoding = "float"
+    """How the figures come back: as numbers, or as the base64 of 32-bit floats, little-endian."""
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class RerankQuery:
+    """A ranking asked for: `{"type": "rerank", "id": …, "query": …, "documents": […]}`."""
+
+    request: RerankRequest
+    warnings: tuple[str, ...] = ()
+
+
+ClientMessage = (
+    Hello | Generate | Cancel | MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+)
 
 # What a server answers.
 
@@ -370,6 +398,54 @@ class TokenizeEvent:
 
 
 @attrs.frozen
+class EmbedEvent:
+    """The answer to `EmbedQuery`: an embedding for each text, in their order."""
+
+    id: str
+    embeddings: tuple[str | list[float], ...]
+    """Each as the base64 of 32-bit floats, little-endian, or as numbers."""
+    prompt_tokens: tuple[int, ...]
+    """Tokens of each text."""
+    warnings: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
+    reason: Literal["stop", "cancelled"] = "stop"
+    """`cancelled`: at the client's wish, without a result."""
+
+    @property
+    def result(self) -> Embeddings:
+        """The event as `uma.types` has it. Raises `ValueError` for what is no base64 of 32-bit floats."""
+        return Embeddings(self.id, tuple(map(_vector, self.embeddings)), self.prompt_tokens)
+
+
+def _vector(written: str | list[float]) -> array[float]:
+    vector = array("f")
+    if isinstance(written, str):
+        vector.frombytes(b64decode(written, validate=True))
+    else:
+        vector.extend(written)
+    return vector
+
+
+@attrs.frozen
+class RerankEvent:
+    """The answer to `RerankQuery`: documents, the best first."""
+
+    id: str
+    results: tuple[Ranked, ...]
+    prompt_tokens: int
+    """Tokens of all pairs of query and document."""
+    warnings: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
+    reason: Literal["stop", "cancelled"] = "stop"
+    """`cancelled`: at the client's wish, without a result."""
+
+    @property
+    def result(self) -> Ranking:
+        """The event as `uma.types` has it."""
+        return Ranking(self.id, self.results, self.prompt_tokens)
+
+
+@attrs.frozen
 class UnknownEvent:
     """An event of a name that this side does not know: a newer server's. To be ignored."""
 
@@ -389,5 +465,7 @@ ServerEvent = (
     | ActivityEvent
     | HealthEvent
     | TokenizeEvent
+    | EmbedEvent
+    | RerankEvent
     | UnknownEvent
 )

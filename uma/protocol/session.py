@@ -23,6 +23,8 @@ A server drives a `ServerSession` so::
                 case ActivityQuery(): write(session.answer(message, activity))
                 case HealthQuery():   write(session.answer(message, health))    or session.fail_query(message, error)
                 case TokenizeQuery(): write(session.answer(message, tokenized)) or session.fail(error, request.id)
+                case EmbedQuery():    write(session.answer(message, embeddings)) or session.fail(error, request.id)
+                case RerankQuery():   write(session.answer(message, ranking))    or session.fail(error, request.id)
 
     # the writing task, each time all that was queued has been written
     if session.flushed():
@@ -49,6 +51,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+import orjson
 
 from uma.errors import (
     BadRequest,
@@ -58,6 +61,7 @@ from uma.errors import (
     UmaError,
 )
 from uma.protocol.codec import (
+    encode_embeddings,
     encode_event,
     encode_message,
     encode_token,
@@ -66,6 +70,7 @@ from uma.protocol.codec import (
     message_of,
     parse_event,
     read_object,
+    written_embeddings,
 )
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
 from uma.protocol.messages import (
@@ -73,6 +78,8 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     ClientMessage,
+    EmbedEvent,
+    EmbedQuery,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -84,6 +91,8 @@ from uma.protocol.messages import (
     MetricsQuery,
     PromptEvent,
     ReasoningEvent,
+    RerankEvent,
+    RerankQuery,
     ServerEvent,
     TokenizeEvent,
     TokenizeQuery,
@@ -93,9 +102,11 @@ from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProto
 from uma.protocol.versions import SUPPORTED, negotiate
 from uma.types import (
     Activity,
+    Embeddings,
     Event,
     Health,
     Prompt,
+    Ranking,
     ReasoningDelta,
     ServerInfo,
     Token,
@@ -103,8 +114,8 @@ from uma.types import (
     ToolCallDelta,
 )
 
-Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
-QueryResult = Mapping[str, Any] | Activity | Health | Tokenized
+Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+QueryResult = Mapping[str, Any] | Activity | Health | Tokenized | Embeddings | Ranking
 
 
 @attrs.frozen
@@ -308,6 +319,28 @@ class ServerSession:
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data
 
+    def answer_embed(self, query: EmbedQuery, embeddings: Embeddings, written: orjson.Fragment) -> bytes:
+        """As `answer`, with figures that `written_embeddings` wrote before: in another thread, where they are many."""
+        if self.is_closing:
+            return b""
+        data = encode_embeddings(embeddings, written, query.warnings, query.request.metadata)
+        self._end(_key(query))
+        return data
+
+    def cancelled(self, query: EmbedQuery | RerankQuery) -> bytes:
+        """The answer, without any result, to a query that the client cancelled."""
+        if self.is_closing:
+            return b""
+        id, metadata = query.request.id, query.request.metadata
+        event: ServerEvent = (
+            EmbedEvent(id, (), (), query.warnings, metadata, "cancelled")
+            if isinstance(query, EmbedQuery)
+            else RerankEvent(id, (), 0, query.warnings, metadata, "cancelled")
+        )
+        data = encode_event(event)
+        self._end(_key(query))
+        return data
+
     def answer(self, query: Query, result: QueryResult) -> bytes:
         """The answer to a query, as a frame. Ends the query, and so a plain session."""
         if self.is_closing:
@@ -318,6 +351,11 @@ class ServerSession:
                 event = TokenizeEvent(
                     query.request.id, result.token_ids, query.warnings, result.text, result.added_tokens
                 )
+            case EmbedQuery(), Embeddings():
+                return self.answer_embed(query, result, written_embeddings(result, query.encoding))
+            case RerankQuery(), Ranking():
+                metadata = query.request.metadata
+                event = RerankEvent(result.id, result.results, result.prompt_tokens, query.warnings, metadata)
             case ActivityQuery(), Activity():
                 event = ActivityEvent.of(result, query.id, query.warnings)
             case HealthQuery(), Health():
@@ -456,7 +494,7 @@ class ClientSession:
         Raises `FrameTooLarge` where the server would close the session over its length, and `BadRequest` for an id that
         runs already, or what cannot be written as JSON. Nothing is sent then, and the session is as it was.
         """
-        id = message.request.id if isinstance(message, Generate | TokenizeQuery) else message.id
+        id = message.request.id if isinstance(message, _Requesting) else message.id
         if id in self._running and not isinstance(message, Cancel):
             raise BadRequest(f"id: {id!r} is the id of a request that is running in this session; give each its own")
         data = encode_message(message)
@@ -484,7 +522,7 @@ class ClientSession:
         event = parse_event(payload)
         if isinstance(event, HelloEvent):
             self.info, self.version = event.info, event.version
-        elif isinstance(event, EosEvent | ErrorEvent | MetricsEvent | HealthEvent | TokenizeEvent):
+        elif isinstance(event, _LastEvent):
             self._running.discard(event.id)
         return event
 
@@ -494,6 +532,9 @@ class ClientSession:
         return self._frames.is_mid_frame
 
 
+_Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery
+"""Messages whose id is that of the request in them."""
+_LastEvent = EosEvent | ErrorEvent | MetricsEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
 _STOPPING = "the server is stopping; start it again with `uma run`"
 
 
@@ -501,18 +542,20 @@ def _marks_of(message: ClientMessage) -> tuple[str | None, dict[str, Any] | None
     """The id and the metadata that an error about `message` carries."""
     if isinstance(message, Hello):
         return None, None
-    if isinstance(message, Generate | TokenizeQuery):
+    if isinstance(message, _Requesting):
         return message.request.id, message.request.metadata
     return message.id, None
 
 
 def _key(message: Generate | Query) -> str | int:
-    if isinstance(message, Generate | TokenizeQuery):
+    if isinstance(message, _Requesting):
         return message.request.id
     return id(message) if message.id is None else message.id
 
 
 def _exchange(message: Generate | Query) -> Exchange:
+    if isinstance(message, EmbedQuery | RerankQuery):
+        return Exchange(metadata=message.request.metadata, warnings=message.warnings, can_cancel=True)
     if not isinstance(message, Generate):
         return Exchange(warnings=message.warnings)
     metadata = message.request.metadata

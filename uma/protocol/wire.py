@@ -12,11 +12,13 @@ from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import Length, hints_of
+from uma.constraints import Length, Range, hints_of
 from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
     Cancel,
+    EmbedEvent,
+    EmbedQuery,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -28,15 +30,20 @@ from uma.protocol.messages import (
     MetricsQuery,
     PromptEvent,
     ReasoningEvent,
+    RerankEvent,
+    RerankQuery,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
     ToolCallEvent,
 )
-from uma.types import PROMPT_FIELDS, Request, SamplingParams
+from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankRequest, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
+_EMBEDDING = ("generate", "embeddings", "pooling", "embedding_dimensions", "rerank")
+KINDS_SINCE_1_1 = frozenset(("embed", "rerank"))
+"""Requests that a session of version 1.0 does not have."""
 SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "generate": frozenset(
@@ -50,7 +57,9 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
         "tokenize": frozenset(("tools", "tool_choice", "reasoning")),
         "messages": frozenset(("tool_calls", "tool_call_id", "name")),
         "eos": frozenset(("stop_string",)),
-        "capabilities": frozenset(("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning")),
+        "capabilities": frozenset(
+            ("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning", *_EMBEDDING)
+        ),
     }
 )
 """Fields that a session of version 1.0 does not have: of a request and its messages it ignores them, of the hello it
@@ -73,6 +82,9 @@ def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints:
 
 _ONE_OR_MORE_STRINGS = Annotated[str, Length(1, 1024)] | hints_of(SamplingParams)["stop"]
 
+_TOKENS = Annotated[list[Annotated[int, Range(0)]], Length(1, None, "tokens")]
+_LISTS_OF_TOKENS = Annotated[tuple[_TOKENS, ...], Length(1, MAX_TEXTS, "texts")] | None
+
 TOKENIZE_FIELDS = ("id", *PROMPT_FIELDS, "tools", "tool_choice", "reasoning")
 """Fields of a request that its prompt depends on."""
 
@@ -92,6 +104,10 @@ REQUESTS: dict[str, type[Any]] = {
     "activity": _flat("Activity", ActivityQuery),
     "health": _flat("Health", HealthQuery),
     "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
+    "embed": _flat(
+        "Embed", EmbedRequest, EmbedQuery, drop=("request", "warnings"), hints={"token_ids": _LISTS_OF_TOKENS}
+    ),
+    "rerank": _flat("Rerank", RerankRequest, RerankQuery, drop=("request", "warnings")),
 }
 """By `type`."""
 
@@ -108,6 +124,8 @@ EVENTS: dict[str, type[Any]] = {
     "activity": ActivityEvent,
     "health": HealthEvent,
     "tokenize": TokenizeEvent,
+    "embed": EmbedEvent,
+    "rerank": RerankEvent,
     "metrics": _flat("Metrics", MetricsEvent, drop=("snapshot",)),
 }
 """By `event`. A metrics event has its snapshot's fields beside these."""

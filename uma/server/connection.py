@@ -10,7 +10,7 @@ import logging
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import trio
@@ -26,9 +26,11 @@ from uma.server.clock import IdleClock
 from uma.server.logs import log
 from uma.server.throttle import Throttle
 from uma.server.users import Users
-from uma.types import EventStream, Finished, Request
+from uma.types import EmbedRequest, EventStream, Finished, Request, RerankRequest
 
 logger = logging.getLogger("uma.server")
+
+W = TypeVar("W", EmbedRequest, RerankRequest)
 
 LINGER_SEC = 0.5
 """After the last event the peer may still be sending. Reading on for a moment spares it a broken pipe before it has
@@ -64,6 +66,8 @@ class Work:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     stream: EventStream | None = None
     """The engine's stream, once the work has one."""
+    is_whole: bool = False
+    """It has no stream: it is answered in one piece, and a cancel ends it at once."""
     is_cancelled: bool = False
     verdict: UmaError | None = None
     """Why it was ended, where that was not the client's wish."""
@@ -73,6 +77,8 @@ class Work:
         self.is_cancelled = True
         if self.stream is not None:
             self.stream.cancel()
+        elif self.is_whole:
+            self.scope.cancel()
 
     def attach(self, stream: EventStream) -> EventStream:
         """Let `cancel` reach the engine, also a cancel that came before there was a stream."""
@@ -241,6 +247,25 @@ class Connection(ABC):
             raise BadRequest(fitted.message)
         self.account.begin(1)
         return fitted
+
+    def enter_whole(self, request: W) -> W:
+        """The same for a request that is answered in one piece."""
+        if self.account is None:
+            return request
+        if (excess := self.account.objection(1, trio.current_time())) is not None:
+            raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
+        most = self.account.bounds.max_priority
+        if most is not None and request.priority > most:
+            if request.priority > 0:
+                raise BadRequest(f"priority: {self.account.name} may use {most} at most")
+            request = attrs.evolve(request, priority=most)
+        self.account.begin(1)
+        return request
+
+    def charge(self, tokens: int) -> None:
+        """Count what was computed for the user."""
+        if self.account is not None:
+            self.account.charge(tokens, trio.current_time())
 
     def leave(self) -> None:
         """A request that was let in has ended."""

@@ -8,11 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import perf_counter
 
+import attrs
 import trio
 
 from uma.errors import Overloaded, UmaError
 from uma.net.metering import metered
-from uma.protocol.messages import ActivityQuery, Cancel, Generate, HealthQuery, Hello, MetricsQuery, TokenizeQuery
+from uma.protocol.codec import written_embeddings
+from uma.protocol.messages import (
+    ActivityQuery,
+    Cancel,
+    EmbedQuery,
+    Generate,
+    HealthQuery,
+    Hello,
+    MetricsQuery,
+    RerankQuery,
+    TokenizeQuery,
+)
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.server.connection import Connection, Host, Work
 from uma.server.logs import log
@@ -22,10 +34,14 @@ logger = logging.getLogger("uma.server")
 
 LEAST_RETRY_MS = 50
 
+Whole = EmbedQuery | RerankQuery
+
 Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
 """Queries of one session that are being answered; beyond it the session's input waits, as for `MAX_STARTING`."""
+MAX_INLINE_FIGURES = 4_096
+"""Most figures of embeddings that are written on the Trio thread, which takes some 0.2 ms."""
 MAX_INLINE_BYTES = 4_096
 """Longest frame that is parsed on the Trio thread. The worst of this size, a chat of empty messages, takes 1 to 2 ms,
 and a prompt 0.05 ms, where the way to another thread takes about 0.1 ms."""
@@ -110,6 +126,8 @@ class JsonConnection(Connection):
                 self.server.note_refused(message.event.code)
                 self.log_failure(message.event.id, message.event)
                 self.link.post(message.data)
+            case EmbedQuery() | RerankQuery():
+                self._start_whole(message)
             case _:
                 self._start_query(message)
 
@@ -137,6 +155,49 @@ class JsonConnection(Connection):
         self._asking += 1
         key = object()
         self._tasks.start_soon(self._answer, query, key, self.begin(key))
+
+    def _start_whole(self, query: Whole) -> None:
+        id = query.request.id
+        try:
+            self._check_crowd()
+            if isinstance(query, EmbedQuery):
+                query = attrs.evolve(query, request=self.enter_whole(query.request))
+            else:
+                query = attrs.evolve(query, request=self.enter_whole(query.request))
+        except UmaError as error:
+            self.server.note_refused(error.code)
+            self._tell_failure(id, error)
+            return
+        work = self.begin(id)
+        work.is_whole = True
+        log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
+        self._tasks.start_soon(self._answer_whole, query, work)
+
+    async def _answer_whole(self, query: Whole, work: Work) -> None:
+        """Embed or rank. The engine bounds what waits for it."""
+        try:
+            with work.scope:
+                self.link.post(await self._compute(query))
+            if work.is_cancelled and work.scope.cancelled_caught:
+                self.link.post(self._session.cancelled(query))
+            work.raise_if_aborted()
+        except UmaError as error:
+            self._tell_failure(query.request.id, error)
+        finally:
+            self.leave()
+        self.done(query.request.id, work)
+
+    async def _compute(self, query: Whole) -> bytes:
+        if isinstance(query, RerankQuery):
+            ranking = await self.engine.rerank(query.request)
+            self.charge(ranking.prompt_tokens)
+            return self._session.answer(query, ranking)
+        found = await self.engine.embed(query.request)
+        self.charge(sum(found.prompt_tokens))
+        if len(found.vectors) * len(found.vectors[0]) <= MAX_INLINE_FIGURES:
+            return self._session.answer(query, found)
+        written = await trio.to_thread.run_sync(written_embeddings, found, query.encoding, limiter=self.server.parsing)
+        return self._session.answer_embed(query, found, written)
 
     async def _generate(self, request: Request, work: Work) -> None:
         try:
