@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jsonschema
 import pytest
 import trio
@@ -18,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import schemas
 
+from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import LLM, SamplingParams, open_engine
 from uma.engine.worker.sampling import MAX_FORCED
 from uma.errors import BadRequest
 from uma.llama.grammar import GrammarCompiler, GrammarState
-from uma.types import GRAMMAR_FIELDS, Grammar, Request
+from uma.types import GRAMMAR_FIELDS, Grammar, Request, Token
 
 PERSON = {
     "type": "object",
@@ -128,6 +130,25 @@ async def test_a_constrained_output_is_the_same_beside_others_and_under_pressure
             )
             assert mine.finished.reason == theirs.finished.reason
     assert preemptions > 0 or kind == "recurrent", "there was no pressure"
+
+
+@pytest.mark.parametrize("cache_ram_mb", [0, 64], ids=["without snapshots", "with snapshots"])
+async def test_a_grammar_goes_on_where_a_preempted_request_was(tiny: Path, cache_ram_mb: int) -> None:
+    low = ask(tokens_for(3, 300), 200, priority=-1, ignore_eos=False, temperature=1, seed=3)
+    low = attrs.evolve(low, sampling=attrs.evolve(low.sampling, grammar=Grammar(regex="([a-z]{4}-){25}[0-9]{5}")))
+    async with open_engine(config_for(tiny, max_sequences=1, cache_ram_mb=cache_ram_mb)) as engine:
+        expected = await answer(engine, low)
+        assert re.fullmatch("([a-z]{4}-){25}[0-9]{5}", expected.text)
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(low) as stream:
+                text = "".join([(await stream.__anext__()).text for _ in range(9)])
+                # It waits for its reader by now or soon, in the middle of its text.
+                await answer(engine, ask(tokens_for(4, 20), 4, id="high", priority=1))
+                async for event in stream:
+                    text += event.text if isinstance(event, Token) else ""
+        metrics = engine.snapshot()
+    assert metrics["preemptions_total"] == 1
+    assert text == expected.text
 
 
 async def test_an_output_that_is_cut_inside_its_grammar_says_length(tiny: Path) -> None:

@@ -108,6 +108,16 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(client: httpx.Client, http
     assert http_server.process.metrics()["requests_total"] == begun + 1
 
 
+def test_a_grammar_holds_for_a_reader_that_came_back(client: httpx.Client) -> None:
+    token, form = secrets.token_hex(16), "([a-z]{3} ){40}end"
+    asked = body(token, ignore_eos=False, temperature=1.5, seed=1, grammar={"regex": form})
+    with client.stream("POST", "/ui/api/answers", json=asked) as response:
+        id, text = next((id, data["text"]) for id, name, data in events(response) if name == "update" and data["text"])
+    with client.stream("GET", f"/ui/api/answers/{token}", headers={"Last-Event-ID": id}) as response:
+        text += "".join(data["text"] for _, name, data in events(response) if name == "update")
+    assert re.fullmatch(form, text)
+
+
 def test_without_a_token_an_answer_ends_with_its_reader(client: httpx.Client, http_server: HttpServer) -> None:
     before = http_server.process.metrics()["requests_cancelled"]
     with client.stream("POST", "/ui/api/answers", json=body(max_tokens=1_900)) as response:
