@@ -2,6 +2,7 @@
 
     python -m benchmarks.simulate                      # table, and plots in benchmarks/results/
     python -m benchmarks.simulate --sessions 10000
+    python -m benchmarks.simulate --workers 1 10 100 1000    # as many workers behind a router
 
 Nothing of the policy is written again here: the scheduler with all of its plan (decode steps ahead, pace), the order of
 service, admission and the times at which readers are given tokens are the engine's. What is simulated is the machine
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.simulation import scale
 from benchmarks.simulation.load import Load
 from benchmarks.simulation.machines import MACHINES, Machine
 from benchmarks.simulation.outcome import LANES, Outcome, judge, plot, show
@@ -27,6 +29,7 @@ from uma.engine.policy import Targets
 
 RESULTS = Path(__file__).parent / "results"
 LOADS = (0.6, 0.75, 0.9, 1.5)
+MOST_WORKERS = 1_000
 POLICIES: dict[str, Callable[[Targets], Policy]] = {"greedy": Greedy, "uma": Uma}
 
 
@@ -50,6 +53,13 @@ def compare(outcomes: Sequence[Outcome], console: Console) -> None:
         )
 
 
+def _workers(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{count} is not from 1 to {MOST_WORKERS}")
+    return count
+
+
 def main() -> None:
     """Run all, print the table, write the plot."""
     parser = argparse.ArgumentParser(
@@ -60,7 +70,17 @@ def main() -> None:
     parser.add_argument(
         "--load", type=float, action="append", help="share of capacity asked for (default 0.6, 0.75, 0.9, 1.5)"
     )
+    parser.add_argument(
+        "--workers", type=_workers, nargs="+", metavar="N", help="instead, so many workers behind a router (1 to 1000)"
+    )
+    parser.add_argument("--seconds", type=float, default=8.0, help="with --workers: simulated time (default 8)")
     args = parser.parse_args()
+    if args.workers:
+        console = Console(width=200)
+        scaled = scale.run(MACHINES["gpu"], args.workers, args.seconds, Console(stderr=True))
+        scale.show(scaled, console)
+        scale.plot(scaled, RESULTS / "scale.png")
+        return
     outcomes = [
         simulate(MACHINES[name], policy, Load(args.sessions, utilization))
         for name in args.machine or sorted(MACHINES)

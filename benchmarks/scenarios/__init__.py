@@ -8,8 +8,11 @@ from benchmarks.scenarios import (
     chain,
     first_token,
     forms,
+    frontends,
+    kv_events,
     layouts,
     long_context,
+    many_machines,
     memory,
     mixed,
     neighbours,
@@ -45,5 +48,8 @@ ALL: tuple[Scenario, ...] = tuple(
         weights,
         neighbours,
         forms,
+        kv_events,
+        frontends,
+        many_machines,
     )
 )

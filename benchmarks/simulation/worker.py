@@ -43,6 +43,9 @@ class Cache(Protocol):
     def begin(self, session: Session) -> int:
         """Pin what is held of its prompt, and return how many tokens that is."""
 
+    def read(self, session: Session) -> int:
+        """Its prompt is read: share what others can begin with. Returns the tokens that are the cache's from now on."""
+
     def end(self, session: Session) -> None:
         """Keep what it has computed, and unpin it."""
 
@@ -57,6 +60,10 @@ class NoCache:
 
     def begin(self, session: Session) -> int:
         """Nothing is held."""
+        return 0
+
+    def read(self, session: Session) -> int:
+        """Nothing is shared."""
         return 0
 
     def end(self, session: Session) -> None:
@@ -82,6 +89,8 @@ class Worker:
         self._steady_batches = 0
         self.now_ms = 0.0
         """When its last batch ended."""
+        self.finished: list[Session] = []
+        """Sessions that have ended, for the caller to take."""
         self.next_arrival_ms = float("inf")
         """When the next request comes, if that is known: a tick that runs ahead stops for it."""
 
@@ -242,6 +251,7 @@ class Worker:
             session.row.remaining -= count
             session.row.cells += count
             if session.row.remaining == 0:
+                session.row.cells -= self._cache.read(session)
                 self._give(session, plan.pace_ms)
 
     def _pass(self, ms: float) -> float:
@@ -270,6 +280,7 @@ class Worker:
         assert session.first_ms is not None
         # The end of a background stream waits for no pace.
         session.done_ms = session.row.last_token_ms if session.row.lane >= 0 else self.now_ms
+        self.finished.append(session)
         del self._active[session.row.key], self._by_key[session.row.key]
         self._cache.end(session)
         self._steady = None

@@ -1,0 +1,147 @@
+"""KV events for routers: what telling of blocks costs the decode thread, and whether a subscriber misses any."""
+
+from __future__ import annotations
+
+import math
+import time
+from random import Random
+
+import attrs
+import trio
+
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from uma import open_engine
+from uma.config import RuntimeConfig
+from uma.contracts.event_log import BlockIndex
+from uma.engine.engine import Engine
+from uma.engine.kv.events import KvListener, Run, Tier
+from uma.engine.kv.feed import BlockLedger, KvFeed
+from uma.types import Request, SamplingParams
+
+STREAMS, PROMPT, GENERATED, CELLS_A_STREAM = 32, 64, 128, 256
+BLOCK_SIZE = 16
+
+
+@attrs.define
+class Timed:
+    """Passes events on, and adds up the time that takes."""
+
+    listener: KvListener
+    spent_s: float = 0.0
+
+    def stored(self, tier: Tier, run: Run) -> None:
+        """See `KvListener`."""
+        began = time.perf_counter()
+        self.listener.stored(tier, run)
+        self.spent_s += time.perf_counter() - began
+
+    def removed(self, tier: Tier, run: Run) -> None:
+        """See `KvListener`."""
+        began = time.perf_counter()
+        self.listener.removed(tier, run)
+        self.spent_s += time.perf_counter() - began
+
+    def cleared(self, tier: Tier) -> None:
+        """See `KvListener`."""
+        self.listener.cleared(tier)
+
+
+@attrs.define
+class Subscriber:
+    """Applies every change as it comes."""
+
+    index: BlockIndex = attrs.field(factory=BlockIndex)
+    sequence: int = 0
+    events: int = 0
+    snapshots: int = 0
+    """Times it had missed events."""
+
+    async def follow(self, feed: KvFeed) -> None:
+        """Until cancelled."""
+        while True:
+            await self.take(feed)
+
+    async def take(self, feed: KvFeed) -> None:
+        """The changes that there are now."""
+        found = await feed.changes(self.sequence)
+        self.snapshots += found.is_snapshot
+        self.events += len(found.events)
+        self.sequence = found.sequence
+        for event in found.events:
+            self.index.apply(event)
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Streams at once, over and over in a pool that has to evict, with one subscriber."""
+    rng = Random(f"kv_events {index}")
+    config = RuntimeConfig(
+        model=str(bench.model.path), threads=bench.threads, threads_batch=bench.threads,
+        n_ctx=STREAMS * CELLS_A_STREAM, max_sequences=STREAMS,
+    )  # fmt: skip
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        feed = KvFeed(trio.lowlevel.current_trio_token())
+        timed = Timed(BlockLedger(BLOCK_SIZE, "xxh3", feed.post))
+        engine.listen_to_kv(timed)
+        subscriber = Subscriber()
+        nursery.start_soon(subscriber.follow, feed)
+        await _burst(engine, bench, rng)
+        timed.spent_s, began, events = 0.0, time.perf_counter(), subscriber.events
+        for _ in range(bench.pick(3, 1)):
+            await _burst(engine, bench, rng)
+        wall_s = time.perf_counter() - began
+        missing = await _missing(engine, subscriber)
+        measures = {
+            "decode_thread_share": 100 * timed.spent_s / wall_s,
+            "events_per_s": (subscriber.events - events) / wall_s,
+            "blocks_lost": missing + (math.inf if subscriber.snapshots else 0),
+        }
+        emit(f"{STREAMS} streams", "UMA", measures)
+        nursery.cancel_scope.cancel()
+
+
+async def _burst(engine: Engine, bench: Bench, rng: Random) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(STREAMS):
+            nursery.start_soon(_answer, engine, str(number), bench.model.prompt(rng, PROMPT))
+
+
+async def _answer(engine: Engine, name: str, prompt: tuple[int, ...]) -> None:
+    sampling = SamplingParams(max_tokens=GENERATED, ignore_eos=True)
+    async with engine.generate(Request(name, token_ids=prompt, sampling=sampling)) as stream:
+        async for _ in stream:
+            pass
+
+
+async def _missing(engine: Engine, subscriber: Subscriber) -> int:
+    """Blocks that the subscriber takes to be held and are not, or the other way round."""
+    fresh = Subscriber()
+    await fresh.take(engine.kv_events(BLOCK_SIZE))
+    await trio.testing.wait_all_tasks_blocked()
+    ours, theirs = (set(map(_name, each.index.as_events())) for each in (subscriber, fresh))
+    return len(ours ^ theirs)
+
+
+def _name(event: object) -> tuple[int, ...]:
+    return tuple(getattr(event, "block_hashes", ()))
+
+
+def checks(summary: Summary) -> list[Check]:
+    """The two claims."""
+    case = f"{STREAMS} streams"
+    return [
+        Check(
+            f"{case}: share of the decode thread's time for events",
+            summary.get(case, "UMA", "decode_thread_share"), "≤", 0.5, "%",
+        ),
+        Check(f"{case}: blocks that a subscriber has wrong", summary.get(case, "UMA", "blocks_lost"), "≤", 0),
+    ]  # fmt: skip
+
+
+SCENARIO = Scenario(
+    name="kv_events",
+    about=f"{STREAMS} streams of {GENERATED} tokens, again and again, with a subscriber to blocks of {BLOCK_SIZE} tokens: "
+    "what that takes of the decode thread's time in per cent, and whether the subscriber knows all blocks in the end.",
+    columns=("decode_thread_share", "events_per_s", "blocks_lost"),
+    measure=measure,
+    checks=checks,
+)

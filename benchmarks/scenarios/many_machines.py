@@ -1,0 +1,123 @@
+"""Two workers behind Dynamo's frontend: routing by prefix, a worker that is killed, one that is stopped, a start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from random import Random
+
+import trio
+
+from benchmarks.load import burst, one, start, warm_up
+from benchmarks.measure import Measures, percentile
+from benchmarks.models import BenchModel
+from benchmarks.samples import Ask, Sample
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
+from benchmarks.targets.dynamo import Dynamo, Router, dynamo, is_installed
+
+CONVERSATIONS, PREFIX, TURNS, ASKED, ANSWER = 8, 768, 3, 24, 16
+LONG = 160
+ROUTERS: tuple[Router, ...] = ("kv", "round-robin")
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Nothing where Dynamo is not installed."""
+    if not is_installed():
+        return
+    for router in rotated(ROUTERS, index):
+        async with AsyncExitStack() as stack:
+            target = await _opened(stack, bench, router)
+            emit("8 conversations", target.name, await _converse(target, bench.model, Random(f"many {index}")))
+    for name, number in (("SIGKILL in mid-stream", signal.SIGKILL), ("SIGTERM in mid-stream", signal.SIGTERM)):
+        async with AsyncExitStack() as stack:
+            target = await _opened(stack, bench, "kv")
+            emit(name, target.name, await _lose_a_worker(target, bench.model, number))
+
+
+async def _opened(stack: AsyncExitStack, bench: Bench, router: Router) -> Dynamo:
+    threads = max(1, bench.threads // 2)
+    settings = {"n_ctx": 12_288, "max_sequences": 16}
+    target = await stack.enter_async_context(dynamo(bench.model, settings, threads=threads, workers=2, router=router))
+    # Both workers: without events the router alternates, and a prompt that nothing shares goes to the idle one.
+    for _ in range(2):
+        await warm_up(target, bench.model)
+    return target
+
+
+async def _converse(target: Dynamo, model: BenchModel, rng: Random) -> Measures:
+    """Conversations whose turns come in another order each time. The first turns are everyone's cold start."""
+    said = [model.prompt(rng, PREFIX) for _ in range(CONVERSATIONS)]
+    later: list[Sample] = []
+    prompts = 0
+    for turn in range(1 + TURNS):
+        for number in rng.sample(range(CONVERSATIONS), CONVERSATIONS):
+            said[number] += model.prompt(rng, ASKED)
+            sample = await one(target, Ask(said[number], ANSWER))
+            if turn:
+                later.append(sample)
+                prompts += len(said[number])
+    return {
+        "ttft_p50_ms": percentile([each.ttft_ms for each in later], 0.5),
+        "ttft_p95_ms": percentile([each.ttft_ms for each in later], 0.95),
+        "cached_share": sum(each.cached_tokens for each in later) / prompts,
+        "failed": sum(each.error is not None for each in later),
+        "start_to_registered_ms": max(target.started_ms),
+    }
+
+
+async def _lose_a_worker(target: Dynamo, model: BenchModel, number: signal.Signals) -> Measures:
+    """Eight streams run on two workers; one worker gets a signal once all have begun."""
+    rng = Random(f"{number}")
+    asks = [Ask(model.prompt(rng, 32), LONG) for _ in range(CONVERSATIONS)]
+    before, out_s = await target.listed(), float("nan")
+    async with trio.open_nursery() as nursery:
+        samples = [start(nursery, target, ask) for ask in asks]
+        for sample in samples:
+            await sample.reached(4)
+        os.kill(target.workers[0].pid, number)
+        told = time.perf_counter()
+        if number == signal.SIGTERM:
+            while await target.listed() >= before:
+                await trio.sleep(0.01)
+            out_s = time.perf_counter() - told
+    ended_whole = sum(each.error is None for each in samples)
+    after = await burst(target, [Ask(model.prompt(rng, 32), 8)])
+    measures: Measures = {
+        "ended_whole": ended_whole,
+        "of": len(samples),
+        "failed": sum(bool(each.error) for each in after),
+    }
+    return measures if number == signal.SIGKILL else {**measures, "out_of_routing_s": out_s}
+
+
+def checks(summary: Summary) -> list[Check]:
+    """What must hold of two workers."""
+    kv, usual = (f"Dynamo, 2 x UMA, {router}" for router in ROUTERS)
+    case = "8 conversations"
+    faster = summary.ratio(case, usual, kv, "ttft_p50_ms")
+    found = [
+        Check("TTFT p50 of conversations, round robin's of the KV router's", faster, "≥", 1.5, "x"),
+        Check(
+            "a worker's start until it is registered", summary.get(case, kv, "start_to_registered_ms"), "≤", 3_000, "ms"
+        ),
+    ]
+    for lost in ("SIGKILL in mid-stream", "SIGTERM in mid-stream"):
+        share = summary.get(lost, kv, "ended_whole") / summary.get(lost, kv, "of")
+        found.append(Check(f"{lost}: share of streams that end whole", share, "≥", 1))
+    out = summary.get("SIGTERM in mid-stream", kv, "out_of_routing_s")
+    return [*found, Check("SIGTERM: until the worker is out of routing", out, "≤", 1, "s")]
+
+
+SCENARIO = Scenario(
+    name="many_machines",
+    about="Two workers behind Dynamo's frontend on one machine, half the cores each (left out where Dynamo is not "
+    f"installed): {CONVERSATIONS} conversations with {PREFIX} tokens each go on in turns, with the KV router and round "
+    "robin; then a worker is killed, or stopped, while eight streams run.",
+    columns=("ttft_p50_ms", "ttft_p95_ms", "cached_share", "ended_whole", "of", "out_of_routing_s", "failed",
+             "start_to_registered_ms"),
+    measure=measure,
+    checks=checks,
+    round_limit_s=500,
+)  # fmt: skip

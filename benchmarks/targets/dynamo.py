@@ -1,0 +1,145 @@
+"""UMA behind NVIDIA Dynamo: `uma worker` processes and Dynamo's own frontend, asked over OpenAI's completions.
+
+They find each other through files in a temporary folder, as on one machine without etcd.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import orjson
+import trio
+
+from benchmarks.http_stream import HttpError, post
+from benchmarks.models import BenchModel
+from benchmarks.samples import Ask, Sample
+from benchmarks.targets.base import Process, free_port, server_process
+
+MODEL = "bench"
+BLOCK_SIZE = 16
+GRACE_SEC = 1
+"""Dynamo's pause between leaving the routing and the drain."""
+
+Router = Literal["kv", "round-robin"]
+
+
+def is_installed() -> bool:
+    """Whether Dynamo is there (`pip install '.[dynamo]'`)."""
+    return importlib.util.find_spec("dynamo") is not None
+
+
+@attrs.frozen
+class Dynamo:
+    """A frontend with workers behind it."""
+
+    name: str
+    process: Process
+    """The frontend's."""
+    port: int
+    workers: list[Process]
+    started_ms: list[float]
+    """From each worker's start until its card was published."""
+    folder: Path
+
+    @property
+    def pid(self) -> int:
+        """The frontend's process."""
+        return self.process.pid
+
+    async def ask(self, ask: Ask, sample: Sample) -> None:
+        """See `Target`. Tokens come as text, several in a chunk: they are counted when the usage is known."""
+        body = {
+            "model": MODEL, "prompt": list(ask.prompt), "max_tokens": ask.max_tokens, "temperature": 0.0,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        tokens, is_whole = 0, False
+        try:
+            async with post(self.port, "/v1/completions", body) as events:
+                async for payload in events:
+                    event = orjson.loads(payload)
+                    choices = event.get("choices") or [{}]
+                    is_whole = is_whole or choices[0].get("finish_reason") == "length"
+                    if choices[0].get("text"):
+                        sample.add(-1)
+                    if usage := event.get("usage"):
+                        tokens = usage["completion_tokens"]
+                        sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if not is_whole:
+                sample.fail("the stream ended before its last token")
+            # What came together counts as it came: the last chunk's time is that of the tokens in it.
+            sample.token_s += [sample.token_s[-1]] * max(0, tokens - len(sample.token_s)) if sample.token_s else []
+        except HttpError as error:
+            sample.fail(str(error))
+        except (trio.BrokenResourceError, OSError) as error:
+            sample.fail(f"connection lost: {error}")
+        finally:
+            sample.end()
+
+    async def listed(self) -> int:
+        """Workers that can be routed to now."""
+        folder = self.folder / "kv"
+        return await trio.to_thread.run_sync(lambda: _cards(folder))
+
+
+def _cards(folder: Path) -> int:
+    return sum("v1/instances" in path.as_posix() and path.is_file() for path in folder.rglob("*"))
+
+
+@asynccontextmanager
+async def dynamo(
+    model: BenchModel, settings: Mapping[str, object], *, threads: int, workers: int, router: Router
+) -> AsyncIterator[Dynamo]:
+    """Run a frontend and so many workers for the block."""
+    with tempfile.TemporaryDirectory(prefix="uma-bench-") as name:
+        folder = Path(name)
+        (folder / "kv").mkdir()
+        port = free_port()
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("UMA_", "DYN_"))}
+        env |= {
+            "DYN_FILE_KV": str(folder / "kv"), "DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1",
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": str(GRACE_SEC), "XDG_CACHE_HOME": str(folder / "cache"),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "uma", "worker", "--model", str(model.path), "--served-name", MODEL]
+        command += ["--discovery-backend", "file", "--block-size", str(BLOCK_SIZE)]
+        for key, value in {"threads": threads, "threads_batch": threads, **settings}.items():
+            command += ["--" + key.replace("_", "-"), str(value)]
+        frontend = [
+            *(sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)),
+            *("--router-mode", router, "--kv-cache-block-size", str(BLOCK_SIZE), "--migration-limit", "3"),
+            *("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"),
+        ]
+        async with AsyncExitStack() as stack:
+            running: list[Process] = []
+            started: list[float] = []
+            for count in range(1, workers + 1):
+
+                async def is_registered(count: int = count) -> bool:
+                    return _cards(folder / "kv") >= count
+
+                began = time.perf_counter()
+                running.append(await stack.enter_async_context(server_process(command, is_registered, env=env)))
+                started.append((time.perf_counter() - began) * 1000)
+            front = await stack.enter_async_context(server_process(frontend, lambda: _lists(port), env=env))
+            yield Dynamo(f"Dynamo, {workers} x UMA, {router}", front, port, running, started, folder)
+
+
+async def _lists(port: int) -> bool:
+    try:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            data = b""
+            with trio.move_on_after(2):
+                while chunk := await stream.receive_some(4_096):
+                    data += chunk
+            return MODEL.encode() in data
+    except OSError:
+        return False
