@@ -52,8 +52,8 @@ def checks(summary: Summary) -> list[Check]:
 
 SCENARIO = Scenario(
     name="frontends",
-    about="N requests at once over UMA's socket, as RustInfer's engine over ZeroMQ, and as the one worker behind Dynamo's "
-    "frontend (left out where Dynamo is not installed): tokens a second, burst by burst in turn.",
+    about="N requests at once over UMA's socket, as RustInfer's engine over ZeroMQ, and as the one worker behind "
+    "Dynamo's frontend (left out where Dynamo is not installed): tokens a second, burst by burst in turn.",
     columns=("tokens_per_s", "ttft_p50_ms", "server_cpu_us", "client_cpu_us", "failed"),
     measure=measure,
     checks=checks,

@@ -8,6 +8,7 @@ from random import Random
 
 import attrs
 import trio
+import trio.testing
 
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from uma import open_engine
@@ -139,8 +140,9 @@ def checks(summary: Summary) -> list[Check]:
 
 SCENARIO = Scenario(
     name="kv_events",
-    about=f"{STREAMS} streams of {GENERATED} tokens, again and again, with a subscriber to blocks of {BLOCK_SIZE} tokens: "
-    "what that takes of the decode thread's time in per cent, and whether the subscriber knows all blocks in the end.",
+    about=f"{STREAMS} streams of {GENERATED} tokens, again and again, with a subscriber to blocks of {BLOCK_SIZE} "
+    "tokens: what that takes of the decode thread's time in per cent, and whether the subscriber knows all blocks at the "
+    "end.",
     columns=("decode_thread_share", "events_per_s", "blocks_lost"),
     measure=measure,
     checks=checks,

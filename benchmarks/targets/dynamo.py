@@ -84,10 +84,14 @@ class Dynamo:
         finally:
             sample.end()
 
-    async def listed(self) -> int:
+    def listed(self) -> int:
         """Workers that can be routed to now."""
-        folder = self.folder / "kv"
-        return await trio.to_thread.run_sync(lambda: _cards(folder))
+        return _cards(self.folder / "kv")
+
+    async def fewer_than(self, workers: int) -> None:
+        """Wait until fewer than so many can be routed to."""
+        while self.listed() >= workers:  # noqa: ASYNC110  (files of another process)
+            await trio.sleep(0.01)
 
 
 def _cards(folder: Path) -> int:

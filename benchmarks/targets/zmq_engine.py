@@ -1,4 +1,4 @@
-"""UMA as RustInfer's engine: `uma engine-zmq`, asked in MessagePack over a DEALER socket, as RustInfer's server does."""
+"""UMA as RustInfer's engine: `uma engine-zmq`, asked in MessagePack over a DEALER socket as its server does."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ class ZmqEngine:
         self._running[name] = (sample, ended)
         request = {
             "request_id": name, "prompt": self._model.text(ask.prompt), "max_tokens": ask.max_tokens,
-            "temperature": 0.0, "top_p": 1.0, "top_k": 0, "stop_sequences": [], "stream": True, "priority": ask.priority,
+            "temperature": 0.0, "top_p": 1.0, "top_k": 0, "stop_sequences": [], "stream": True,
+            "priority": ask.priority,
         }  # fmt: skip
-        self._socket.send_multipart([b"", msgpack.packb({"Inference": request})])
+        self._socket.send(msgpack.packb({"Inference": request}))
         await ended.wait()
 
     async def read(self) -> None:
         """Give what comes to its samples, until cancelled."""
         while True:
-            while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while self._socket.poll(0):
                 self._take(msgpack.unpackb(self._socket.recv_multipart()[-1]))
-            await trio.lowlevel.wait_readable(self._socket.getsockopt(zmq.FD))
+            await trio.lowlevel.wait_readable(self._socket.fileno())
 
     def _take(self, message: dict[str, Any]) -> None:
         chunk = message.get("Inference", message)
