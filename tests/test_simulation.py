@@ -5,10 +5,13 @@ from __future__ import annotations
 import attrs
 
 from benchmarks.simulate import simulate
+from benchmarks.simulation.cluster import Cluster, Setup
+from benchmarks.simulation.conversations import Conversations
 from benchmarks.simulation.load import Load, Session
 from benchmarks.simulation.machines import MACHINES
 from benchmarks.simulation.outcome import LANES
 from benchmarks.simulation.policies import Uma, default_targets
+from benchmarks.simulation.prefix_cache import Node, PrefixCache
 from benchmarks.simulation.worker import Worker, run
 from uma.engine.policy import Plan, State
 
@@ -47,3 +50,33 @@ def test_no_lane_pays_for_the_policy_on_a_machine_that_can_serve_all() -> None:
     for lane in LANES:
         assert ours.attained[lane] >= usual.attained[lane]
     assert ours.tokens_per_second > 0.98 * usual.tokens_per_second
+
+
+def test_a_router_that_knows_the_prefixes_finds_more_of_them_and_late_events_cost_some() -> None:
+    def hit_rate(router: str, delay_ms: float) -> float:
+        return Cluster(MACHINES["gpu"], Setup(4, router, (delay_ms, delay_ms), seconds=6)).run().hit_rate
+
+    informed, ignorant = hit_rate("kv", 10.0), hit_rate("round robin", 10.0)
+    assert informed > hit_rate("kv", 60_000.0)
+    assert informed > ignorant
+
+
+def test_every_simulated_block_that_is_told_is_held_or_told_away() -> None:
+    told: dict[Node, int] = {}
+
+    def tell(node: Node, tokens: int, blocks: int) -> None:
+        told[node] = told.get(node, 0) + blocks
+        assert told[node] == tokens // 16
+
+    cache, talk = PrefixCache(16, tell), Conversations(1)
+    turns = [talk.begin(0.0) for _ in range(200)]
+    for turn in turns:
+        cache.begin(turn)
+        turn.row.remaining = 0
+        cache.read(turn)
+        cache.end(turn)
+        cache.shrink(20_000)
+        assert cache.tokens <= 20_000
+        assert cache.pinned_tokens == 0
+    cache.shrink(0)
+    assert not any(told.values())

@@ -105,7 +105,7 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
             bos,
             vocab.eos if vocab.eos >= 0 else None,
             vocab.eos_text,
-            model.chat_template.source if model.chat_template.is_own else None,
+            model.chat_template.source,
             text,
         )
         name = options.served_name or model.info.name
