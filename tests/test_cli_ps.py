@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,12 @@ from harness import PATIENCE_SEC, ServerProcess, ask, clean_environ, run_to_end,
 def uma(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A command of `uma`, to its end."""
     return run_to_end(*uma_command(*arguments), environ=clean_environ(**environ))
+
+
+def sockets_told(folder: Path, **environ: str) -> list[Path]:
+    """The sockets in `folder` that `uma ps` tells of; servers of others may run on this machine."""
+    told = [Path(each["socket"]) for each in json.loads(uma("ps", "--json", **environ).stdout)]
+    return [each for each in told if each.is_relative_to(folder)]
 
 
 def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server: ServerProcess) -> None:
@@ -37,19 +44,27 @@ def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server:
 
 def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path) -> None:
     runtime = {"XDG_RUNTIME_DIR": str(socket_dir)}
-    none = uma("ps", **runtime)
-    assert (none.returncode, none.stdout) == (1, "")
-    assert "no server listens on" in none.stderr
+    assert sockets_told(socket_dir, **runtime) == []
     (socket_dir / "uma").mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(socket_dir / "uma" / "dead.sock"))
     usual, other = socket_dir / "uma" / "uma.sock", socket_dir / "uma" / "other.sock"
     with running_server(usual) as first, running_server(other) as second:
-        done = uma("ps", "--json", **runtime)
-        assert [each["pid"] for each in json.loads(done.stdout)] == [first.pid, second.pid]
+        assert sockets_told(socket_dir, **runtime) == [usual, other]
         assert uma("stop", **runtime).returncode == 0
         assert first.wait() == 0
         assert second.process.poll() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell of its sockets")
+def test_a_server_elsewhere_is_found_and_other_programs_are_left_alone(server: ServerProcess, socket_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other_program:
+        other_program.bind(str(socket_dir / "other"))
+        other_program.listen()
+        other_program.setblocking(False)
+        assert server.socket in sockets_told(server.socket.parent, XDG_RUNTIME_DIR=str(socket_dir))
+        with pytest.raises(BlockingIOError):  # no connection has come
+            other_program.accept()
 
 
 def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path) -> None:

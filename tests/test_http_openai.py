@@ -179,3 +179,15 @@ def test_echo_with_a_grammar_is_refused_with_what_to_do(client: openai.OpenAI) -
     form: Any = {"response_format": {"type": "json_object"}}
     with pytest.raises(openai.BadRequestError, match="echo: a grammar is about the output alone; leave one of the two"):
         client.completions.create(model="builtin", prompt="x", echo=True, extra_body=form)
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [("/v1/chat/completion", "/v1/chat/completions"), ("/nope", "/health"), ("/infill", "filling in the middle")],
+)
+def test_a_path_that_there_is_not_is_answered_with_what_there_is(
+    http_server: HttpServer, path: str, advice: str
+) -> None:
+    answer = http_server.ask("POST", path, {})
+    assert answer.status == 404
+    assert advice in str(answer.json)

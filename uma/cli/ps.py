@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
 
 from uma.cli import say
+from uma.cli.elsewhere import listening_sockets
 from uma.cli.harmless import json_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
@@ -21,6 +23,8 @@ from uma.config import Loaded
 from uma.errors import ConnectionLost, UmaError
 from uma.net.place import objection
 
+ANSWER_SEC = 10.0
+"""Longest wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
 
 
@@ -56,7 +60,9 @@ def main(options: argparse.Namespace) -> int:
 async def _running(loaded: Loaded) -> Any:
     for path in _sockets(loaded):
         try:
-            yield await _ask(path)
+            yield await _ask_within(ANSWER_SEC, path)
+        except trio.TooSlowError:
+            say.warn(f"{path}: the server there gave no answer within {ANSWER_SEC:g} s")
         except ConnectionLost as error:
             if loaded.origins["socket"] != "default":
                 raise
@@ -67,12 +73,20 @@ async def _running(loaded: Loaded) -> Any:
 
 
 def _sockets(loaded: Loaded) -> Iterator[Path]:
-    """The socket that was named; by default the usual one and those beside it."""
+    """The socket that was named; by default the usual one, those beside it, and those of this user's processes."""
     usual = Path(loaded.config.socket)
     yield usual
-    if loaded.origins["socket"] == "default" and objection(usual) is None and usual.parent.is_dir():
-        beside = (each for each in sorted(usual.parent.iterdir()) if each != usual)
-        yield from (each for each in beside if stat.S_ISSOCK(each.lstat().st_mode))
+    if loaded.origins["socket"] != "default":
+        return
+    others = set(listening_sockets())
+    if objection(usual) is None and usual.parent.is_dir():
+        others |= {each for each in usual.parent.iterdir() if stat.S_ISSOCK(each.lstat().st_mode)}
+    yield from sorted(others - {usual})
+
+
+async def _ask_within(seconds: float, path: Path) -> Running:
+    with trio.fail_after(seconds):
+        return await _ask(path)
 
 
 async def _ask(path: Path) -> Running:

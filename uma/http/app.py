@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import attrs
@@ -127,12 +128,23 @@ async def _no_route(request: Any, error: Exception) -> Any:
         http.extra_headers.append((b"allow", allowed.encode()))
         failure: UmaError = WrongMethod(f"{http.path[:200]} takes {allowed}, not {http.scope['method']}")
     else:
-        failure = NotFound(f"no such path: {http.path[:200]}")
+        failure = NotFound(f"no such path: {http.path[:200]}{_advice(http.path)}")
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await _fail(http, failure)
 
     return answer
+
+
+def _advice(path: str) -> str:
+    """What to ask instead of a path that there is not."""
+    if path == "/infill":
+        return "; filling in the middle is not offered, /completion continues a text"
+    known = [each for _, each, _ in ENDPOINTS if "{" not in each]
+    near = get_close_matches(path[:200], known, n=3, cutoff=0.7)
+    return (
+        f"; near it: {', '.join(near)}" if near else "; there are /health, /v1/models, /v1/chat/completions and others"
+    )
 
 
 @attrs.frozen

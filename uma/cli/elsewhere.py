@@ -1,0 +1,41 @@
+"""Sockets on which this user's servers listen, wherever they lie: as Linux tells of its processes.
+
+No socket is connected to for that, so no other program's is disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+LISTENING = "00010000"
+"""A listener's flags in `/proc/net/unix`."""
+SERVING = frozenset({"run", "engine-zmq"})
+"""The commands that listen on a socket."""
+
+
+def listening_sockets() -> Iterator[Path]:
+    """The sockets of this user's `uma run`s, in this network namespace. None where the system has no `/proc`."""
+    try:
+        lines = (PROC / "net/unix").read_text(encoding="utf-8", errors="surrogateescape").splitlines()[1:]
+    except OSError:
+        return
+    fields = (line.split(maxsplit=7) for line in lines)
+    paths = {each[6]: each[7] for each in fields if len(each) == 8 and each[3] == LISTENING and each[7][0] == "/"}
+    for process in _own_servers():
+        with suppress(OSError):  # it has ended meanwhile
+            inodes = (re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink())) for fd in (process / "fd").iterdir())
+            yield from (Path(paths[each[1]]) for each in inodes if each is not None and each[1] in paths)
+
+
+def _own_servers() -> Iterator[Path]:
+    for process in PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            is_uma = any(Path(word).name == "uma" for word in words[:4])
+            if is_uma and SERVING & set(words) and process.stat().st_uid == os.geteuid():
+                yield process
