@@ -173,6 +173,11 @@ def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: Http
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_ollama_s_client_gets_calls_and_thinking_and_gives_results(thinker: HttpServer, is_streamed: bool) -> None:
     client: Any = ollama.Client(host=thinker.url)
+    with client._client:  # it has no other way to be closed
+        check_ollama(client, is_streamed)
+
+
+def check_ollama(client: Any, is_streamed: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     said = client.chat(model="script", messages=messages, tools=[FREE], stream=is_streamed, think=True)
     lines = list(said) if is_streamed else [said]
