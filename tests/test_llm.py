@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma import LLM, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+from uma.types import Tool
 
 TINY = {
     "n_ctx": 2_048, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0,
@@ -224,6 +226,22 @@ def test_under_asyncio_the_trio_interface_says_what_to_do(function: Any, tiny: P
 
     with pytest.raises(RuntimeError, match=r"needs Trio, and this is asyncio; use uma\.LLM"):
         asyncio.run(notebook())
+
+
+def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    function: dict[str, Any] = {"name": "weather", "parameters": {**schema, "additionalProperties": False}}
+    talk = [Message("user", "What is the weather?")]
+    offered = [{"type": "function", "function": function}]
+    (out,) = llm.chat(talk, SamplingParams(max_tokens=100), tools=offered, tool_choice="weather")
+    (said,) = out.outputs
+    assert [(call.name, json.loads(call.arguments)) for call in said.tool_calls] == [("weather", {"city": "Oslo"})]
+    (call,) = said.tool_calls
+    talk += [Message("assistant", said.text, said.tool_calls), Message("tool", "Rain.", (), call.id, call.name)]
+    (last,) = llm.chat(talk, params(), tools=[Tool("weather", "", function["parameters"])])
+    assert last.error is None
+    with pytest.raises(TypeError, match=r"tools\[0\]: expected a Tool"):
+        llm.chat(talk, tools=[{"type": "function"}])
 
 
 def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:

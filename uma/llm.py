@@ -40,6 +40,7 @@ from uma.types import (
     Message,
     Prompt,
     Ranked,
+    ReasoningMode,
     Request,
     RequestMetrics,
     RerankRequest,
@@ -47,6 +48,8 @@ from uma.types import (
     ServerInfo,
     Token,
     TokenLogprob,
+    Tool,
+    ToolCall,
     Usage,
 )
 
@@ -74,6 +77,10 @@ class Completion:
     """Sum of its tokens' log probabilities, likewise."""
     stop_reason: str | None = None
     """Of the `stop` strings the one that ended it; None where something else did."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls of the `tools` that `LLM.chat` was given; `text` does not have them."""
+    reasoning: str | None = None
+    """The model's thinking, where `reasoning` asked for it to be told apart."""
 
 
 @attrs.frozen
@@ -154,13 +161,26 @@ class LLM:
         conversations: Conversation | Sequence[Conversation],
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning: ReasoningMode | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer each conversation, through the model's chat template. Otherwise as `generate`.
 
         A conversation is a list of `Message`s, or of dicts with `role` and `content`; one alone may be given as it is.
+        Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
+        on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
+        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
         """
-        asked = [(each, {"messages": each}) for each in _conversations(conversations)]
+        fields = {
+            "tools": tuple(_tool(each, f"tools[{index}]") for index, each in enumerate(tools)),
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "reasoning": reasoning,
+        }
+        asked = [(each, {"messages": each, **fields}) for each in _conversations(conversations)]
         return self._run(asked, sampling_params, progress)
 
     def stream(self, prompt: str | Conversation, sampling_params: Sampling | None = None) -> LLMStream:
@@ -385,7 +405,7 @@ async def _generate_one(
     try:
         if "messages" in fields:
             prompt = tuple(map(_message, prompt))
-            fields = {"messages": prompt}
+            fields = {**fields, "messages": prompt}
         request = Request(id=request_id, sampling=sampling, stream=False, **fields)
         async with engine.generate(request) as stream:
             async for event in stream:
@@ -420,6 +440,15 @@ def _message(given: Message | Mapping[str, str]) -> Message:
     return Message(**given)
 
 
+def _tool(given: Tool | Mapping[str, Any], where: str) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    inner = given.get("function", given) if isinstance(given, Mapping) else None
+    if not isinstance(inner, Mapping) or "name" not in inner:
+        raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {show(given)}")
+    return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"))
+
+
 def _completions(finished: Finished) -> tuple[Completion, ...]:
     only = Answer(
         index=0,
@@ -430,6 +459,8 @@ def _completions(finished: Finished) -> tuple[Completion, ...]:
         token_ids=finished.token_ids,
         logprobs=finished.logprobs,
         stop_string=finished.stop_string,
+        tool_calls=finished.tool_calls,
+        reasoning=finished.reasoning,
     )
     return tuple(map(_completion, finished.answers or (only,)))
 
@@ -444,6 +475,8 @@ def _completion(answer: Answer) -> Completion:
         logprobs=None if known is None else tuple(map(_by_token, known)),
         cumulative_logprob=None if known is None else sum(each.chosen.logprob for each in known),
         stop_reason=answer.stop_string,
+        tool_calls=answer.tool_calls,
+        reasoning=answer.reasoning,
     )
 
 

@@ -41,6 +41,9 @@ class ToolCall:
     arguments: Annotated[str, Text()]
     """A JSON object, as the model wrote it."""
 
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
 
 @attrs.frozen
 class Message:
@@ -69,6 +72,9 @@ class Tool:
     description: Annotated[str, Text()] = ""
     parameters: Annotated[dict[str, Any], Json(le=65_536)] | None = None
     """A JSON Schema of its arguments; None: it takes none."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
 
 
 def _strings(stop: str | Iterable[str] | None) -> Any:
