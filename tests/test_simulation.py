@@ -19,9 +19,12 @@ READ = {"decode", "prefill", "preempt", "is_everyday", "is_one_by_one", "steps",
 TOLD = {"held", "lead_ms"}
 """Figures for traces and metrics, which change nothing in what is computed."""
 
+UNASKED = {"embed_tokens"}
+"""What no simulated request asks for."""
+
 
 def test_the_simulator_knows_every_part_of_a_plan() -> None:
-    assert set(attrs.fields_dict(Plan)) == READ | TOLD
+    assert set(attrs.fields_dict(Plan)) == READ | TOLD | UNASKED
 
 
 class Watched(Uma):
