@@ -21,6 +21,7 @@ from uma.types import SAMPLER_FIELDS, Pace, Penalty, RepetitionPenalty, SamplerS
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
+Speculate = Literal["auto", "always", "off"]
 
 BARE_HTTP = "127.0.0.1:8080"
 """Where `--http` alone listens."""
@@ -135,6 +136,10 @@ class RuntimeConfig:
 
     pace: Pace = setting(
         "auto", "hand out tokens evenly while prompts are read; off: as they are computed, also where a request asks"
+    )
+
+    speculate: Speculate = setting(
+        "auto", "guess tokens where the text repeats and verify several at once; auto: where that is faster"
     )
 
     cache_tokens: Annotated[int, Range(-1)] = setting(

@@ -439,6 +439,18 @@ class Usage:
 
 
 @attrs.frozen
+class Speculation:
+    """What drafts were worth for a request. Its tokens are those that it would have been given without."""
+
+    drafted: int = 0
+    """Tokens that were guessed and verified."""
+    accepted: int = 0
+    """Those of them that the model's own sampler agreed to."""
+    saved_ms: float = 0.0
+    """Expected time of the same tokens one by one, less the time that was taken; negative where it took longer."""
+
+
+@attrs.frozen
 class RequestMetrics:
     """How one request was served."""
 
@@ -459,6 +471,8 @@ class RequestMetrics:
     qoe: float = 1.0
     """Quality of experience from 0 to 1, as Andes (arXiv 2404.16283) defines it: 1 where the reader, at the pace of
     `target_tbt_ms` from `target_ttft_ms` on, never waited for a token."""
+    speculation: Speculation | None = None
+    """Where tokens were drafted."""
 
 
 @attrs.frozen
@@ -645,6 +659,8 @@ class Capabilities:
     embedding_dimensions: int = 0
     """Figures of an embedding."""
     rerank: bool = False
+    speculation: str = "none"
+    """How tokens are drafted: `prompt look-up` or `none`, with the reason where it is none."""
 
 
 @attrs.frozen

@@ -103,6 +103,7 @@ class Engine:
             max_active,
             layouts=sizing.layouts(context, config),
             saves_at_end=archive is not None,
+            drafting=sizing.drafting(context, config),
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.

@@ -39,6 +39,7 @@ def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) ->
             pooling=pooling,
             embedding_dimensions=model.n_embedding,
             rerank=pooling == "rank",
+            speculation=_speculation(context, config),
             max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         ),
         limits=Limits(
@@ -62,3 +63,12 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     else:
         reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
     return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"
+
+
+def _speculation(context: Context, config: RuntimeConfig) -> str:
+    """How tokens are drafted, or why they are not."""
+    if config.speculate == "off":
+        return "none: --speculate off"
+    if sizing.drafting(context, config) == "off":
+        return f"none: a {context.model.memory} model's state cannot be cut behind the tokens of a draft that held"
+    return "prompt look-up"

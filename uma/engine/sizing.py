@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from uma.config import RuntimeConfig
+from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.engine.policy.layout import (
     CELL_NS,
@@ -261,3 +261,8 @@ def shares_prefixes(context: Context) -> bool:
     any sequence that needs one, without notice. What is inside the window stays, so whole states are exact.
     """
     return context.model.memory == "attention"
+
+
+def drafting(context: Context, config: RuntimeConfig) -> Speculate:
+    """Whether tokens are drafted: only where memory can be cut behind those of a draft that held."""
+    return config.speculate if context.model.memory in ("attention", "sliding-window") else "off"

@@ -82,6 +82,19 @@ class Batch:
         self.n_tokens = stop
         return start
 
+    def add_run(self, tokens: Tokens, first_pos: int, seq_id: int) -> int:
+        """Add consecutive tokens of one sequence, the first at `first_pos`, all with logits. Returns the first one's
+        index in the batch.
+        """
+        start, stop = self._room_for(len(tokens))
+        self.token[start:stop] = tokens
+        self.pos[start:stop] = range(first_pos, first_pos + stop - start)
+        self.seq_id[start:stop] = seq_id
+        self.output[start:stop] = 1
+        self.n_outputs += stop - start
+        self.n_tokens = stop
+        return start
+
     def advance(self, tokens: Sequence[int]) -> None:
         """After `add_decode`: the same rows once more, each with its next token, one position further."""
         token, pos = self._token_cells, self._pos_cells

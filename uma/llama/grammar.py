@@ -13,6 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from threading import Lock
 from typing import Any
 
@@ -68,6 +69,10 @@ class GrammarState:
             self.matcher.consume_tokens(tokens)
         self.check()
         return tokens
+
+    def common(self, draft: list[int]) -> int:
+        """How many tokens of `draft`, from its first, the grammar allows one after the other."""
+        return 0 if self.is_over else self.matcher.validate_tokens(draft)
 
     def check(self) -> None:
         """Bring `is_over` up to date. Raises `DecodeFailed` where the grammar cannot be followed further."""
@@ -167,17 +172,21 @@ class GrammarMasks:
         self._executor: LLExecutor | None = None
         self._job: Future[npt.NDArray[np.float32]] | None = None
 
-    def begin(self, states: Sequence[GrammarState]) -> None:
-        """Start computing the masks of these states, which must not change until `wait`."""
+    def begin(self, states: Sequence[GrammarState], drafts: Sequence[list[int]] | None = None) -> None:
+        """Start computing the masks of these states, which must not change until `wait`.
+
+        With `drafts`, a list of tokens for each state, also the masks behind each of its tokens, in order; the grammar
+        must allow them (`GrammarState.common`).
+        """
         if self._helper is None:  # made on first use: without grammars there are no threads
             self._helper = ThreadPoolExecutor(1, thread_name_prefix="uma-grammar")
             self._executor = LLExecutor(self._threads)
         elif self._job is not None:
             self._job.result()  # of a batch that failed: its memory is used again
-        self._job = self._helper.submit(self._fill, states)
+        self._job = self._helper.submit(self._fill, states, drafts or [[]] * len(states))
 
     def wait(self) -> npt.NDArray[np.float32]:
-        """What is to be added to the logits, `[states, n_vocab]`: 0 for allowed tokens, minus infinity for others.
+        """What is to be added to the logits, `[masks, n_vocab]`: 0 for allowed tokens, minus infinity for others.
 
         Valid until the next `begin`. A state whose grammar became too complex has a row without any allowed token.
         """
@@ -191,26 +200,34 @@ class GrammarMasks:
             self._helper.shutdown()
             self._helper = None
 
-    def _fill(self, states: Sequence[GrammarState]) -> npt.NDArray[np.float32]:
-        size = len(states)
+    def _fill(self, states: Sequence[GrammarState], drafts: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+        size = len(states) + sum(map(len, drafts))
         if size > len(self._bits):
             self._bits = np.empty((size, self._words), np.int32)
             self._addends = np.empty((size, self._words * 4, 8), np.float32)
         bits, addends = self._bits[:size], self._addends[:size]
-        self._fill_bits(states, bits)
+        self._fill_bits(states, drafts, bits)
         np.take(_ADDENDS, bits.view(np.uint8), axis=0, out=addends, mode="clip")
         return addends.reshape(size, -1)[:, : self._n_vocab]
 
-    def _fill_bits(self, states: Sequence[GrammarState], bits: npt.NDArray[np.int32]) -> None:
+    def _fill_bits(
+        self, states: Sequence[GrammarState], drafts: Sequence[list[int]], bits: npt.NDArray[np.int32]
+    ) -> None:
         assert self._executor is not None
-        row_bytes = bits.shape[1] * bits.itemsize
-        matchers = [state.matcher for state in states]
-        self._executor.unsafe_compute_mask_ptr(
-            [(matcher, row) for row, matcher in enumerate(matchers)], bits.ctypes.data, row_bytes, len(states)
-        )
-        for row, matcher in enumerate(matchers):
-            if matcher.is_error():  # llguidance allows the end of text then, as if that were a complete one
-                bits[row] = 0
+        memory = bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits)
+        rows = list(accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
+        places = list(zip(states, rows, drafts, strict=True))
+        plain = [(state.matcher, row) for state, row, draft in places if not draft]
+        drafted = [(state.matcher, row, draft) for state, row, draft in places if draft]
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *memory)
+        for _, row, draft in drafted:
+            bits[row : row + 1 + len(draft)] = 0  # llguidance writes nothing behind the end of a grammar
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
+        for state, row, draft in places:
+            if state.matcher.is_error():  # llguidance allows the end of text then, as if that were a complete one
+                bits[row : row + 1 + len(draft)] = 0
 
 
 class _VocabTokenizer:

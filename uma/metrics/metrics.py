@@ -71,6 +71,12 @@ class EngineMetrics:
     """Time the decode thread spent on everything but `llama_decode` while it had work, waiting for a core included."""
     service_ms_ewma: float = 0.0
     """Usual time from a request's begin to its end."""
+    draft_tokens_total: int = 0
+    """Tokens that were guessed and verified; in no other counter."""
+    draft_accepted_total: int = 0
+    """Those of them that held. They are generated tokens like any other."""
+    draft_saved_ms_total: float = 0.0
+    """Time that readers were spared by drafts, all requests added up; what drafts cost in vain is taken off."""
     preemptions_total: int = 0
     kv_retries_total: int = 0
     """Batches for which `llama_decode` found no room and that were made smaller."""

@@ -165,6 +165,7 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
         return _frame({"event": "hello", **fields})
     if isinstance(event, EosEvent) and version == "1.0":
         fields = unstructure(event)
+        fields["metrics"].pop("speculation", None)
         return _frame({"event": "eos"} | {name: each for name, each in fields.items() if name not in SINCE_1_1["eos"]})
     if isinstance(event, MetricsEvent):
         return _frame({**event.snapshot, "event": "metrics", **_if_any(id=event.id, warnings=event.warnings)})

@@ -58,7 +58,7 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
         "messages": frozenset(("tool_calls", "tool_call_id", "name")),
         "eos": frozenset(("stop_string",)),
         "capabilities": frozenset(
-            ("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning", *_EMBEDDING)
+            ("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning", "speculation", *_EMBEDDING)
         ),
     }
 )

@@ -13,7 +13,7 @@ import attrs
 
 from uma.engine.delivery.stream import Control, RequestStream
 from uma.errors import UmaError
-from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Usage
+from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Usage
 
 
 class AnswerGroup:
@@ -149,4 +149,15 @@ def _metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
         batch_size=max(one.batch_size for one in each),
         tokens_per_second=round(sum(one.tokens_per_second for one in each), 2),
         decode_iterations=max(one.decode_iterations for one in each),
+        speculation=_speculation([one.speculation for one in each if one.speculation is not None]),
+    )
+
+
+def _speculation(each: Sequence[Speculation]) -> Speculation | None:
+    if not each:
+        return None
+    return Speculation(
+        sum(one.drafted for one in each),
+        sum(one.accepted for one in each),
+        round(sum(one.saved_ms for one in each), 3),
     )

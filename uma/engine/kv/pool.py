@@ -98,6 +98,10 @@ class KvPool:
         """
         return self.total_cells - self.tree.protected_tokens if self._is_unified else PLENTY
 
+    def continuation(self, tokens: array[int], most: int) -> array[int]:
+        """What another sequence, running or cached, went on with after exactly these tokens."""
+        return self.tree.continuation(tokens, most)
+
     def cells_needed(self, tokens: array[int]) -> int:
         """Of `free_cells`, how many a sequence with these tokens takes: all but those it shares with a running one."""
         node, length = self.match(tokens)

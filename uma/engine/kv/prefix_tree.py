@@ -140,6 +140,27 @@ class PrefixTree:
                     ahead.append(child)
         return best, most
 
+    def continuation(self, tokens: array[int], most: int) -> array[int]:
+        """What another sequence went on with after exactly `tokens`: at most `most` tokens, none where none did."""
+        ahead = [self.root]
+        while ahead:
+            for child in ahead.pop().children:
+                common = common_length(child.tokens, tokens, child.start)
+                end = child.start + common
+                if end == len(tokens) and common < len(child.tokens):
+                    return self._path_from(child, common, most)
+                if common == len(child.tokens):
+                    ahead.append(child)
+        return array("i")
+
+    def _path_from(self, node: Node, at: int, most: int) -> array[int]:
+        """Tokens of a run from its token `at` on, and of the longest used runs behind it."""
+        found = node.tokens[at : at + most]
+        while len(found) < most and node.children:
+            node = max(node.children, key=lambda child: child.used_at)
+            found.extend(node.tokens[: most - len(found)])
+        return found
+
     def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
         """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in."""
         self._matched = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 
 SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192)
@@ -157,7 +158,11 @@ class _Table:
             self._usual[_kind(own)] += (line.slope(usual * own) / own - usual) * LEARN_SLOPE
 
     def _slot(self, size: int) -> int:
-        return min(bisect_left(self._sizes, size), len(self._sizes) - 1)
+        return _slot(self._sizes, size)
+
+
+def _slot(sizes: tuple[int, ...], size: int) -> int:
+    return min(bisect_left(sizes, size), len(sizes) - 1)
 
 
 def _kind(size: int) -> int:
@@ -167,15 +172,18 @@ def _kind(size: int) -> int:
 class CostModel:
     """Predicts milliseconds: of decoding from rows and cells in use, of prefill from tokens and where they stand."""
 
-    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_used")
+    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_used", "_verified", "_verify")
 
     def __init__(self) -> None:
         self._rows = _Table(ROWS, is_tiled=False)
         self._chunks = _Table(SIZES, is_tiled=True)
+        self._verify = _Table(ROWS, is_tiled=False)
+        self._verified: Counter[int] = Counter()
+        """By slot of that table, batches seen."""
         self._drift = 1.0
         self._used = (0, False)
         """Compute threads, and whether each sequence has a buffer of its own."""
-        self._others: dict[tuple[int, bool], tuple[_Table, _Table, float]] = {}
+        self._others: dict[tuple[int, bool], tuple[_Table, _Table, _Table, float]] = {}
         """What was learnt with others."""
 
     def use(self, threads: int, *, is_split: bool = False) -> None:
@@ -189,12 +197,13 @@ class CostModel:
         before, self._used = self._used, (threads, is_split)
         if not before[0]:
             return
-        self._others[before] = (self._rows, self._chunks, self._drift)
+        self._others[before] = (self._rows, self._chunks, self._verify, self._drift)
         if self._used in self._others:
-            self._rows, self._chunks, self._drift = self._others.pop(self._used)
+            self._rows, self._chunks, self._verify, self._drift = self._others.pop(self._used)
         else:
             factor = before[0] / threads
             self._rows, self._chunks = self._rows.scaled(factor), self._chunks.scaled(factor)
+            self._verify = self._verify.scaled(factor)
 
     @property
     def knows_prefill(self) -> bool:
@@ -212,6 +221,25 @@ class CostModel:
     def prefill_ms(self, tokens: int, position: float) -> float:
         """A chunk of a prompt, after `position` tokens of it; 0 while nothing is known."""
         return self._chunks.predict(tokens, position + tokens / 2) * self._drift if tokens else 0.0
+
+    def times_verified(self, tokens: int) -> int:
+        """Batches with drafts, of about so many tokens, that were seen."""
+        return self._verified[_slot(ROWS, tokens)]
+
+    def verify_ms(self, tokens: int, cells: int, rows: int) -> float:
+        """A batch of `rows` decode rows and drafts behind them, of `tokens` tokens in all, every one with logits.
+
+        Where nothing is known of it, the longest that can be feared: in proportion to `rows` rows alone.
+        """
+        if self._verify.is_empty:
+            return self.decode_ms(rows, cells) * tokens / rows
+        return self._verify.predict(tokens, cells) * self._drift
+
+    def least_verify_ms(self, tokens: int, cells: int, rows: int) -> float:
+        """The same, the shortest that can be hoped for: no longer than the largest smaller batch that is known."""
+        smaller = [size for size in ROWS if rows < size < tokens and self._verify.has_seen(size)]
+        plain_ms = self.decode_ms(rows, cells)
+        return max(plain_ms, self.verify_ms(smaller[-1], cells, rows)) if smaller else plain_ms
 
     def best_chunk(self, longest_ms: float, position: Position, most: int) -> int:
         """The prefill tokens, up to `most`, that read most tokens a millisecond and take `longest_ms` at most; 0 if not
@@ -253,6 +281,16 @@ class CostModel:
         ms = _without_hiccup(ms, expected)
         self._rows.learn(rows, cells, ms / self._drift)
         self._follow(ms, expected)
+
+    def observe_verify(self, tokens: int, cells: int, ms: float) -> None:
+        """Learn from a batch with drafts that really ran. The first of a size allocates, and shows nothing else."""
+        slot = _slot(ROWS, tokens)
+        self._verified[slot] += 1
+        if self._verified[slot] > 1:
+            self._verify.learn(tokens, cells, _without_hiccup(ms, self._known_verify_ms(tokens, cells)) / self._drift)
+
+    def _known_verify_ms(self, tokens: int, cells: int) -> float:
+        return self._verify.predict(tokens, cells) * self._drift if self._verify.has_seen(tokens) else 0.0
 
     def observe_prefill(self, tokens: int, position: float, ms: float) -> None:
         """Learn from a chunk that was really read."""

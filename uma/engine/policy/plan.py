@@ -13,6 +13,7 @@ from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, lead_ms, longest_piece_ms, pace_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.rows import OneByOne
+from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
@@ -76,6 +77,7 @@ class Scheduler:
         self.embeds = EmbedTurns(targets)
         self._guard = LatencyGuard()
         self._one_by_one = OneByOne(self.cost)
+        self.drafts = DraftPolicy(self.cost)
         self._limited = 0
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None) -> Plan:

@@ -16,6 +16,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy.order import preemption_order
+from uma.engine.worker.drafting import Drafts
 from uma.engine.worker.output import steps_ahead
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import ModelRunner, Step, Work
@@ -38,6 +39,8 @@ class Tick:
     """Each decode row is a batch of its own, because here that is faster."""
     steps: int = 1
     """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
+    drafts: Drafts | None = None
+    """What is verified with the decode rows' next tokens, in one batch."""
     hold_ms: float = 0.0
     """Maximum time between the first and the last token of a stride."""
     embed_tokens: int = 0
@@ -96,6 +99,8 @@ class Executor:
     def _decode(self, tick: Tick) -> Iterator[Results]:
         if any(sequence.missing != 1 for sequence in tick.decode):
             yield from self._decode_several(tick.decode)
+        elif tick.drafts is not None:
+            yield from self._verify(tick.drafts)
         elif tick.is_one_by_one:
             for sequence in tick.decode:
                 if sequence.holding is not None:  # those before it may have preempted it
@@ -149,6 +154,16 @@ class Executor:
                 given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
             self._runner.book(rows, step, learns=learns and step is steps[-1])
             yield Result(rows, given, step.at_ms)
+
+    def _verify(self, drafts: Drafts) -> Iterator[Results]:
+        """Decode rows with drafts. A batch that fails is computed again without them, and takes the ladder there."""
+        code, given, at_ms = self._runner.verify(drafts)
+        rows = [sequence for sequence, _ in drafts.rows]
+        if code == DONE:
+            yield [Result(rows, given, at_ms)]
+        elif not self._context.is_ended:
+            rows = [each for each in rows if code == NO_ROOM or self._cut_back(each)]
+            yield from self._decode_at_once(rows, ONE_STEP, learns=False)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
         """Decode rows of which some were given several tokens at once."""

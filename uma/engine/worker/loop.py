@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from uma.config import Speculate
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
@@ -32,6 +33,7 @@ from uma.engine.worker.commands import (
     Submit,
     UseEmbedder,
 )
+from uma.engine.worker.drafting import Drafter
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output, patience_ms
@@ -70,6 +72,7 @@ class DecodeWorker:
         *,
         layouts: LayoutPolicy,
         saves_at_end: bool,
+        drafting: Speculate = "off",
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self._context = context
@@ -90,6 +93,7 @@ class DecodeWorker:
             context, pool, scheduler.cost, metrics, self._outbox, self.commands, self._sampling, self._trace
         )
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
+        self._drafter = Drafter(scheduler.drafts, pool, context, drafting)
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._relayout = Relayout(context, pool, scheduler, self._residency, metrics, layouts)
@@ -202,6 +206,11 @@ class DecodeWorker:
 
     def _next_tick(self, now: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""
+        tick, has_preempted = self._planned_tick(now)
+        tick.drafts = self._drafter.draft(tick.decode, is_one_by_one=tick.is_one_by_one) if tick.is_steady else None
+        return tick, has_preempted
+
+    def _planned_tick(self, now: float) -> tuple[Tick, bool]:
         batches = self._metrics.batch_calls_total
         is_due = batches - self._planned_at >= REPLAN_BATCHES
         if is_due:

@@ -270,6 +270,7 @@ class Residency:
 
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.holding is not None:
+            self._forget_dropped(sequence)
             self._pool.someone_decodes = self.is_decoding
             if isinstance(event, Finished) and not self._pool.shares:
                 self._pool.save(sequence.holding, now_ms())
@@ -278,6 +279,13 @@ class Residency:
         if sequence.sampler is not None:
             sequence.sampler.close()
             sequence.sampler = None
+
+    def _forget_dropped(self, sequence: Sequence) -> None:
+        """Cut off tokens of a draft that held, but behind the output's end: they are no part of the text."""
+        assert sequence.holding is not None
+        if sequence.computed > len(sequence.tokens):
+            sequence.computed = len(sequence.tokens)
+            self._pool.truncate(sequence.holding, sequence.computed)
 
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.index:  # it is its request that is counted

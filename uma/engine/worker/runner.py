@@ -8,6 +8,7 @@ their tokens before the prompts' turn, and each kind's cost is known exactly.
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
@@ -15,7 +16,9 @@ from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
+from uma.engine.policy.speculation import saved_ms
 from uma.engine.worker.commands import Commands
+from uma.engine.worker.drafting import Drafts
 from uma.engine.worker.neighbours import Neighbours
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status
@@ -172,6 +175,50 @@ class ModelRunner:
             self._trace.batch("decode", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
 
+    def verify(self, drafts: Drafts) -> tuple[int, list[Given], float]:
+        """A row's last token and its draft, for each row in one batch: the tokens that the row would have been given
+        without a draft, as many as can be known. Booked, and memory behind them is cut off. Also returns when.
+        """
+        rows, drafting = drafts
+        tokens = sum(1 + len(draft) for _, draft in rows)
+        self._pool.make_room(tokens)
+        self._batch.clear()
+        for sequence, draft in rows:
+            self._batch.add_run([sequence.tokens[-1], *draft], sequence.computed, _seq_id(sequence))
+        self._outbox.flush_due(now_ms() + drafting.batch_ms)
+        code, took_ms = self._compute([sequence for sequence, _ in rows], drafts=[draft for _, draft in rows])
+        if code != DONE:
+            return code, [], 0.0
+        given, at_ms = self._sampling.verify(rows), now_ms()
+        for (sequence, draft), tokens_given in zip(rows, given, strict=True):
+            self._book_draft(sequence, draft, tokens_given)
+            sequence.was_in_batch(len(rows))
+            if draft:
+                spared_ms = saved_ms(len(tokens_given) if isinstance(tokens_given, tuple) else 0, drafting, took_ms)
+                sequence.saved_ms += spared_ms
+                self._metrics.draft_saved_ms_total += spared_ms
+        self._metrics.tick(tokens, took_ms)
+        self._cost.observe_verify(tokens, self._pool.used_cells, took_ms)
+        self._trace.batch("verify", tokens, len(rows), took_ms, self._pool.used_cells)
+        return code, given, at_ms
+
+    def _book_draft(self, sequence: Sequence, draft: list[int], given: Given) -> None:
+        """Count a row's last token and the part of its draft that held; forget the rest."""
+        assert sequence.holding is not None
+        held = 0
+        if isinstance(given, tuple):
+            # The last token that is given has to be computed next, also where it ends a draft that held to its end.
+            pairs = zip(draft, given[:-1], strict=False)
+            held = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
+        self._pool.extend(sequence.holding, [sequence.tokens[-1], *draft[:held]])
+        sequence.computed += 1 + held
+        if held < len(draft):
+            self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1)
+        sequence.drafted += len(draft)
+        sequence.accepted += held
+        self._metrics.draft_tokens_total += len(draft)
+        self._metrics.draft_accepted_total += held
+
     def probe(self) -> bool:
         """Compute and sample one token by itself. False where there is no KV cell or sequence id for it now."""
         seq_id = self._pool.borrow_id()
@@ -247,12 +294,14 @@ class ModelRunner:
         assert report.count is not None
         report.add(self._sampling.prompt_logprobs(sequence.tokens[first : first + count], report.count))
 
-    def _compute(self, sampled: list[Sequence], expected_ms: float = math.inf) -> tuple[int, float]:
+    def _compute(
+        self, sampled: list[Sequence], expected_ms: float = math.inf, drafts: list[list[int]] | None = None
+    ) -> tuple[int, float]:
         """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits.
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
         """
-        self._sampling.prepare(sampled)
+        self._sampling.prepare(sampled, drafts)
         threads = self.threads()
         self._cost.use(threads, is_split=self._pool.in_id_order)
         self.began_ms = now_ms()

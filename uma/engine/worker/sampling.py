@@ -3,8 +3,9 @@
 What constrains a row's next token (logit bias, a grammar, the end of text that must not come yet) is added to its
 logits before the token is chosen. They are llama.cpp's own memory, so a sampler chain sees the change.
 
-A row can be given several tokens at once: those that its grammar leaves no choice about come behind the sampled one, in
-the same step. All of them go to the reader; the next batch computes them together, and samples after the last.
+A row can be given several tokens at once. Those that its grammar leaves no choice about come behind the sampled one, in
+the same step: all of them go to the reader, and the next batch computes them together and samples after the last. And
+those of a draft that the row's own sampler agreed to, position by position (`verify`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,31 @@ Given = tuple[Sampled, ...] | Exception
 """What a step gives a row: its next tokens, one as a rule; or the fault that ends this sequence alone."""
 
 
+_Place = tuple[int, Sequence, int]
+"""A first row of logits, the sequence that it belongs to, and how many rows that has."""
+
+
+class _Step:
+    """What was computed for one step: logits, the rows whose log probabilities are asked, the likeliest tokens."""
+
+    __slots__ = ("_likeliest", "asking", "chosen", "ends", "logits")
+
+    def __init__(self, logits: Logits, asking: list[int], ends: Logits | None) -> None:
+        self.logits = logits
+        self.asking = asking
+        self.ends = ends
+        """What to put back before log probabilities are told; see `Sampling._read`."""
+        self.chosen: dict[int, tuple[int, int]] = {}
+        """Of those rows, the token that was chosen, and how many of the likeliest are asked for."""
+        self._likeliest: list[int] = []
+
+    @property
+    def likeliest(self) -> list[int]:
+        """Of every row: one pass of numpy over the matrix instead of a call for each greedy row."""
+        self._likeliest = self._likeliest or self.logits.argmax(axis=1).tolist()
+        return self._likeliest
+
+
 class Sampling:
     """Chooses tokens for a context's rows. Belongs to the decode thread, which calls `prepare` before each batch."""
 
@@ -51,62 +77,45 @@ class Sampling:
         self._vocab = context.model.vocab
         self._masks = GrammarMasks(self._vocab.n_tokens)
         self._logprobs = Logprober(self._vocab)
-        self._masked: list[Sequence] = []
-        """The sequences whose masks are being computed, in order."""
+        self._masked: dict[Sequence, int] = {}
+        """Sequences whose masks are being computed, each with the number of its first."""
 
     def close(self) -> None:
         """End the helper thread, if grammars made one."""
         self._masks.close()
 
-    def prepare(self, sequences: Rows[Sequence]) -> None:
-        """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed."""
-        self._masked = [
-            each for each in sequences if each.grammar is not None and not each.forced and not each.grammar.is_over
+    def prepare(self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None) -> None:
+        """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed.
+
+        With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
+        """
+        rows = zip(sequences, drafts or [[]] * len(sequences), strict=True)
+        masked = [
+            (each, draft)
+            for each, draft in rows
+            if each.grammar is not None and not each.forced and not each.grammar.is_over
         ]
-        if self._masked:
-            self._masks.begin([each.grammar for each in self._masked if each.grammar is not None])
+        self._masked = {}
+        count = 0
+        for each, draft in masked:
+            self._masked[each] = count
+            count += 1 + len(draft)
+        if masked:
+            states = [each.grammar for each, _ in masked if each.grammar is not None]
+            self._masks.begin(states, [draft for _, draft in masked])
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
-        logits = self._context.logits(len(sequences))
-        is_constrained = any(sequence.is_constrained for sequence in sequences)
-        asking = [row for row, sequence in enumerate(sequences) if sequence.wants_logprobs]
-        ends = self._read(logits, asking, copies=is_constrained or len(asking) < len(sequences)) if asking else None
-        if is_constrained:
-            self._constrain(logits, sequences)
-        likeliest: list[int] = []
+        is_plain = not any(each.is_constrained or each.wants_logprobs for each in sequences)
+        places = [] if is_plain else [(row, sequence, 1) for row, sequence in enumerate(sequences)]
+        step = self._step(len(sequences), places)
         given: list[Given] = []
-        chosen: list[tuple[int, int]] = []
         for row, sequence in enumerate(sequences):
             try:
-                if sequence.forced:
-                    given.append(self._forced(sequence))
-                    continue
-                if sequence.sampler is not None:
-                    if sequence.suppresses_end:
-                        logits[row, self._vocab.eog_ids] = -np.inf
-                    self._check_any(logits, row, sequence)
-                    token = sequence.sampler.sample(self._context, batch_indices[row])
-                else:
-                    # Greedy rows all at once: one pass of numpy over the matrix instead of a call for each row.
-                    likeliest = likeliest or logits.argmax(axis=1).tolist()
-                    token = likeliest[row]
-                    if token in self._vocab.eog and sequence.suppresses_end:
-                        logits[row, self._vocab.eog_ids] = -np.inf
-                        token = int(logits[row].argmax())
-                    self._check_any(logits, row, sequence)
-                sampled = Sampled(token)
-                given.append((sampled,) if sequence.grammar is None else self._advance(sequence, sampled))
-                if sequence.wants_logprobs:
-                    chosen.append((row, token))
-            except _CompleteError:
-                given.append((Sampled(int(self._vocab.eog_ids[0]), is_end=True),))
+                given.append(self._next(step, row, batch_indices[row], sequence))
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                 given.append(error)
-        if chosen:
-            if ends is not None:
-                logits[:, self._vocab.eog_ids] = ends
-            self._tell(chosen, asking, sequences, given)
+        self._tell(step, places, given)
         return given
 
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
@@ -125,39 +134,110 @@ class Sampling:
         ends: Logits = logits[:, self._vocab.eog_ids]
         return ends
 
-    def _constrain(self, logits: Logits, sequences: Rows[Sequence]) -> None:
+    def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[Given]:
+        """Sample rows of the batch just computed in which each sequence's last token is followed by a draft, all with
+        logits: at every position in order, for as long as what is sampled is what was drafted. So each row is given
+        what it would be given without a draft, token for token.
+        """
+        places: list[_Place] = []
+        count = 0
+        for sequence, draft in drafts:
+            places.append((count, sequence, 1 + len(draft)))
+            count += 1 + len(draft)
+        step = self._step(count, places)
+        given: list[Given] = []
+        for (first, sequence, _), (_, draft) in zip(places, drafts, strict=True):
+            try:
+                given.append(self._follow(step, first, sequence, draft))
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
+                given.append(error)
+        self._tell(step, places, given)
+        return given
+
+    def _follow(self, step: _Step, first: int, sequence: Sequence, draft: list[int]) -> tuple[Sampled, ...]:
+        given: tuple[Sampled, ...] = ()
+        while True:
+            at = len(given)
+            given += self._next(step, first + at, first + at, sequence, at)
+            agrees = len(given) <= len(draft) and [each.token for each in given[at:]] == draft[at : len(given)]
+            if not agrees or given[-1].is_end:
+                return given
+
+    def _step(self, rows: int, places: list[_Place]) -> _Step:
+        """The logits of the batch just computed, constrained."""
+        logits = self._context.logits(rows)
+        asking = [each for row, sequence, size in places if sequence.wants_logprobs for each in range(row, row + size)]
+        is_constrained = any(sequence.is_constrained for _, sequence, _ in places)
+        ends = self._read(logits, asking, copies=is_constrained or len(asking) < rows) if asking else None
+        if is_constrained:
+            self._constrain(logits, places)
+        return _Step(logits, asking, ends)
+
+    def _constrain(self, logits: Logits, places: list[_Place]) -> None:
         """Add logit biases and grammar masks to the rows that have them."""
-        masks = dict(zip(self._masked, self._masks.wait(), strict=True)) if self._masked else {}
-        self._masked = []
-        for row, sequence in enumerate(sequences):
+        masks = self._masks.wait() if self._masked else None
+        for row, sequence, size in places:
             if sequence.bias is not None:
                 tokens, values = sequence.bias
-                logits[row, tokens] += values
-            mask = masks.get(sequence)
-            if mask is not None:
-                logits[row] += mask
+                for each in range(row, row + size):
+                    logits[each, tokens] += values
+            first = self._masked.get(sequence)
+            if masks is not None and first is not None:
+                logits[row : row + size] += masks[first : first + size]
+        self._masked = {}
 
-    def _check_any(self, logits: Logits, row: int, sequence: Sequence) -> None:
+    def _next(self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int = 0) -> tuple[Sampled, ...]:
+        """The next token of a row, `ahead` tokens after the last that its reader was given, and what is forced then."""
+        if sequence.forced:
+            return self._forced(sequence)
+        try:
+            token = self._draw(step, row, batch_index, sequence, ahead)
+        except _CompleteError:
+            return (Sampled(int(self._vocab.eog_ids[0]), is_end=True),)
+        if sequence.wants_logprobs:
+            step.chosen[row] = token, sequence.request.sampling.logprobs or 0
+        sampled = Sampled(token)
+        return (sampled,) if sequence.grammar is None else self._advance(sequence, sampled)
+
+    def _draw(self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int) -> int:
+        logits, vocab = step.logits, self._vocab
+        if sequence.sampler is not None:
+            if sequence.suppresses_end(ahead):
+                logits[row, vocab.eog_ids] = -np.inf
+            self._check_any(logits, row, sequence, ahead)
+            return sequence.sampler.sample(self._context, batch_index)
+        token = step.likeliest[row]
+        if token in vocab.eog and sequence.suppresses_end(ahead):
+            logits[row, vocab.eog_ids] = -np.inf
+            token = int(logits[row].argmax())
+        self._check_any(logits, row, sequence, ahead)
+        return token
+
+    def _check_any(self, logits: Logits, row: int, sequence: Sequence, ahead: int) -> None:
         """Raise `_CompleteError` where the only allowed token was the end, which must not come: nothing can follow."""
         grammar = sequence.grammar
         if grammar is None or not (grammar.is_over or np.isneginf(logits[row].max())):
             return
         grammar.check()
-        if not grammar.is_over and not sequence.suppresses_end:
+        if not grammar.is_over and not sequence.suppresses_end(ahead):
             raise DecodeFailed("the grammar allows no token of this vocabulary here")
         raise _CompleteError
 
-    def _tell(
-        self, chosen: list[tuple[int, int]], asking: list[int], sequences: Rows[Sequence], given: list[Given]
-    ) -> None:
-        """Put log probabilities into what rows are given. `chosen`: the rows that ask for them, and their tokens."""
-        counts = [sequences[row].request.sampling.logprobs or 0 for row, _ in chosen]
-        places = {row: place for place, row in enumerate(asking)}
-        known = self._logprobs.told([places[row] for row, _ in chosen], [token for _, token in chosen], counts)
-        for (row, _), logprobs in zip(chosen, known, strict=True):
-            each = given[row]
-            assert not isinstance(each, Exception)
-            given[row] = (each[0]._replace(logprobs=logprobs), *each[1:])
+    def _tell(self, step: _Step, places: list[_Place], given: list[Given]) -> None:
+        """Put log probabilities into what the rows are given that ask for them."""
+        if not step.chosen:
+            return
+        if step.ends is not None:
+            step.logits[:, self._vocab.eog_ids] = step.ends
+        order = {row: place for place, row in enumerate(step.asking)}
+        tokens, counts = zip(*step.chosen.values(), strict=True)
+        known = dict(
+            zip(step.chosen, self._logprobs.told([order[row] for row in step.chosen], tokens, counts), strict=True)
+        )
+        for index, (first, sequence, _) in enumerate(places):
+            row = given[index]
+            if sequence.wants_logprobs and isinstance(row, tuple):
+                given[index] = tuple(each._replace(logprobs=known.get(at)) for at, each in enumerate(row, first))
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> tuple[Sampled, ...]:
         """The sampled token, and those that the grammar forces behind it."""

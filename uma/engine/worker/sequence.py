@@ -18,10 +18,11 @@ from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.experience import Experience
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
+from uma.engine.worker.lookup import Lookup
 from uma.engine.worker.prompt_report import PromptReport
 from uma.llama.grammar import GrammarState
 from uma.llama.sampler import Sampler
-from uma.types import Logprobs, Request, RequestMetrics, Usage
+from uma.types import Logprobs, Request, RequestMetrics, Speculation, Usage
 
 Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
@@ -176,6 +177,11 @@ class Sequence:
     first_token_ms: float = 0.0
     largest_batch: int = 0
     iterations: int = 0
+    lookup: Lookup | None = None
+    """Where its text repeats; None until that can be worth knowing."""
+    drafted: int = 0
+    accepted: int = 0
+    saved_ms: float = 0.0
     pieces: list[str] = attrs.field(factory=list)
     """Output text, collected where the request is not streamed."""
     logprobs: list[Logprobs] = attrs.field(factory=list)
@@ -233,11 +239,10 @@ class Sequence:
         """Its reader is behind; it takes no part until the reader has caught up."""
         return self.status is Status.PAUSED
 
-    @property
-    def suppresses_end(self) -> bool:
-        """Whether the end of text must not be sampled now."""
+    def suppresses_end(self, ahead: int = 0) -> bool:
+        """Whether the end of text must not be sampled, `ahead` tokens from now."""
         sampling = self.request.sampling
-        return sampling.ignore_eos or self.generated < sampling.min_tokens
+        return sampling.ignore_eos or self.generated + ahead < sampling.min_tokens
 
     def had_token(self, now_ms: float) -> None:
         """Count a token that the reader is given at `now_ms`, which can be later than now."""
@@ -257,6 +262,9 @@ class Sequence:
         """Token counts so far."""
         return Usage(self.prompt_tokens, self.cached_tokens, self.generated)
 
+    def _speculation(self) -> Speculation | None:
+        return Speculation(self.drafted, self.accepted, round(self.saved_ms, 3)) if self.drafted else None
+
     def metrics(self, now_ms: float) -> RequestMetrics:
         """How it was served, at its end."""
         started, first = self.started_ms or now_ms, self.first_token_ms
@@ -270,4 +278,5 @@ class Sequence:
             tokens_per_second=round((self.generated - 1) * 1000 / decode_ms, 2) if decode_ms > 0 else 0.0,
             qoe=self.experience.qoe,
             decode_iterations=self.iterations,
+            speculation=self._speculation(),
         )

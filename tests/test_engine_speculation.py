@@ -1,0 +1,93 @@
+"""Drafts change nothing but the time: what a reader is given is the same, token for token, whatever is drafted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+
+from models import Kind, write_model
+from uma import Request, open_engine
+from uma.types import Grammar
+
+COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0}
+LIST = {"type": "array", "items": {"type": "object", "properties": {"ab": {"enum": ["x", "y"]}}, "required": ["ab"]}}
+
+
+def few_letters(seed: int, count: int = 120) -> tuple[int, ...]:
+    """A prompt of three letters: any three tokens came before, so that every step has a draft, mostly a wrong one."""
+    return tuple(random.Random(seed).choices(range(97, 100), k=count))
+
+
+def requests() -> list[Request]:
+    """Every way in which a token is chosen, and every way in which an output ends."""
+    only_letters = {str(token): 20.0 for token in range(97, 100)}
+    forms: list[dict[str, Any]] = [
+        {},
+        {"max_tokens": 3},
+        {"ignore_eos": False, "logit_bias": only_letters},
+        {"temperature": 1.0, "seed": 3, "logit_bias": only_letters},
+        {"temperature": 0.8, "seed": 4, "top_p": 0.9, "repetition_penalty": 1.2, "penalty_window": 16, "logprobs": 3},
+        {"temperature": 1.0, "seed": 5, "mirostat": 2},
+        {"temperature": 1.2, "seed": 6, "dry_multiplier": 0.5, "logit_bias": only_letters, "logprobs": 0},
+        {"logit_bias": only_letters, "stop": ("ab", "cc", "aaaaaaaaaaa"), "min_tokens": 5},
+        {
+            "temperature": 1.0,
+            "seed": 7,
+            "ignore_eos": False,
+            "min_tokens": 20,
+            "logit_bias": only_letters | {"262": 21.0},
+        },
+        {"temperature": 1.0, "seed": 8, "grammar": Grammar(regex="[abc]{30}(abcabcabc|cab)*c")},
+        {"grammar": Grammar(json_schema=LIST), "ignore_eos": False},
+        {"temperature": 1.5, "seed": 9, "grammar": Grammar(json_schema=LIST), "logprobs": 1, "ignore_eos": False},
+        {"temperature": 1.0, "seed": 10, "n": 3, "logit_bias": only_letters, "stop": ("abc",)},
+    ]
+    return [
+        ask(few_letters(index), id=str(index), **({"max_tokens": 60} | form), stream=index % 4 != 3)
+        for index, form in enumerate(forms)
+    ]
+
+
+def said(got: Answer) -> Any:
+    """All that a reader is given, but what depends on time."""
+    finished, by_answer = got.finished, dict[int, list[tuple[int, str]]]()
+    for token in got.tokens:
+        by_answer.setdefault(token.index, []).append((token.token_id, token.text))
+    parts = [(each.index, each.reason, each.seed, each.text, each.token_ids) for each in finished.answers]
+    return finished.text, finished.token_ids, finished.reason, finished.usage.completion_tokens, parts, by_answer
+
+
+def logprobs(got: Answer) -> list[float]:
+    """Every log probability that it holds, those of the likeliest tokens included."""
+    every = [*(got.finished.logprobs or ()), *(token.logprobs for token in got.tokens if token.logprobs)]
+    return [one.logprob for each in every for one in (each.chosen, *each.top)]
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding-window"])
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_drafts_change_no_token_no_text_and_no_log_probability(tmp_path: Path, kind: Kind, layout: str) -> None:
+    model = write_model(tmp_path / "model.gguf", kind=kind, context_length=1_024)
+    config = config_for(model, **COLD, kv_unified=layout, n_ctx=4_096, max_sequences=3)
+    asked = requests()
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+        plain = await settled(engine)
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        got = await alone(engine, asked)
+        counters = await settled(engine)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert said(mine) == said(theirs)
+        assert logprobs(mine) == pytest.approx(logprobs(theirs), abs=1e-4)
+    assert 100 < counters["draft_accepted_total"] < counters["draft_tokens_total"]
+    assert counters["batch_calls_total"] < plain["batch_calls_total"]
+    for name in ("tokens_generated_total", "inter_token_ms_count"):
+        assert counters[name] == plain[name], name
+    told = [each.finished.metrics.speculation for each in got]
+    assert sum(each.drafted for each in told if each) == counters["draft_tokens_total"]
+    assert sum(each.accepted for each in told if each) == counters["draft_accepted_total"]
+    assert not any(each.finished.metrics.speculation for each in expected)

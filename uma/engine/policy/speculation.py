@@ -1,0 +1,140 @@
+"""How many drafted tokens of each row are verified: as many as make the expected time per token shortest, often none.
+
+A batch of a row's last token and a draft behind it gives one token, and one more for each drafted token that holds.
+What it takes is not proportional to its size: on a GPU a batch of 8 costs hardly more than one of 1, on a CPU with some
+weights one of 2 costs nearly three times as much, and one of 16 little more than that. So the sizes are measured, as
+decode rows are, and one that was never seen is tried where it could pay if it took no longer than smaller ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from uma.engine.policy.cost import ROWS, CostModel
+
+MAX_DRAFT = 15
+"""Maximum drafted tokens of a row: with the one before them a batch of 16."""
+MAX_TOKENS = 64
+"""Maximum tokens of a batch that holds drafts."""
+STEP_MS = 0.3
+"""What a batch with drafts costs besides its computing: to guess, to sample one by one, to book. Decode steps without
+drafts run many at a stretch, and pay a fraction of that."""
+WORTH = 1.08
+"""Expected gain under which nothing is drafted: estimates are this uncertain."""
+TRIES = 3
+"""A size is believed once it was seen so often: its first batches also allocate."""
+TRY_EVERY = 256
+"""One in so many chances, a size that was slow is tried again."""
+TRY_WITHIN = 1.3
+"""But only where it is expected to take up to so many times as long a token as none."""
+SLOWER = 1.1
+"""Times as long as without drafts that another row can wait for its token."""
+HOPELESS = 1.5
+"""Times as long as a step without drafts can be where that alone is longer than a stream's target."""
+
+
+@attrs.frozen
+class Candidate:
+    """A row and its draft, as far as the policy is concerned."""
+
+    chances: Sequence[float]
+    """Of each drafted token, the chance that it and all before it hold; falling. Empty: there is no draft."""
+    target_tbt_ms: float
+
+
+@attrs.frozen
+class Drafting:
+    """What to verify in one batch."""
+
+    lengths: tuple[int, ...]
+    """Of each row, the drafted tokens; 0: its last token alone."""
+    plain_ms: float
+    """What a step without drafts would take."""
+    batch_ms: float
+    """What the batch is expected to take."""
+
+
+class DraftPolicy:
+    """Chooses draft lengths from what the cost model has learnt, and sees to it that it learns."""
+
+    __slots__ = ("_chances", "_cost")
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._chances = 0
+
+    def can_pay(self, rows: int, cells: int, target_tbt_ms: float, *, is_one_by_one: bool = False) -> bool:
+        """Whether drafts would be verified for `rows` decode rows if all of them were certain."""
+        certain = Candidate((1.0,) * min(MAX_DRAFT, MAX_TOKENS // rows), target_tbt_ms)
+        return self._choose([certain] * rows, cells, MAX_TOKENS, is_one_by_one=is_one_by_one) is not None
+
+    def choose(
+        self, rows: Sequence[Candidate], cells: int, free_cells: int, *, is_one_by_one: bool = False
+    ) -> Drafting | None:
+        """Draft lengths for decode rows of one batch, with so many KV cells in use; None: no drafts.
+
+        `free_cells` is how many more tokens than rows there can be in all. `is_one_by_one`: without drafts each row
+        would be a batch of its own.
+        """
+        found = self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one)
+        if found is None and any(row.chances for row in rows):
+            self._chances += 1
+            if self._chances % TRY_EVERY == 0:
+                return self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one, worth=1 / TRY_WITHIN)
+        return found
+
+    def plain_ms(self, rows: int, cells: int, *, is_one_by_one: bool) -> float:
+        """What a step without drafts takes; 0 while nothing is known."""
+        return rows * self._cost.decode_ms(1, cells) if is_one_by_one else self._cost.decode_ms(rows, cells)
+
+    def _choose(
+        self, rows: Sequence[Candidate], cells: int, free_cells: int, *, is_one_by_one: bool, worth: float = WORTH
+    ) -> Drafting | None:
+        cost, count = self._cost, len(rows)
+        if not count or not cost.has_decoded(1 if is_one_by_one else count):
+            return None
+        plain_ms = self.plain_ms(count, cells, is_one_by_one=is_one_by_one)
+        if plain_ms <= 0:
+            return None
+        limit_ms = min(row.target_tbt_ms for row in rows)
+        if plain_ms > limit_ms:
+            limit_ms = HOPELESS * plain_ms
+        # The tokens with the best chances first. A row's own stay in order, for they fall.
+        ranked = sorted(
+            ((chance, -index, row) for row, each in enumerate(rows) for index, chance in enumerate(each.chances)),
+            reverse=True,
+        )[: min(free_cells, MAX_TOKENS - count)]
+        best: Drafting | None = None
+        most = worth * count / plain_ms
+        for size in _sizes(count, len(ranked)):
+            taken = ranked[: size - count]
+            batch_ms = cost.verify_ms(size, cells, count)
+            if batch_ms > limit_ms:
+                continue
+            is_known = cost.times_verified(size) >= TRIES
+            believed_ms = batch_ms if is_known else cost.least_verify_ms(size, cells, count)
+            rate = (count + sum(chance for chance, _, _ in taken)) / (believed_ms + STEP_MS)
+            if rate <= most:
+                continue
+            lengths = [0] * count
+            gained = [1.0] * count
+            for chance, _, row in taken:
+                lengths[row] += 1
+                gained[row] += chance
+            if min(gained) * SLOWER * plain_ms >= believed_ms:
+                best, most = Drafting(tuple(lengths), plain_ms, batch_ms), rate
+        return best
+
+
+def _sizes(rows: int, drafted: int) -> list[int]:
+    """Sizes of batches that are considered: those that the cost model tells apart, and the largest there can be."""
+    largest = rows + drafted
+    return [*(size for size in ROWS if rows < size < largest), *([largest] if drafted else [])]
+
+
+def saved_ms(tokens: int, drafting: Drafting, took_ms: float) -> float:
+    """Time that a row's reader was spared by a batch that gave it `tokens` tokens; negative where it took longer."""
+    return tokens * drafting.plain_ms - took_ms if math.isfinite(took_ms) else 0.0

@@ -1,0 +1,145 @@
+"""Prompt look-up: what probably comes next in a text, by where its last tokens stood before.
+
+Summaries quote, code edits repeat, JSON lists say the same keys again and again. Where the last three tokens came
+before, what followed then is a guess of what follows now. The guess costs nothing to check: every token that comes,
+sampled one by one or verified as a draft, shows whether it was right. So how often guesses hold is known before
+anything was computed for them, by how long the text has agreed with its earlier place so far.
+
+Pure: tokens in, guesses out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import chain, islice
+
+NGRAM = 3
+"""Tokens that have to agree before anything is guessed."""
+MAX_INDEXED = 16_384
+"""Maximum tokens of the text at hand, its last ones, that are searched: indexing takes 0.3 microseconds each."""
+MAX_PLACES = 8
+"""Maximum earlier places that are compared: the one that agrees for longest is followed."""
+MAX_AGREED = 32
+"""Tokens up to which it matters for how long a place agreed."""
+AGREED = (5, 8, 16, MAX_AGREED)
+"""Lengths of agreement from which on other chances hold."""
+CHANCES = (0.4, 0.6, 0.75, 0.85, 0.9)
+"""Chance that the next token agrees too, by length of agreement, before this text has shown its own."""
+PRIOR_TOKENS = 4.0
+"""Tokens of its own after which a text's chances count for half."""
+MEMORY_TOKENS = 64.0
+"""Of as many tokens of late, at most, the chances are the mean: texts change."""
+
+
+class Lookup:
+    """One sequence's guesses. Belongs to one thread at a time."""
+
+    __slots__ = ("_agreed", "_count", "_held", "_last", "_next", "_place", "_seen", "_source", "_tokens")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._count = len(tokens)
+        """Tokens of the whole text that were taken in."""
+        self._tokens = array("i", tokens[-MAX_INDEXED:])
+        self._last: dict[tuple[int, ...], int] = {}
+        """Of each three tokens, the index behind their last place."""
+        self._next = array("i", [0] * min(NGRAM, len(self._tokens) + 1))
+        """Of each index, that behind the place before with the same three tokens; 0: there is none."""
+        for end, ngram in enumerate(zip(*(islice(self._tokens, at, None) for at in range(NGRAM)), strict=False), NGRAM):
+            self._next.append(self._last.get(ngram, 0))
+            self._last[ngram] = end
+        self._source = self._tokens
+        """The text that is followed: this one, or another that began in the same way."""
+        self._place = 0
+        """Index in it of the token that is expected next; 0: none is."""
+        self._agreed = 0
+        """Tokens up to there that agree with the end of the text."""
+        self._seen = [0.0] * len(CHANCES)
+        self._held = [0.0] * len(CHANCES)
+        """Guesses, and those of them that held, by length of agreement; old ones count less and less."""
+        self._find()
+
+    @property
+    def agreed(self) -> int:
+        """For how many tokens the place that is followed has agreed; 0: none is."""
+        return self._agreed if self._place else 0
+
+    def catch_up(self, tokens: Sequence[int]) -> None:
+        """Take in what has come behind the text so far. `tokens` is the whole of it."""
+        for token in tokens[self._count :]:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        """Take in the text's next token."""
+        tokens = self._tokens
+        self._count += 1
+        if self._place:
+            self._learn(is_held=self._source[self._place] == token)
+        tokens.append(token)
+        if len(tokens) >= NGRAM:
+            ngram = tuple(tokens[-NGRAM:])
+            self._next.append(self._last.get(ngram, 0))
+            self._last[ngram] = len(tokens)
+        else:
+            self._next.append(0)
+        if not self._place or self._place >= len(self._source):
+            self._find()
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Guess that `tokens` come next: another text went on with them after the very same beginning."""
+        # Its index 0 stands for "none", so one token stands before them.
+        self._source = array("i", chain((-1,), tokens))
+        self._place, self._agreed = 1, MAX_AGREED
+
+    def guess(self, count: int) -> list[int]:
+        """The next tokens, at most `count`; empty where nothing is guessed."""
+        if not self._place:
+            return []
+        source, place = self._source, self._place
+        found = list(source[place : place + count])
+        if source is self._tokens:
+            # What repeats itself at once goes on so: the guess follows its own beginning.
+            period = len(source) - place
+            while len(found) < count:
+                found.append(found[len(found) - period])
+        return found
+
+    def chances(self, count: int) -> list[float]:
+        """Of `guess(count)`, each token's chance that it and all before it hold: from 1 to 0, falling."""
+        each = [
+            (prior * PRIOR_TOKENS + held) / (PRIOR_TOKENS + seen)
+            for prior, held, seen in zip(CHANCES, self._held, self._seen, strict=True)
+        ]
+        found: list[float] = []
+        whole = 1.0
+        for agreed in range(self._agreed, self._agreed + count):
+            whole *= each[bisect_right(AGREED, agreed)]
+            found.append(whole)
+        return found
+
+    def _learn(self, *, is_held: bool) -> None:
+        kind = bisect_right(AGREED, self._agreed)
+        fade = 1 - 1 / MEMORY_TOKENS
+        self._seen[kind] = self._seen[kind] * fade + 1
+        self._held[kind] = self._held[kind] * fade + is_held
+        if is_held:
+            self._place += 1
+            self._agreed = min(self._agreed + 1, MAX_AGREED)
+        else:
+            self._place = 0
+
+    def _find(self) -> None:
+        """Follow the earlier place that agrees with the end of the text for longest, of equals the last."""
+        tokens, size = self._tokens, len(self._tokens)
+        self._source, self._place, self._agreed = tokens, 0, 0
+        place = self._next[size] if size < len(self._next) else 0
+        for _ in range(MAX_PLACES):
+            if not place:
+                return
+            agreed = NGRAM
+            while agreed < MAX_AGREED and agreed < place and tokens[place - agreed - 1] == tokens[size - agreed - 1]:
+                agreed += 1
+            if agreed > self._agreed:
+                self._place, self._agreed = place, agreed
+            place = self._next[place]
