@@ -109,9 +109,5 @@ async def test_memory_that_cannot_be_cut_turns_drafts_off_and_says_why(tmp_path:
 async def test_capabilities_name_prompt_look_up_where_it_is_on(tiny: Path) -> None:
     look_up = "prompt look-up"
     for mode, told in (("auto", look_up), ("always", look_up), ("off", "none: --speculate off")):
-        ("auto", "prompt look-up"),
-        ("always", "prompt look-up"),
-        ("off", "none: --speculate off"),
-    ):
         async with open_engine(config_for(tiny, speculate=mode)) as engine:
             assert engine.info.capabilities.speculation == told
