@@ -139,7 +139,7 @@ class RuntimeConfig:
     )
 
     speculate: Speculate = setting(
-        "auto", "guess tokens where the text repeats and verify several at once; auto: where that is faster"
+        "off", "guess tokens where the text repeats and verify several at once; auto: where that is faster"
     )
 
     cache_tokens: Annotated[int, Range(-1)] = setting(

@@ -1,0 +1,62 @@
+"""Prompt look-up, by itself: what is guessed is what came before, and chances follow what held."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma.engine.worker.lookup import MAX_AGREED, NGRAM, Lookup
+
+texts = st.lists(st.integers(0, 3), max_size=80)
+
+
+@given(texts, texts)
+def test_taken_in_at_once_or_one_by_one_a_guess_is_what_came_after_the_same_tokens(
+    begun: list[int], more: list[int]
+) -> None:
+    lookup = Lookup(begun)
+    for token in more:
+        lookup.push(token)
+    text = begun + more
+    guess = lookup.guess(1)
+    tail = text[-NGRAM:]
+    followers = {text[at + NGRAM] for at in range(len(text) - NGRAM) if text[at : at + NGRAM] == tail}
+    if len(text) < NGRAM or not followers:
+        assert not guess or lookup.agreed
+    else:
+        assert guess, "these tokens came before"
+        assert guess[0] in followers
+    chances = lookup.chances(8)
+    assert all(1 >= before >= after >= 0 for before, after in itertools.pairwise(chances))
+
+
+@given(st.lists(st.integers(0, 9), min_size=NGRAM, max_size=9, unique=True), st.integers(1, 30))
+def test_what_repeats_at_once_is_guessed_to_go_on(period: list[int], count: int) -> None:
+    lookup = Lookup(period * 3)
+    assert lookup.guess(count) == (period * 40)[:count]
+
+
+def test_chances_fall_with_guesses_that_do_not_hold_and_rise_with_those_that_do() -> None:
+    good, bad = Lookup([1, 2, 3] * 4), Lookup([1, 2, 3] * 4)
+    before = good.chances(4)
+    for token in [1, 2, 3] * 30:
+        good.push(token)
+    for number in range(60):
+        for token in (1, 2, 3, 10 + number):
+            bad.push(token)
+    for token in (1, 2, 3):
+        bad.push(token)
+    assert good.agreed == MAX_AGREED
+    assert good.chances(4)[3] > before[3] > bad.chances(4)[3]
+
+
+def test_another_text_is_followed_for_as_long_as_it_agrees() -> None:
+    lookup = Lookup([7, 8])
+    lookup.follow([1, 2, 3, 4])
+    assert lookup.guess(9) == [1, 2, 3, 4]
+    lookup.push(1)
+    assert lookup.guess(2) == [2, 3]
+    lookup.push(9)
+    assert lookup.guess(2) == []
