@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from http_server import HttpServer, running_http
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 
 # How long an example takes says how busy this machine is, and nothing of a claim.
-settings.register_profile("uma", deadline=None)
+settings.register_profile("uma", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("uma")
 
 
