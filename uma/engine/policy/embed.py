@@ -8,13 +8,13 @@ thousand texts waiting than with a long prompt. Among themselves, requests share
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable, Sequence
 
 import attrs
 
 from uma.engine.policy.cost import SIZES, CostModel
 from uma.engine.policy.guard import LatencyGuard
+from uma.engine.policy.lead import TTFT_SHARE
 from uma.engine.policy.state import Row, Targets
 
 LEAST_SHARE = 0.5
@@ -25,6 +25,8 @@ WEIGHTS = {1: 16.0, 0: 4.0, -1: 1.0}
 """Tokens of a lane's request that count as much as one of a background request's."""
 TRY_LARGER_EVERY = 16
 """One in so many batches that the budget limits tries a larger one that promises more."""
+TRY_LONGER = 1.5
+"""Of the time for a batch, what a larger one that is tried may be expected to take."""
 
 
 @attrs.frozen
@@ -70,7 +72,9 @@ class EmbedTurns:
         least = max(demand.least_tokens, min(SIZES[0], demand.tokens))
         if not self.cost.knows_prefill:
             return max(least, min(self._targets.start_chunk_tokens, demand.tokens))
-        target_ms = min(self._targets.tick_budget_ms, min((row.target_tbt_ms for row in rows), default=math.inf))
+        if not rows:
+            return max(least, self._within(TTFT_SHARE * self._targets.slo_ttft_ms, demand))
+        target_ms = min(self._targets.tick_budget_ms, *(row.target_tbt_ms for row in rows))
         return max(least, self._within(max(target_ms - step_ms, LEAST_SHARE * step_ms), demand))
 
     def _within(self, longest_ms: float, demand: EmbedDemand) -> int:
@@ -80,7 +84,11 @@ class EmbedTurns:
         chunk = self.cost.best_chunk(longest_ms, position, demand.tokens)
         if chunk < demand.tokens:
             self._limited += 1
-            if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
+            if self._limited % TRY_LARGER_EVERY == 0:
+                # Of a size not seen of late the model expects at least as much a token as of the smaller one, whose
+                # fixed part weighs more: without a try the smallest would be all that is ever computed.
+                return self.cost.worth_trying(chunk, TRY_LONGER * longest_ms, position, demand.tokens)
+            if not self.cost.has_tried_beyond(chunk):
                 return self.cost.worth_trying(chunk, longest_ms, position, demand.tokens)
         return chunk
 
