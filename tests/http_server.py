@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
+import trio
 
 from harness import PATIENCE_SEC, ServerProcess, running_server
+from uma.config import RuntimeConfig
+from uma.engine import Engine, open_engine
+from uma.http import HttpService
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -125,3 +132,48 @@ def running_http(directory: Path, *flags: str, **environ: str) -> Iterator[HttpS
         found = re.search(r"url=(\S+)", ready)
         assert found is not None
         yield HttpServer(process, found[1])
+
+
+@attrs.frozen
+class HostedHttp:
+    """The real engine and HTTP service in a Trio thread of this very process, whose tasks a test can count."""
+
+    engine: Engine
+    port: int
+    _token: trio.lowlevel.TrioToken
+
+    def call(self, what: Callable[[], T]) -> T:
+        """Call `what` in the Trio thread."""
+        return trio.from_thread.run_sync(what, trio_token=self._token)
+
+
+@contextmanager
+def hosted_http(config: RuntimeConfig) -> Iterator[HostedHttp]:
+    """Serve `config`'s model in a thread, ready for clients; ended with the block. `config.http` must have port 0."""
+    ready: list[HostedHttp] = []
+    is_ready = threading.Event()
+    ends: list[Callable[[], None]] = []
+
+    async def serve() -> None:
+        async with open_engine(config) as engine, trio.open_nursery() as nursery:
+            service = HttpService(engine, config)
+            await nursery.start(service.serve)
+            ends.append(service.begin_drain)
+            ready.append(HostedHttp(engine, int(service.url.rpartition(":")[2]), trio.lowlevel.current_trio_token()))
+            is_ready.set()
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        finally:
+            is_ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert is_ready.wait(PATIENCE_SEC)
+    try:
+        yield ready[0]
+    finally:
+        ready[0].call(ends[0])
+        thread.join(PATIENCE_SEC)
+        assert not thread.is_alive()

@@ -1,20 +1,30 @@
-"""Whatever is sent, the answer is the client's fault or a good one, never a fault of the server; and nothing leaks."""
+"""Whatever is sent, the answer is the client's fault or a good one, never a fault of the server; and nothing leaks.
+
+Each example is one set of field values, of which every endpoint gets those that its schema names: drawing values takes
+longer than answering. `TEST_HTTP_REQUESTS` says how many requests are sent; `.ci/run` sends 10,000.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
 import psutil
 import pytest
-from http_server import HttpServer, RawHttp
+import trio
+from http_server import HostedHttp, RawHttp, hosted_http
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness import until
+from uma.config import RuntimeConfig
 from uma.http import anthropic, llama_server, ollama, openai_chat, openai_completions, openai_responses
 from uma.http.app import ENDPOINTS
+from uma.http.page.endpoints import MarkdownBody
 
 BODIES: dict[str, type[Any]] = {
     "/v1/chat/completions": openai_chat.ChatBody,
@@ -29,8 +39,15 @@ BODIES: dict[str, type[Any]] = {
     "/tokenize": llama_server.TokenizeBody,
     "/detokenize": llama_server.DetokenizeBody,
     "/apply-template": llama_server.TemplateBody,
+    "/ui/api/markdown": MarkdownBody,
 }
+REQUESTS = int(os.environ.get("TEST_HTTP_REQUESTS", "1000"))
 
+NAMES = {path: [field.name for field in attrs.fields(cls)] for path, cls in BODIES.items()}
+MAIN = frozenset({"messages", "prompt", "input", "content", "tokens", "texts"})
+"""Fields without which most endpoints look at no other."""
+
+words = st.text(max_size=30) | st.sampled_from(["", "\0", "a\0b", "\ud800", "<|im_end|>", "\u202e"])
 junk = st.recursive(
     st.none()
     | st.booleans()
@@ -42,17 +59,16 @@ junk = st.recursive(
 )
 messages = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", "x"]), "content": st.text(max_size=30) | junk}
+        {"role": st.sampled_from(["user", "system", "assistant", "x", "\0", ""]), "content": words | junk}
     ),
     max_size=3,
 )
 likely: dict[str, st.SearchStrategy[Any]] = {
     "messages": messages,
-    "prompt": st.text(max_size=30)
-    | st.lists(st.integers(0, 2100), max_size=5)
-    | st.lists(st.text(max_size=9), max_size=3),
-    "input": st.text(max_size=30) | messages,
-    "content": st.text(max_size=30),
+    "prompt": words | st.lists(st.integers(0, 2100), max_size=5) | st.lists(words, max_size=3),
+    "input": words | messages,
+    "content": words,
+    "texts": st.lists(words, max_size=2),
     "tokens": st.lists(st.integers(-1, 2100), max_size=6),
     "model": st.sampled_from(["builtin", "gpt-4"]),
     "stream": st.booleans(),
@@ -61,73 +77,104 @@ likely: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(0, 3),
     "stop": st.text(max_size=5) | st.lists(st.text(max_size=5), max_size=3),
     "seed": st.integers(-2, 2**33),
+    "system": words,
+    "instructions": words,
 }
-SHORT = {name: st.integers(1, 4) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")}
+SHORT = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"), 4)
 """Always there, so that the model's answers stay short."""
+OTHERS = sorted({name for names in NAMES.values() for name in names} - MAIN - SHORT.keys())
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    path = draw(st.sampled_from(sorted(BODIES)))
-    names = [field.name for field in attrs.fields(BODIES[path])]
-    chosen = draw(st.lists(st.sampled_from(names), unique=True, max_size=6))
-    main = [name for name in ("messages", "prompt", "input", "content", "tokens") if name in names]
-    body = {name: draw(st.one_of(likely.get(name, junk), likely.get(name, junk), junk)) for name in {*chosen, *main}}
-    body |= {name: draw(short) for name, short in SHORT.items() if name in names}
+def fields(draw: st.DrawFn) -> dict[str, Any]:
+    """Values for the main fields, and for a few of all others."""
+    chosen = draw(st.lists(st.sampled_from(OTHERS), unique=True, max_size=12))
+    values = {name: draw(likely.get(name, junk) | likely.get(name, junk) | junk) for name in [*sorted(MAIN), *chosen]}
+    return values | SHORT
+
+
+def body_for(path: str, values: dict[str, Any]) -> dict[str, Any]:
+    body = {name: values[name] for name in NAMES[path] if name in values}
     if path.startswith("/api/"):
-        body["options"] = {"num_predict": 3, **({"seed": draw(junk)} if draw(st.booleans()) else {})}
-    return path, body
+        body["options"] = {"num_predict": 3, **({"seed": values["seed"]} if "seed" in values else {})}
+    return body
 
 
-class Keeper:
-    """A connection that is made again where the server has closed it."""
-
-    def __init__(self, server: HttpServer) -> None:
-        self.server = server
-        self.raw = RawHttp(server.port)
-
-    def status(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
-        answer = self.raw.ask(method, path, body)
-        return answer.status, answer.body
+@pytest.fixture(scope="module")
+def hosted(tiny: Path) -> Iterator[HostedHttp]:
+    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=4096, threads=1, threads_batch=1)) as it:
+        yield it
 
 
-@pytest.fixture
-def keeper(http_server: HttpServer) -> Iterator[Keeper]:
-    found = Keeper(http_server)
-    yield found
-    found.raw.close()
+@attrs.frozen
+class Held:
+    """What a server holds while nothing runs."""
+
+    tasks: int
+    descriptors: int
+    sequences: int
+    foreign_cells: int
+    """KV cells in use that are not the prefix cache's."""
+
+    @classmethod
+    def by(cls, hosted: HostedHttp) -> Held:
+        found = hosted.call(hosted.engine.snapshot)
+        return cls(
+            hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living),
+            psutil.Process().num_fds(),
+            found["active_sequences"] + found["queued_requests"] + found["cache_protected_size"],
+            found["kv_cells_used"] - found["cache_total_cached"],
+        )
 
 
-@given(requests())
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-def test_no_body_of_any_endpoint_is_a_fault_of_the_server(keeper: Keeper, request: tuple[str, dict[str, Any]]) -> None:
-    path, body = request
-    status, said = keeper.status("POST", path, body)
-    assert status in (200, 400, 404, 413, 429), (path, body, said)
+@contextmanager
+def leaves_nothing(hosted: HostedHttp) -> Iterator[None]:
+    """A block after which the server holds what it held before."""
+    before = Held.by(hosted)
+    assert (before.sequences, before.foreign_cells) == (0, 0)
+    yield
+    until(lambda: Held.by(hosted), lambda after: after == before)
+
+
+def test_no_body_of_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left(hosted: HostedHttp) -> None:
+    connections: dict[str, RawHttp] = {}
+
+    @given(fields())
+    @settings(max_examples=-(-REQUESTS // len(BODIES)), deadline=None, suppress_health_check=list(HealthCheck))
+    def send_all(values: dict[str, Any]) -> None:
+        bodies = {path: body_for(path, values) for path in BODIES}
+        for path, body in bodies.items():
+            connections[path].send("POST", path, body)
+        answers = {path: connections[path].answer() for path in BODIES}
+        for path, answer in answers.items():
+            assert answer.status in (200, 400, 404, 413, 429), (path, bodies[path], answer.body)
+
+    with leaves_nothing(hosted):
+        connections |= {path: RawHttp(hosted.port) for path in BODIES}
+        try:
+            send_all()
+        finally:
+            for each in connections.values():
+                each.close()
 
 
 @given(st.sampled_from([path for method, path, _ in ENDPOINTS if method == "POST"]), st.binary(max_size=60))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_bytes_that_are_no_request_are_refused(keeper: Keeper, path: str, body: bytes) -> None:
-    assert keeper.status("POST", path, body)[0] == 400
+def test_bytes_that_are_no_request_are_refused(hosted: HostedHttp, path: str, body: bytes) -> None:
+    raw = RawHttp(hosted.port)
+    try:
+        assert raw.ask("POST", path, body).status == 400
+    finally:
+        raw.close()
 
 
-def test_nothing_is_left_of_requests_that_failed_or_were_cancelled(http_server: HttpServer) -> None:
-    process = psutil.Process(http_server.process.pid)
-    before = process.num_fds()
+def test_nothing_is_left_of_requests_whose_clients_hung_up(hosted: HostedHttp) -> None:
     body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    for _ in range(20):
-        raws = [RawHttp(http_server.port) for _ in range(5)]
-        for raw in raws:
-            raw.send("POST", "/v1/completions", body)
-        raws[0].sock.recv(1)
-        for raw in raws:
-            raw.close()
-    settled = until(
-        http_server.process.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0
-    )
-    assert settled["sequence_ids_used"] <= settled["cache_node_count"] + 1
-    # The question's own session is open while it is asked; a closed connection's descriptor goes a turn later.
-    until(process.num_fds, lambda count: count <= before)
+    with leaves_nothing(hosted):
+        for _ in range(20):
+            raws = [RawHttp(hosted.port) for _ in range(5)]
+            for raw in raws:
+                raw.send("POST", "/v1/completions", body)
+            raws[0].sock.recv(1)
+            for raw in raws:
+                raw.close()

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import attrs
 import orjson
 
-from uma.constraints import Length, Range, show
+from uma.constraints import Length, Range, Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.openai import text_of
+from uma.http.openai import checked_text, text_of
 from uma.http.openai_completions import prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
@@ -229,9 +229,7 @@ async def tokenize(gateway: Gateway, http: Exchange) -> None:
 async def _token_ids(gateway: Gateway, http: Exchange, text: str, *, add_special: bool) -> list[int]:
     if not text and not add_special:
         return []
-    if "\0" in text:
-        raise BadRequest("content: holds a NUL character, which no tokenizer takes")
-    found = await gateway.source.tokenize(Request(http.id, prompt=text))
+    found = await gateway.source.tokenize(Request(http.id, prompt=checked_text(text, "content")))
     return list(found.token_ids if add_special else found.token_ids[found.added_tokens :])
 
 
@@ -259,7 +257,7 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
 class TemplateMessage:
     """A message; its content is read by `text_of`."""
 
-    role: Annotated[str, Length(1, 64)]
+    role: Annotated[str, Length(1, 64), Text()]
     content: Any = None
 
 

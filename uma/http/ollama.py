@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 
 import attrs
 
-from uma.constraints import Json, Length, Range
+from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import NDJSON, Body, dumps
@@ -93,8 +93,8 @@ class OllamaCall:
 class ChatMessage:
     """A message."""
 
-    role: Annotated[str, Length(1, 64)]
-    content: str = ""
+    role: Annotated[str, Length(1, 64), Text()]
+    content: Annotated[str, Text()] = ""
     images: Any = None
     tool_calls: Annotated[tuple[OllamaCall, ...], Length(0, 128, "calls")] | None = None
     tool_name: Name | None = None
@@ -125,9 +125,9 @@ class ChatBody(_Body):
 class GenerateBody(_Body):
     """`POST /api/generate`."""
 
-    prompt: str | None = None
+    prompt: Annotated[str, Text()] | None = None
     suffix: Any = None
-    system: str | None = None
+    system: Annotated[str, Text()] | None = None
     raw: bool | None = None
     template: Any = None
     context: Any = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import show
+from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body
@@ -68,7 +68,7 @@ class StreamOptions:
 @attrs.frozen(kw_only=True)
 class _TextPart:
     type: str
-    text: str
+    text: Annotated[str, Text()]
 
 
 def text_of(content: Any, path: str) -> str:
@@ -77,12 +77,19 @@ def text_of(content: Any, path: str) -> str:
     Raises `BadRequest` for another type, and `Unsupported` for images, audio and files.
     """
     if isinstance(content, str):
-        return content
+        return checked_text(content, path)
     if content is None:
         return ""
     if not isinstance(content, list):
         raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
     return "\n".join(_texts(content, path))
+
+
+def checked_text(text: str, path: str) -> str:
+    """`text`. Raises `BadRequest` where it cannot be tokenized."""
+    if (problem := Text().problem(text)) is not None:
+        raise BadRequest(f"{path}: {problem}")
+    return text
 
 
 def _texts(parts: list[Any], path: str) -> Iterator[str]:

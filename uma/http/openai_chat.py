@@ -35,7 +35,7 @@ from uma.types import (
 class ChatMessage:
     """A message as the body has it; its content is read by `text_of`."""
 
-    role: Annotated[str, Length(1, 64)]
+    role: Annotated[str, Length(1, 64), Text()]
     content: Any = None
     tool_calls: Calls | None = None
     function_call: Any = None

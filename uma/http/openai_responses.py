@@ -55,7 +55,7 @@ class ResponsesBody(Common):
 
     input: Any
     model: str | None = None
-    instructions: str | None = None
+    instructions: Annotated[str, Text()] | None = None
     stream: bool | None = None
     max_output_tokens: Annotated[int, Range(1)] | None = None
     temperature: Temperature | None = None
@@ -137,7 +137,7 @@ def _thinks(wanted: Any) -> bool | None:
 def _messages(body: ResponsesBody, able: Capabilities) -> tuple[Message, ...]:
     system = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return (*system, Message("user", body.input))
+        return (*system, Message("user", text_of(body.input, "input")))
     if not isinstance(body.input, list) or not body.input:
         raise BadRequest(f"input: expected a string or a list of messages, not {show(body.input)}")
     turns = list(system)
