@@ -41,15 +41,16 @@ async def _floor(bench: Bench, index: int, emit: Emit) -> None:
 async def _cases(target: Target, bench: Bench, index: int, emit: Emit) -> None:
     rng = Random(f"prefix {index}")
     common = bench.model.prompt(rng, COMMON)
-    emit("cold", target.name, await _together(target, bench, rng, common))
-    emit("warm", target.name, await _together(target, bench, rng, common))
+    emit("cold", target.name, await together(target, bench, rng, common))
+    emit("warm", target.name, await together(target, bench, rng, common))
     fresh = bench.model.prompt(rng, COMMON)
-    emit("staggered", target.name, await _together(target, bench, rng, fresh, spacing_s=STAGGER_S))
+    emit("staggered", target.name, await together(target, bench, rng, fresh, spacing_s=STAGGER_S))
 
 
-async def _together(
+async def together(
     target: Target, bench: Bench, rng: Random, common: tuple[int, ...], *, spacing_s: float = 0
 ) -> Measures:
+    """`REQUESTS` requests that begin with `common`, `spacing_s` apart."""
     asks = [Ask(common + bench.model.prompt(rng, OWN), GENERATED) for _ in range(REQUESTS)]
     meter = CpuMeter(target.pid)
     meter.start()

@@ -94,11 +94,11 @@ async def _answers(socket: Path) -> bool:
 
 
 @asynccontextmanager
-async def uma_http_server(
+async def uma_both(
     model: BenchModel, settings: Mapping[str, object], *, threads: int, label: str = ""
-) -> AsyncIterator[LlamaServer]:
-    """Run `uma run --http` for the block, asked in llama-server's dialect by the client that llama-server has."""
+) -> AsyncIterator[tuple[Uma, LlamaServer]]:
+    """Run `uma run --http` for the block: one server, by its socket, and over HTTP by the client of llama-server."""
     port = free_port()
     wanted = {**settings, "http": f"127.0.0.1:{port}"}
-    async with uma_server(model, wanted, threads=threads, label=label) as uma:
-        yield LlamaServer(f"UMA HTTP {label}".strip(), uma.process, port)
+    async with uma_server(model, wanted, threads=threads, label=f"socket {label}") as uma:
+        yield uma, LlamaServer(f"UMA HTTP {label}".strip(), uma.process, port)
