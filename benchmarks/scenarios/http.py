@@ -80,7 +80,8 @@ def _streams_case(streams: int) -> str:
 
 async def _first_token(bench: Bench, index: int, emit: Emit) -> None:
     rng = Random(f"http first token {index}")
-    async with _uma(bench, "unified", n_ctx=4096, slots=SLOTS) as targets:
+    async with _uma(bench, "unified", n_ctx=4096, slots=SLOTS) as (by_socket, by_http):
+        targets: list[Target] = [by_socket, by_http]
         took: dict[str, list[float]] = {target.name: [] for target in targets}
         for repeat in range(bench.pick(FIRST_REPEATS, 5)):
             for target in rotated(targets, repeat):

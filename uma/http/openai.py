@@ -37,6 +37,10 @@ _CODES = {
 }
 
 
+OVERFLOW = "This model's maximum context length is exceeded: "
+"""Programs know an overflow by OpenAI's words for it, some by these alone."""
+
+
 class OpenAiErrors:
     """`{"error": {"message", "type", "param", "code"}}`."""
 
@@ -44,7 +48,7 @@ class OpenAiErrors:
         """See `Dialect`."""
         return {
             "error": {
-                "message": problem.message,
+                "message": OVERFLOW + problem.message if problem.kind == "context_length" else problem.message,
                 "type": _TYPES.get(problem.kind, "invalid_request_error"),
                 "param": problem.param,
                 "code": _CODES.get(problem.kind),

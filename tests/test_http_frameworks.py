@@ -1,0 +1,66 @@
+"""The frameworks that programs are built on, unchanged but for the address; `pip install ".[clients]"` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from http_server import HttpServer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
+
+QUESTION = "Tell me a story about a fox"
+TURNS = [{"role": "user", "content": QUESTION}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture
+def expected(http_server: HttpServer) -> str:
+    """What the server says to `QUESTION` without any framework."""
+    said = http_server.ask("POST", "/v1/chat/completions", {"messages": TURNS, **GREEDY})
+    return str(said.json["choices"][0]["message"]["content"])
+
+
+@pytest.fixture
+def litellm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a list of prices
+    yield pytest.importorskip("litellm")
+
+
+def test_langchain_chats_and_streams(http_server: HttpServer, expected: str) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    model = langchain.ChatOpenAI(base_url=f"{http_server.url}/v1", api_key="none", model="builtin", **GREEDY)
+    whole = model.invoke(QUESTION)
+    assert whole.content == expected
+    assert whole.usage_metadata["output_tokens"] <= 12
+    assert "".join(chunk.content for chunk in model.stream(QUESTION)) == expected
+
+
+def test_litellm_completes_in_two_dialects_and_knows_the_errors(
+    http_server: HttpServer, litellm: Any, expected: str
+) -> None:
+    places = {"openai/builtin": f"{http_server.url}/v1", "ollama_chat/builtin": http_server.url}
+    for model, place in places.items():
+        ask = {"model": model, "api_base": place, "api_key": "none", "messages": TURNS, **GREEDY}
+        assert litellm.completion(**ask).choices[0].message.content == expected
+        chunks = list(litellm.completion(**ask, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion("openai/gpt-9", messages=TURNS, api_base=f"{http_server.url}/v1", api_key="none")
+    long = [{"role": "user", "content": "fox " * 9_000}]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion("openai/builtin", messages=long, api_base=f"{http_server.url}/v1", api_key="none")
+
+
+def test_llama_index_completes_and_streams(http_server: HttpServer, expected: str) -> None:
+    like = pytest.importorskip("llama_index.llms.openai_like")
+    llms = pytest.importorskip("llama_index.core.llms")
+    place = {"api_base": f"{http_server.url}/v1", "api_key": "none", "model": "builtin", "max_retries": 0}
+    model = like.OpenAILike(**place, is_chat_model=True, **GREEDY)
+    message = llms.ChatMessage(role="user", content=QUESTION)
+    assert model.chat([message]).message.content == expected
+    *_, last = model.stream_chat([message])
+    assert last.message.content == expected
+    plain = like.OpenAILike(**place, is_chat_model=False, **GREEDY)
+    assert plain.complete("Once upon").text
