@@ -12,7 +12,6 @@ from itertools import chain, islice
 from typing import Any
 
 import attrs
-import numpy as np
 import orjson
 
 from uma.constraints import hints_of, problems, proven, show
@@ -190,6 +189,8 @@ def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fra
     """The figures of an `embed` event, written as JSON: the slow part of its frame. Any thread."""
     if encoding == "base64":
         return orjson.Fragment(orjson.dumps([b64encode(each).decode("ascii") for each in embeddings.vectors]))
+    import numpy as np  # only servers write figures; clients import this module too, and start without numpy
+
     rows = [np.frombuffer(each, np.float32) for each in embeddings.vectors]
     return orjson.Fragment(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY))
 
