@@ -189,7 +189,8 @@ def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fra
     """The figures of an `embed` event, written as JSON: the slow part of its frame. Any thread."""
     if encoding == "base64":
         return orjson.Fragment(orjson.dumps([b64encode(each).decode("ascii") for each in embeddings.vectors]))
-    import numpy as np  # only servers write figures; clients import this module too, and start without numpy
+    # Only servers write figures; clients import this module too, and start without numpy.
+    import numpy as np  # noqa: PLC0415
 
     rows = [np.frombuffer(each, np.float32) for each in embeddings.vectors]
     return orjson.Fragment(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY))
