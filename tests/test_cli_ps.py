@@ -56,6 +56,12 @@ def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Pa
         assert second.process.poll() is None
 
 
+def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(socket_dir: Path) -> None:
+    none = uma("ps", "--socket", str(socket_dir / "none"))
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "no server listens on" in none.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell of its sockets")
 def test_a_server_elsewhere_is_found_and_other_programs_are_left_alone(server: ServerProcess, socket_dir: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other_program:
