@@ -59,7 +59,7 @@ def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Pa
 def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(socket_dir: Path) -> None:
     none = uma("ps", "--socket", str(socket_dir / "none"))
     assert (none.returncode, none.stdout) == (1, "")
-    assert "no server listens on" in none.stderr
+    assert f"{socket_dir / 'none'}: no server listens there" in none.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell of its sockets")
