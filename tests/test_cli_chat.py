@@ -205,7 +205,7 @@ def test_the_chat_works_at_40_columns_and_when_the_window_changes(server: Server
 
 
 def test_what_is_typed_during_an_answer_is_there_afterwards_and_not_in_it(server: ServerProcess, home: Path) -> None:
-    with chat(server, home, "--max-tokens", "60", *LONG) as terminal:
+    with chat(server, home, "--max-tokens", "400", *LONG) as terminal:
         terminal.type("Tell me a story\r")
         terminal.wait_for("…")
         terminal.type("zzqzz")
