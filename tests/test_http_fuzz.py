@@ -1,7 +1,7 @@
 """Whatever is sent, the answer is the client's fault or a good one, never a fault of the server; and nothing leaks.
 
 Each example is one set of field values, of which every endpoint gets those that its schema names: drawing values takes
-longer than answering. `TEST_HTTP_REQUESTS` says how many requests are sent; `.ci/run` sends 10,000.
+longer than answering. `TEST_HTTP_REQUESTS` says how many requests are sent: 10,000 by hand.
 """
 
 from __future__ import annotations
