@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,24 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
         batch.clear()
         batch.add([1] * 64, 0, 0, last_logits=True)
         assert context.decode(batch) == DONE
+
+
+def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, aborted = itertools.count(), threading.Event()
+    monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(stall, "LEAST_MS", 0.0)
+    monkeypatch.setattr(stall, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
+        watch = StallWatch(context)
+        with watch.watching():
+            watch.begin(expected_ms=0.0, threads=2)
+            assert aborted.wait(PATIENCE_SEC)
+            assert watch.end()
+            watch.begin(expected_ms=0.0, threads=2)
+            assert not watch.end()
 
 
 def test_only_threads_that_wait_for_cores_are_starved() -> None:

@@ -307,14 +307,14 @@ class ModelRunner:
         self.began_ms = now_ms()
         self.stall_watch.begin(expected_ms, threads)
         code = self._context.decode(self._batch)
-        self.stall_watch.end()
+        is_stalled = self.stall_watch.end()
         took_ms = now_ms() - self.began_ms
         if code == DONE:
             self._pool.batch_done()
-        elif code == ABORTED and not self._context.is_ended:
-            self._metrics.stalls_total += 1
-            self._neighbours.ask_again()
+        if code == ABORTED or is_stalled:
             self._context.resume()
+            self._neighbours.ask_again()
+            self._metrics.stalls_total += code == ABORTED and not self._context.is_ended
         return code, took_ms
 
 

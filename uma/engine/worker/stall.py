@@ -49,6 +49,9 @@ class StallWatch:
         self._context = context
         self._proc = proc
         self._running: _Running | None = None
+        self._lock = threading.Lock()
+        """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
+        self._is_aborted = False
         self._has_work = threading.Event()
         self._over = threading.Event()
         self._aborted_ms = -PAUSE_MS
@@ -77,9 +80,13 @@ class StallWatch:
             if not self._has_work.is_set():
                 self._has_work.set()
 
-    def end(self) -> None:
-        """The batch has come back."""
-        self._running = None
+    def end(self) -> bool:
+        """The batch has come back; whether it was to be aborted. Perhaps that came too late: then it is whole, and the
+        context must be told to `resume` all the same.
+        """
+        with self._lock:
+            self._running, is_aborted, self._is_aborted = None, self._is_aborted, False
+        return is_aborted
 
     # The watching thread
 
@@ -98,10 +105,16 @@ class StallWatch:
             if running is None or not self._takes_too_long(running):
                 suspect = None
             elif (now := scheduled_ms(self._proc)) is not None:
-                if running is suspect and is_starved(before, now) and self._running is running:
-                    self._aborted_ms = now_ms()
-                    self._context.request_retry()
+                if running is suspect and is_starved(before, now):
+                    self._abort(running)
                 suspect, before = running, now
+
+    def _abort(self, running: _Running) -> None:
+        with self._lock:
+            if self._running is running:
+                self._is_aborted = True
+                self._aborted_ms = now_ms()
+                self._context.request_retry()
 
     def _takes_too_long(self, running: _Running) -> bool:
         now = now_ms()
