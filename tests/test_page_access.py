@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -124,7 +125,7 @@ def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
         )
         one.ask("What is UMA?")
         text = one.wait_for_answer()
-        page.wait_for_function("window.said.some(each => each.startsWith('The answer is complete'))")
+        expect(page.locator("#announcer")).to_have_text(re.compile("^The answer is complete"))
         said = page.evaluate("window.said")
         # The answer itself, each part of it once and not at each token.
         assert sum(text.split("\n")[0][:40] in each for each in said) == 1

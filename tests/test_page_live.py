@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -93,7 +94,7 @@ def watch(browser: Browser, server: HttpServer) -> None:
         asked = [pool.submit(ask, server, number, "elk") for number in range(STORM)]
         page.locator(".lane").first.wait_for()
         page.locator(".lane-state", has_text="writing").first.wait_for()
-        page.wait_for_function("Number(document.querySelectorAll('.legend b')[3].textContent) >= 0")
+        expect(page.locator(".legend b").nth(3)).to_have_text(re.compile(r"\d"))
         for each in asked:
             each.result()
         # What was computed is on the canvas in the colours of the legend.
@@ -117,7 +118,7 @@ def watch(browser: Browser, server: HttpServer) -> None:
 def test_a_viewer_who_looks_away_costs_nothing(narrow_server: HttpServer) -> None:
     with chromium() as browser, visitor(browser, narrow_server.url) as one:
         page = one.visit("#live").page
-        page.wait_for_function("Number(document.getElementById('live-view').dataset.frames) > 1")
+        expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[2-9]|\d\d"))
         with page.expect_event("requestfailed", lambda request: request.url.endswith("/ui/api/live")):
             page.get_by_role("link", name="Chat").click()
         one.problems.clear()  # Chromium notes the stream that was let go of

@@ -154,7 +154,14 @@ class LLM:
         one `UserWarning` says how many failed; what is no prompt at all is a `TypeError`. Ctrl-C cancels what runs and
         raises `KeyboardInterrupt`; the LLM remains usable.
         """
-        return self._run([(prompt, {"prompt": prompt}) for prompt in _prompts(prompts)], sampling_params, progress)
+        return self._run(
+            [
+                (prompt, {"prompt": prompt})
+                for prompt in _texts(prompts, "prompts", hint="; llm.chat takes conversations")
+            ],
+            sampling_params,
+            progress,
+        )
 
     def chat(
         self,
@@ -301,8 +308,8 @@ def _sampling(given: Sampling | None, where: str) -> SamplingParams:
     return SamplingParams(**given)
 
 
-def _texts(given: str | Iterable[str], name: str) -> list[str]:
-    """The texts, each of them a string (`TypeError`)."""
+def _texts(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:
+    """The texts, each of them a string (`TypeError`, which says `hint` where one is a message or a conversation)."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
@@ -310,21 +317,8 @@ def _texts(given: str | Iterable[str], name: str) -> list[str]:
     found = list(given)
     for index, each in enumerate(found):
         if not isinstance(each, str):
-            raise TypeError(f"{name}[{index}]: expected a string, not {show(each)}")
-    return found
-
-
-def _prompts(given: str | Iterable[str]) -> list[str]:
-    """The prompts, each of them text (`TypeError`)."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"prompts: expected a string or a list of strings, not {show(given)}")
-    found = list(given)
-    for index, each in enumerate(found):
-        if not isinstance(each, str):
-            hint = "; llm.chat takes conversations" if isinstance(each, Message | Mapping) else ""
-            raise TypeError(f"prompts[{index}]: expected a string, not {show(each)}{hint}")
+            hinted = hint if isinstance(each, Message | Mapping) else ""
+            raise TypeError(f"{name}[{index}]: expected a string, not {show(each)}{hinted}")
     return found
 
 
