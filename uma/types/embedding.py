@@ -1,0 +1,103 @@
+"""Embeddings and rankings: what is asked and what is answered."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from uma.constraints import Json, Length, Range, Text, check
+from uma.types.fields import tuple_or_none
+
+MAX_TEXTS = 2048
+"""Most texts or documents of one request."""
+
+
+def _token_lists(lists: Iterable[Iterable[int]] | None) -> Any:
+    return None if lists is None else tuple(tuple(each) if isinstance(each, list) else each for each in lists)
+
+
+@attrs.frozen
+class EmbedRequest:
+    """Embeddings asked for. Exactly one of `texts` and `token_ids` is given (`ValueError` otherwise).
+
+    Each text stands alone. One that does not fit the context refuses the whole request: none is ever cut.
+    """
+
+    id: Annotated[str, Length(1, 128)]
+    texts: Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "texts")] | None = attrs.field(
+        default=None, converter=tuple_or_none
+    )
+    token_ids: (
+        Annotated[
+            tuple[Annotated[tuple[Annotated[int, Range(0)], ...], Length(1, None, "tokens")], ...],
+            Length(1, MAX_TEXTS, "texts"),
+        ]
+        | None
+    ) = attrs.field(default=None, converter=_token_lists)
+    """Texts as token ids, taken literally."""
+    dimensions: Annotated[int, Range(1)] | None = None
+    """Keep the first so many figures of each embedding; None: all. What is kept is normalised after the cut."""
+    normalize: bool = True
+    """Scale each embedding to length 1."""
+    priority: Literal[-1, 0, 1] = 0
+    metadata: Annotated[dict[str, Any], Json()] | None = None
+    """Echoed in every event of the request on the wire."""
+
+    def __attrs_post_init__(self) -> None:
+        if (self.texts is None) == (self.token_ids is None):
+            raise ValueError("texts: give exactly one of texts and token_ids")
+        check(self)
+
+
+@attrs.frozen
+class Embeddings:
+    """The answer to an `EmbedRequest`: one embedding for each text, in their order."""
+
+    id: str
+    vectors: tuple[array[float], ...]
+    """Each of 32-bit floats (`array("f")`)."""
+    prompt_tokens: tuple[int, ...]
+    """Tokens of each text."""
+
+
+@attrs.frozen
+class RerankRequest:
+    """Documents to be ordered by how well each answers a query. It needs a model that was trained for that."""
+
+    id: Annotated[str, Length(1, 128)]
+    query: Annotated[str, Length(1), Text()]
+    documents: Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "documents")] = attrs.field(
+        converter=tuple_or_none
+    )
+    top_n: Annotated[int, Range(1)] | None = None
+    """Tell only so many, the best ones; None: all."""
+    priority: Literal[-1, 0, 1] = 0
+    metadata: Annotated[dict[str, Any], Json()] | None = None
+    """Echoed in every event of the request on the wire."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+@attrs.frozen
+class Ranked:
+    """A document's place in a ranking."""
+
+    index: int
+    """Of the document in the request."""
+    score: float
+    """What the model's classifier gave for it: higher is better; which range it has depends on the model."""
+
+
+@attrs.frozen
+class Ranking:
+    """The answer to a `RerankRequest`."""
+
+    id: str
+    results: tuple[Ranked, ...]
+    """The best first; of equal scores, the earlier document."""
+    prompt_tokens: int
+    """Tokens of all pairs of query and document."""

@@ -1,0 +1,199 @@
+"""What a generation gives back: its events, and the figures of how it was served."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from uma.types.request import ToolCall
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@attrs.frozen
+class Usage:
+    """Tokens counted. `cached_tokens` is the part of `prompt_tokens` that did not have to be computed."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@attrs.frozen
+class Speculation:
+    """What drafts were worth for a request. Its tokens are those that it would have been given without."""
+
+    drafted: int = 0
+    """Tokens that were guessed and verified."""
+    accepted: int = 0
+    """Those of them that the model's own sampler agreed to."""
+    saved_ms: float = 0.0
+    """Expected time of the same tokens one by one, less the time that was taken; negative where it took longer."""
+
+
+@attrs.frozen
+class RequestMetrics:
+    """How one request was served."""
+
+    queue_ms: float
+    """From arrival to the first tick that computed something for it."""
+    prefill_ms: float
+    """From there to the first token."""
+    decode_ms: float
+    """From the first token to the last."""
+    ttft_ms: float
+    """From arrival to the first token; 0 where there was none."""
+    batch_size: int
+    """Most sequences it shared one batch with, itself included."""
+    tokens_per_second: float
+    """Completion tokens after the first, over `decode_ms`."""
+    decode_iterations: int
+    """Batches that computed one of its tokens, prefill chunks included."""
+    qoe: float = 1.0
+    """Quality of experience from 0 to 1, as Andes (arXiv 2404.16283) defines it: 1 where the reader, at the pace of
+    `target_tbt_ms` from `target_ttft_ms` on, never waited for a token."""
+    speculation: Speculation | None = None
+    """Where tokens were drafted."""
+
+
+@attrs.frozen
+class TokenLogprob:
+    """A token, and how likely the model found it at its place."""
+
+    token_id: int
+    text: str
+    """The token alone, special ones by their spelling; a part of a character is U+FFFD."""
+    bytes: tuple[int, ...]
+    """The token's bytes, also where it holds only a part of a character."""
+    logprob: float
+    """Natural logarithm of its probability at temperature 1, before bias, grammar, penalty or cut; -9999 or more."""
+    rank: int
+    """1 for the likeliest token of the vocabulary."""
+
+
+@attrs.frozen
+class Logprobs:
+    """One position of a text: the token that stands there, and the likeliest ones for it."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """As many as were asked for, the likeliest first."""
+
+
+@attrs.frozen
+class Prompt:
+    """The prompt, before the first token: only where `echo` or `prompt_logprobs` asked for it."""
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprobs | None, ...] | None = None
+    """One for each token, where `prompt_logprobs` asked; None for the first, which nothing comes before."""
+
+
+@attrs.frozen
+class Token:
+    """One generated token. `text` is whole characters and may be empty; joined, the texts are exactly the output.
+
+    Text that is still held when the output ends (half a character, the beginning of a stop string) comes in one more
+    event with the last token's id; usage does not count that one.
+    """
+
+    id: str
+    text: str
+    token_id: int
+    index: int = 0
+    """Of which of the request's `n` answers it is the next token."""
+    logprobs: Logprobs | None = None
+    """Where `logprobs` asked for it."""
+
+
+@attrs.frozen
+class ReasoningDelta:
+    """The next piece of the model's thinking, where `reasoning` asked for it. The tokens' texts do not have it."""
+
+    id: str
+    text: str
+    index: int = 0
+    """Of which of the request's `n` answers."""
+
+
+@attrs.frozen
+class ToolCallDelta:
+    """The next piece of a tool call: its name in the first, more of its arguments' JSON in each.
+
+    A call that turns out to be none is in the text as the model wrote it, and not among `Finished.tool_calls`, and a
+    warning says why.
+    """
+
+    id: str
+    call: int
+    """Which call of the answer, from 0."""
+    call_id: str
+    name: str
+    arguments: str
+    """To be put behind what came before."""
+    index: int = 0
+    """Of which of the request's `n` answers."""
+
+
+@attrs.frozen
+class Answer:
+    """One of several answers to a request, at its end."""
+
+    index: int
+    reason: FinishReason
+    seed: int
+    completion_tokens: int
+    text: str | None = None
+    """Where `stream` was false; so are the two below."""
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    stop_string: str | None = None
+    """Of the request's `stop` strings the one that ended it; None where something else did."""
+
+
+@attrs.frozen
+class Finished:
+    """A request's last event. Of several answers, what it says itself is the first one's; `usage` counts all."""
+
+    id: str
+    reason: FinishReason
+    usage: Usage
+    metrics: RequestMetrics
+    seed: int
+    text: str | None = None
+    """The whole output, where `stream` was false."""
+    token_ids: tuple[int, ...] | None = None
+    """All generated tokens, where `stream` was false."""
+    warnings: tuple[str, ...] = ()
+    logprobs: tuple[Logprobs, ...] | None = None
+    """One for each of `token_ids`, where `stream` was false and `logprobs` asked for it."""
+    answers: tuple[Answer, ...] = ()
+    """All of them, by index, where `n` or `best_of` asked for more than one."""
+    prompt: Prompt | None = None
+    """Where `stream` was false, and `echo` or `prompt_logprobs` asked for it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The whole calls of the request's `tools`, in order. `reason` is `stop` with them as without."""
+    reasoning: str | None = None
+    """The model's thinking, where `stream` was false and `reasoning` asked for it."""
+    stop_string: str | None = None
+    """Of the request's `stop` strings the one that ended it; None where something else did."""
+
+
+Event = Prompt | Token | ReasoningDelta | ToolCallDelta | Finished
+
+
+@attrs.frozen
+class Tokenized:
+    """Token ids of a text or conversation, as a request with it would use them."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+    """What they stand for: a conversation as the chat template renders it, or the text of given ids; None for a prompt,
+    which the caller has. Special tokens among given ids have no text."""
+    added_tokens: int = 0
+    """Of these ids, how many at the front come from the tokenizer and not from the prompt: the beginning of text."""

@@ -1,0 +1,18 @@
+"""Converters of fields that take any iterable and hold a tuple."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def tuple_or_none(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    """A tuple of the items; None stays None."""
+    return None if items is None else tuple(items)
+
+
+def tuple_of_strings(given: str | Iterable[str] | None) -> Any:
+    """One string, several or None as a tuple. Anything else is returned unchanged, for `check` to refuse by name."""
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping) else given

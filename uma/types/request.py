@@ -1,0 +1,139 @@
+"""A generation asked for: its prompt, tools and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from uma.constraints import Json, Length, Range, Text, check
+from uma.types.fields import tuple_or_none
+from uma.types.sampling import SamplingParams
+
+Role = Literal["system", "user", "assistant", "tool"]
+ReasoningMode = Literal["auto", "off"]
+Pace = Literal["auto", "off"]
+"""Whether tokens computed ahead are handed out evenly."""
+
+
+@attrs.frozen
+class ToolCall:
+    """One call of a tool, as a model made it."""
+
+    id: Annotated[str, Length(1, 128), Text()]
+    name: Annotated[str, Length(1, 128), Text()]
+    arguments: Annotated[str, Text()]
+    """A JSON object, as the model wrote it."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+@attrs.frozen
+class Message:
+    """One turn of a conversation, for the model's chat template."""
+
+    role: Annotated[str, Length(1, 64), Text()]
+    content: Annotated[str, Text()]
+    tool_calls: Annotated[tuple[ToolCall, ...], Length(0, 128, "calls")] = attrs.field(
+        default=(), converter=tuple_or_none
+    )
+    """The calls that the assistant made in this turn."""
+    tool_call_id: Annotated[str, Length(1, 128), Text()] | None = None
+    """Of which call a message of role `tool` is the result."""
+    name: Annotated[str, Length(1, 128), Text()] | None = None
+    """Which tool's result it is."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+@attrs.frozen
+class Tool:
+    """A function that the model can ask to have called."""
+
+    name: Annotated[str, Length(1, 128), Text()]
+    description: Annotated[str, Text()] = ""
+    parameters: Annotated[dict[str, Any], Json(le=65_536)] | None = None
+    """A JSON Schema of its arguments; None: it takes none."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+@attrs.frozen
+class Slo:
+    """What the asker hopes for; None: the engine's own target."""
+
+    target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
+    """Time to first token."""
+    target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
+    """Time between tokens. Where they come faster, several are handed over together, two fifths of it late at most."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+class Priority(IntEnum):
+    """Lanes: an interactive request goes before a normal one, a background one waits for both."""
+
+    BACKGROUND = -1
+    NORMAL = 0
+    INTERACTIVE = 1
+
+
+PROMPT_FIELDS = ("prompt", "messages", "token_ids")
+"""A request gives exactly one of these."""
+
+
+def prompt_problem(given: Sequence[str]) -> str | None:
+    """What is wrong with a request that gives these of `PROMPT_FIELDS`, or None."""
+    if len(given) == 1:
+        return None
+    came = "these came: " + ", ".join(given) if given else "none was given"
+    return f"prompt: give exactly one of prompt, messages, token_ids; {came}"
+
+
+@attrs.frozen
+class Request:
+    """One generation asked for. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
+
+    `prompt` is taken as it stands (BOS is added where the model wants one); `messages` go through the model's chat
+    template; `token_ids` are taken literally.
+    """
+
+    id: Annotated[str, Length(1, 128)]
+    prompt: Annotated[str, Text()] | None = None
+    messages: Annotated[tuple[Message, ...], Length(1, None, "messages")] | None = attrs.field(
+        default=None, converter=tuple_or_none
+    )
+    token_ids: Annotated[tuple[Annotated[int, Range(0)], ...], Length(1, None, "tokens")] | None = attrs.field(
+        default=None, converter=tuple_or_none
+    )
+    sampling: SamplingParams = SamplingParams()
+    stream: bool = True
+    """False: no `Token` events; `Finished` carries the whole text."""
+    priority: Literal[-1, 0, 1] = 0
+    slo: Slo = Slo()
+    pace: Pace = "auto"
+    """`auto`: while other prompts are read, tokens computed ahead are given evenly, `target_tbt_ms` apart at most.
+    `off`: each as soon as it is computed."""
+    tools: Annotated[tuple[Tool, ...], Length(0, 128, "tools")] = attrs.field(default=(), converter=tuple_or_none)
+    """What the model can ask to have called; with `messages` only. Its calls are told apart from the text."""
+    tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"
+    """`auto`, `none`, `required`, or the name of the one tool that must be called. A grammar holds the model to it, and
+    arguments to the tool's schema."""
+    parallel_tool_calls: bool = True
+    """False: the output ends with its first call."""
+    reasoning: ReasoningMode | None = None
+    """`auto`: what stands between the template's thinking marks is told apart from the text. `off`: the same, and the
+    template is asked for no thinking, where it has a switch for that. None: thinking stays in the text."""
+    metadata: Annotated[dict[str, Any], Json()] | None = None
+    """Echoed in every event of the request on the wire."""
+
+    def __attrs_post_init__(self) -> None:
+        if problem := prompt_problem([name for name in PROMPT_FIELDS if getattr(self, name) is not None]):
+            raise ValueError(problem)
+        check(self)

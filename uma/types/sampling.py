@@ -1,0 +1,191 @@
+"""How the next token is chosen, what the output must look like, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from uma.constraints import Json, Length, Range, Text, Values, check
+from uma.types.fields import tuple_of_strings, tuple_or_none
+
+MAX_SEED = 2**32 - 1
+MAX_LOGPROBS = 20
+MAX_ANSWERS = 128
+
+Temperature = Annotated[float, Range(0, 2)]
+Share = Annotated[float, Range(0, 1)]
+TopK = Annotated[int, Range(-1)]
+RepetitionPenalty = Annotated[float, Range(gt=0, le=2)]
+Penalty = Annotated[float, Range(-2, 2)]
+
+
+@attrs.frozen
+class SamplerSettings:
+    """How the next token is chosen, every figure given. The defaults are greedy: no step changes anything."""
+
+    temperature: Temperature = 0.0
+    top_p: Share = 1.0
+    top_k: TopK = 0
+    min_p: Share = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the choice is plain argmax over the logits, with no penalty to apply first."""
+        return (
+            self.temperature == 0
+            and self.repetition_penalty == 1
+            and self.frequency_penalty == 0
+            and self.presence_penalty == 0
+        )
+
+
+SAMPLER_FIELDS = tuple(field.name for field in attrs.fields(SamplerSettings))
+"""Fields of `SamplingParams` whose default is a setting of the engine (`RuntimeConfig` has one of each name)."""
+
+
+GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "choice", "lark", "gbnf")
+"""A grammar gives exactly one of these."""
+
+
+@attrs.frozen
+class Grammar:
+    """What the output must look like, in exactly one of these ways (`ValueError` otherwise).
+
+    The output is complete where it ends by `stop`; where `max_tokens` cuts it, the request ends by `length`.
+    """
+
+    json_schema: Annotated[dict[str, Any], Json(le=65_536)] | None = None
+    """A JSON Schema; the output is JSON that validates against it, without white space between its parts."""
+    json_object: Literal[True] | None = None
+    """`true`: any JSON object."""
+    regex: Annotated[str, Length(1), Text()] | None = None
+    """A regular expression, in the syntax of Rust's `regex`, that the whole output matches."""
+    choice: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(1, 10_000, "strings")] | None = attrs.field(
+        default=None, converter=tuple_or_none
+    )
+    """The output is one of these strings."""
+    lark: Annotated[str, Length(1), Text()] | None = None
+    """A context-free grammar in llguidance's form of Lark's notation."""
+    gbnf: Annotated[str, Length(1), Text()] | None = None
+    """A context-free grammar in llama.cpp's notation."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            came = "these came: " + ", ".join(given) if given else "none was given"
+            raise ValueError(f"grammar: give exactly one of {', '.join(GRAMMAR_FIELDS)}; {came}")
+
+
+def _bias_by_name(bias: Mapping[int | str, float] | None) -> dict[str, float] | None:
+    return bias if bias is None else {str(token): value for token, value in bias.items()}
+
+
+@attrs.frozen
+class SamplingParams:
+    """How the next token is chosen and when to stop. Ranges are checked on construction (`ValueError`).
+
+    The steps run in the order of llama.cpp's default chain: logit bias, grammar, penalties, DRY, top-n-sigma, top-k,
+    typical-p, top-p, min-p, XTC, temperature, draw. Mirostat takes the place of all between DRY and the draw but
+    temperature. A step that is off at its default is left out. A figure that is None is the engine's setting of the
+    same name, which is greedy unless it was set.
+    """
+
+    max_tokens: Annotated[int, Range(1)] | None = None
+    """Most tokens to generate; None: the engine's limit."""
+    min_tokens: Annotated[int, Range(0)] = 0
+    """The end of text is not sampled before this many tokens. Stop strings still end the output."""
+    temperature: Temperature | None = None
+    """0 is greedy: always the likeliest token."""
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    """Keep the k likeliest tokens; 0 or -1: all."""
+    min_p: Share | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: Annotated[int, Range(0, MAX_SEED)] | None = None
+    """None: one is drawn, and told in `Finished.seed`."""
+    stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] = attrs.field(
+        default=(), converter=tuple_of_strings
+    )
+    """Strings that end the output and are not part of it."""
+    ignore_eos: bool = False
+    """Go on to `max_tokens`, whatever the model would like."""
+    grammar: Grammar | None = None
+    """What the output must look like. Its end ends the output, before any stop string that comes with it."""
+    logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+    """With each generated token its log probability and those of so many likeliest tokens. None: neither."""
+    prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+    """The same for each prompt token but the first, told in the `Prompt` event. The whole prompt is computed for it."""
+    logit_bias: Annotated[dict[str, float], Length(0, 1024, "tokens"), Values(Range(-100, 100))] | None = attrs.field(
+        default=None, converter=_bias_by_name
+    )
+    """Added to tokens' logits. A key is a token id in decimal digits, or a text, each of whose tokens it counts for."""
+    n: Annotated[int, Range(1, MAX_ANSWERS)] = 1
+    """Answers to the one prompt, which is read once. Answer i is drawn with `seed` + i."""
+    best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
+    """Answers drawn, of which the `n` of highest mean log probability are given. Not with `stream`."""
+    echo: bool = False
+    """Tell the prompt's text and tokens in a `Prompt` event, before the first token."""
+    penalty_window: Annotated[int, Range(0, 65_536)] = 64
+    """Tokens of prompt and output that repetition, frequency and presence penalties look back over."""
+    typical_p: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Keep the tokens nearest to the expected information that make up this probability; 1: all."""
+    top_n_sigma: Annotated[float, Range(gt=0)] | None = None
+    """Keep the tokens within so many standard deviations of the highest logit; None: all."""
+    xtc_probability: Annotated[float, Range(0, 1)] = 0.0
+    """How often all but the least likely of the tokens over `xtc_threshold` are dropped; 0: never."""
+    xtc_threshold: Annotated[float, Range(0, 0.5)] = 0.1
+    dynatemp_range: Annotated[float, Range(0, 2)] = 0.0
+    """The temperature moves by as much as this up and down with the distribution's entropy; 0: it is fixed."""
+    dynatemp_exponent: Annotated[float, Range(gt=0, le=10)] = 1.0
+    mirostat: Literal[0, 1, 2] = 0
+    """The version of Mirostat that draws; 0: none."""
+    mirostat_tau: Annotated[float, Range(gt=0)] = 5.0
+    """The surprise that Mirostat aims at, in bits."""
+    mirostat_eta: Annotated[float, Range(gt=0, le=1)] = 0.1
+    """How fast Mirostat corrects itself."""
+    dry_multiplier: Annotated[float, Range(0, 100)] = 0.0
+    """How strongly tokens that would go on repeating a passage are penalised (DRY); 0: not."""
+    dry_base: Annotated[float, Range(1, 10)] = 1.75
+    """By what the penalty grows with each token of the passage."""
+    dry_allowed_length: Annotated[int, Range(1, 65_536)] = 2
+    """Passages up to this length are not penalised."""
+    dry_window: Annotated[int, Range(0, 65_536)] = 4096
+    """Tokens of prompt and output in which DRY looks for passages."""
+    dry_sequence_breakers: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(0, 64, "strings")] = (
+        attrs.field(default=("\n", ":", '"', "*"), converter=tuple_of_strings)
+    )
+    """Strings that end a passage."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+    def over(self, defaults: SamplerSettings) -> SamplingParams:
+        """The same, with the defaults filled in where nothing was asked for. `self` where that changes nothing."""
+        missing = {
+            name: value
+            for name in SAMPLER_FIELDS
+            if getattr(self, name) is None and (value := getattr(defaults, name)) != getattr(_NEUTRAL, name)
+        }
+        return attrs.evolve(self, **missing) if missing else self
+
+    @property
+    def settled(self) -> SamplerSettings:
+        """The figures for the sampler; what is None changes nothing."""
+        given = {name: value for name in SAMPLER_FIELDS if (value := getattr(self, name)) is not None}
+        return SamplerSettings(**given)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the choice is plain argmax over the logits, with no penalty to apply first."""
+        return self.settled.is_greedy and self.dry_multiplier == 0
+
+
+_NEUTRAL = SamplerSettings()

@@ -1,0 +1,131 @@
+"""What a server tells of itself: its model, capabilities and limits, its health, and the requests that run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+HealthStatus = Literal["ok", "loading", "draining", "stalled"]
+
+
+@attrs.frozen
+class ModelInfo:
+    """A loaded model's card, read from the file and the running context. Nothing here is typed in by hand."""
+
+    name: str
+    path: str
+    architecture: str
+    parameters: int
+    size_bytes: int
+    quantization: str
+    context_length: int
+    """Tokens the model was trained for."""
+    vocab_size: int
+    has_chat_template: bool
+    license: str | None = None
+    description: str | None = None
+    is_builtin: bool = False
+
+
+@attrs.frozen
+class Capabilities:
+    """What this server can do with this model, derived from both."""
+
+    streaming: bool
+    chat: bool
+    """The model has a chat template of its own; without one a plain documented one is used."""
+    cancel: bool
+    tokenize: bool
+    token_ids_input: bool
+    prefix_sharing: str
+    """`none`, `cells` (a common prefix is computed once) or `snapshots`; with the reason where it is not `cells`."""
+    kv_unified: bool
+    max_stop_sequences: int
+    sampling_params: tuple[str, ...]
+    """Fields of `SamplingParams` that are honoured."""
+    grammars: tuple[str, ...] = ()
+    """Fields of `Grammar` that are honoured."""
+    max_logprobs: int = -1
+    """Most likeliest tokens told with each; -1: no log probabilities."""
+    max_answers: int = 1
+    """Most answers (`n`, `best_of`) of one request."""
+    echo: bool = False
+    tools: tuple[str, ...] = ()
+    """Values of `tool_choice` that are honoured, `named` for a tool's name; none: this model's calls are not parsed."""
+    reasoning: bool = False
+    """The model's template has thinking marks that are known."""
+    generate: bool = True
+    """False: the model embeds text and does not generate."""
+    embeddings: bool = False
+    pooling: str = "none"
+    """How a text's token embeddings become one: `mean`, `cls` (the first token's), `last`, or `rank` (a score)."""
+    embedding_dimensions: int = 0
+    """Figures of an embedding."""
+    rerank: bool = False
+    speculation: str = "none"
+    """How tokens are drafted: `prompt look-up` or `none`, with the reason where it is none."""
+
+
+@attrs.frozen
+class Limits:
+    """The running configuration's bounds, as a client needs them."""
+
+    n_ctx: int
+    """Most tokens, prompt and output together, of one request."""
+    max_tokens: int
+    max_prompt_bytes: int
+    max_frame_bytes: int
+    max_sessions: int
+    max_queue: int
+    max_sequences: int = 0
+    """Requests computed at once; 0 where an older server does not tell."""
+
+
+@attrs.frozen
+class ServerInfo:
+    """Who answers: the model, what can be asked of it, and how much."""
+
+    server: str
+    """`uma/X.Y.Z`."""
+    model: ModelInfo
+    capabilities: Capabilities
+    limits: Limits
+
+
+@attrs.frozen
+class Health:
+    """The answer to a health question. With a probe, one token really went through the engine."""
+
+    status: HealthStatus
+    latency_ms: float
+    tokens_generated: int
+
+
+@attrs.frozen
+class RunningRequest:
+    """One request that has been started, and how far it is just now. All counts are tokens."""
+
+    id: str
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    """The part of the prompt that did not have to be computed."""
+    computed_tokens: int
+    """The part of the prompt whose KV is held, cached tokens included; 0 while it is preempted."""
+    generated_tokens: int
+    age_ms: float
+    """Since its arrival."""
+    is_preempted: bool = False
+    """Started, and waiting again: its KV cells went to a request of higher priority."""
+
+
+@attrs.frozen
+class Activity:
+    """What an engine is working on just now, request by request, and how many requests wait for a first slot."""
+
+    running: tuple[RunningRequest, ...]
+    """In order of arrival."""
+    waiting_interactive: int
+    waiting_normal: int
+    waiting_background: int

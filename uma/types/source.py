@@ -1,0 +1,74 @@
+"""The one interface of everything that generates: `Source`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, runtime_checkable
+
+from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
+from uma.types.events import Event, Token, Tokenized
+from uma.types.request import Request
+from uma.types.server import Activity, Health, ServerInfo
+
+
+class EventStream(Protocol):
+    """One request's events, in order: a `Prompt` where one was asked for, `Token`s, then exactly one `Finished`."""
+
+    tap: Callable[[Token], bool] | None
+    """Where set, it is offered each token as it comes, and says whether it took it. What it leaves, and the last event,
+    are iterated as ever. It spares a task's turn for each token; it must neither wait nor raise."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """The stream is its own iterator."""
+
+    async def __anext__(self) -> Event:
+        """The next event. Raises an `UmaError` where the request failed. A cancelled wait loses no event."""
+
+    def cancel(self) -> None:
+        """End the request at the next token, and let the stream end with `Finished` of reason `cancelled`.
+
+        For those who want the last event and its usage; leaving `generate`'s block cancels without one.
+        """
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Whoever generates: an `Engine` in this process or a `Client` on a socket. Everything else is written against it.
+
+    All methods belong to the Trio thread that opened the source.
+    """
+
+    @property
+    def info(self) -> ServerInfo:
+        """Who answers."""
+
+    def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
+        """`async with source.generate(request) as stream: async for event in stream: ...`
+
+        The stream gives `Token`s and then exactly one `Finished`; a failure is raised as an `UmaError`, from entering
+        the block or from the iteration. Leaving the block cancels: by the next tick boundary the sequence and its KV
+        cells are gone.
+        """
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """An embedding of each text. A cancelled call ends the work with the batch that runs.
+
+        Raises `BadRequest` where the model gives none, `PromptTooLarge` for a text that does not fit the context, and
+        `Overloaded`.
+        """
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """The documents by how well they answer the query. Otherwise as `embed`."""
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """The token ids `generate` would compute for this request. Raises what `generate` would for a bad prompt."""
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """Ask whether generation works; with `probe` by really generating one token."""
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """A flat snapshot of counters, gauges and histograms (`uma.metrics`). Never waits for compute."""
+
+    async def activity(self) -> Activity:
+        """The requests that run just now, and how many wait. Never waits for compute."""
