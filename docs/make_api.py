@@ -1,0 +1,214 @@
+"""Writes docs/api.md, the API reference, from the docstrings: `python docs/make_api.py`.
+
+griffe reads signatures and docstrings from the source files; bounds and defaults of fields come from the classes
+themselves, so the page says what the constructors check.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+import types
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import attrs
+import griffe
+
+from uma import errors
+from uma.config import settings
+from uma.constraints import hints_of
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "api.md"
+
+CHAPTERS = {
+    "The library": ("uma.llm", ("LLM", "LLMStream", "RequestOutput", "Completion")),
+    "Under Trio": ("uma", ("open_engine", "connect", "Engine", "Client")),
+    "The interface of engine and client": ("uma.types.source", ("Source", "EventStream")),
+    "Requests": ("uma.types.request", ()),
+    "Sampling": ("uma.types.sampling", ()),
+    "Events": ("uma.types.events", ()),
+    "Embeddings and rankings": ("uma.types.embedding", ()),
+    "What a server tells of itself": ("uma.types.server", ()),
+}
+"""For each chapter its module, and the names it has in their order; without names, all classes of the module."""
+
+SOURCES = ("Engine", "Client")
+"""Classes whose public methods are those of `Source`, which lists them once."""
+WITH_ATTRIBUTES = ("EventStream", "LLMStream")
+"""Classes without attrs that have public attributes."""
+
+INTRODUCTION = """\
+# API reference
+
+Made from the docstrings by `python docs/make_api.py`. Names in `uma` are imported from there (`from uma import LLM`),
+all others from the module that their chapter names.
+"""
+
+WIDTH = 120
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for title, (module, names) in CHAPTERS.items():
+        chosen = [_definition(module, name) for name in names] or _classes(_read(module))
+        parts += [f"## {title}\n", f"`{module}`\n", *(_entry(each) for each in chosen)]
+    return "\n".join([*parts, _settings(), _errors()])
+
+
+@cache
+def _read(module: str) -> Any:
+    """A module as griffe reads its file."""
+    path = Path(inspect.getfile(import_module(module)))
+    return griffe.visit(module, filepath=path, code=path.read_text(encoding="utf-8"))
+
+
+def _definition(module: str, name: str) -> Any:
+    """The definition of `module.name`, wherever the module has it from."""
+    return _read(getattr(import_module(module), name).__module__).members[name]
+
+
+def _classes(module: Any) -> list[Any]:
+    return [
+        each
+        for each in module.members.values()
+        if not each.is_alias and each.is_class and not each.name.startswith("_")
+    ]
+
+
+def _entry(entry: Any) -> str:
+    if entry.is_function:
+        return f"### {entry.name}\n\n" + _code(_signature(entry)) + _text(entry)
+    cls = getattr(import_module(entry.module.path), entry.name)
+    if entry.name in SOURCES:
+        return f"### {entry.name}\n\n{_doc(entry)}\n"
+    fields = _fields(cls, entry) if attrs.has(cls) else ""
+    shown = [each for each in entry.members.values() if not each.is_alias and _is_shown(entry, each)]
+    attributes = "".join(_bullet(f"{each.name}: {each.annotation}", _doc(each)) for each in shown if each.is_attribute)
+    methods = "".join("\n" + _code(_signature(each)) + _text(each) for each in shown if each.is_function)
+    start = entry.members.get("__init__")
+    made = _code(_signature(start, entry.name)) if start is not None and entry.name == "LLM" else ""
+    listed = "\n" + fields + attributes if fields or attributes else ""
+    return f"### {entry.name}\n\n" + made + _text(entry) + listed + methods
+
+
+def _is_shown(owner: Any, member: Any) -> bool:
+    """Public members with a docstring, but for the fields of an attrs class: `_fields` has them."""
+    is_field = member.is_attribute and "property" not in member.labels and owner.name not in WITH_ATTRIBUTES
+    return not member.name.startswith("_") and member.docstring is not None and not is_field
+
+
+def _signature(function: Any, name: str = "") -> str:
+    signature: str = function.signature(name=name or function.name).removesuffix(" -> None")
+    signature = re.sub(r"\(self(, )?", "(", signature)
+    if "asynccontextmanager" in {each.callable_path.rpartition(".")[2] for each in function.decorators}:
+        return "async with " + re.sub(r" -> AsyncIterator\[(.*)\]$", r" -> \1", signature)
+    return ("async " if "async" in function.labels else "") + signature
+
+
+def _code(signature: str) -> str:
+    """A signature as a block of code; each parameter on a line of its own where it is too long."""
+    if len(signature) > WIDTH:
+        head, _, rest = signature.partition("(")
+        inner, _, result = rest.rpartition(")")
+        lines = "".join(f"    {each},\n" for each in _parameters(inner))
+        signature = f"{head}(\n{lines}){result}"
+    return f"```python\n{signature}\n```\n\n"
+
+
+def _parameters(text: str) -> list[str]:
+    """`a: X[b, c], d` at the commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [*parts, text[start:].strip()]
+
+
+def _text(entry: Any) -> str:
+    return _doc(entry) + "\n" if entry.docstring else ""
+
+
+def _doc(entry: Any) -> str:
+    return str(entry.docstring.value) if entry.docstring else ""
+
+
+def _fields(cls: type, entry: Any) -> str:
+    # Only classes that check themselves have bounds to tell; the annotations of the others are printed as written.
+    hints = hints_of(cls) if "__attrs_post_init__" in entry.members else {}
+    lines = []
+    for field in attrs.fields(cls):
+        member = entry.members[field.name]
+        kind = _name(hints[field.name]) if hints else str(member.annotation)
+        default = "" if field.default is attrs.NOTHING else f" = {_default(field)}"
+        bounds = "; ".join(_bounds(hints.get(field.name)))
+        said = " ".join(filter(None, [f"({bounds})" if bounds else "", _doc(member)]))
+        lines.append(_bullet(f"{field.name}: {kind}{default}", said))
+    return "".join(lines)
+
+
+def _bullet(code: str, said: str) -> str:
+    flat = " ".join(f"- `{code}` {said}".split())
+    return textwrap.fill(flat, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _default(field: Any) -> str:
+    default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
+    return f"{type(default).__name__}()" if attrs.has(type(default)) else repr(default)
+
+
+def _name(hint: Any) -> str:
+    """A type as it is written, without its constraints."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _name(arguments[0])
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(_name, arguments))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if arguments:
+        return f"{origin.__name__}[{', '.join(map(_name, arguments))}]"
+    return {type(None): "None", ...: "..."}.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _bounds(hint: Any) -> Iterator[str]:
+    """The constraints of a field itself; those of a list's items stay with the constructor's messages."""
+    if get_origin(hint) is Annotated:
+        yield from (str(each) for each in get_args(hint)[1:] if str(each) != "no NUL")
+    elif get_origin(hint) in (Union, types.UnionType):
+        for each in get_args(hint):
+            yield from _bounds(each)
+
+
+def _settings() -> str:
+    lines = []
+    for each in settings().values():
+        unit = f", {each.unit}" if each.unit else ""
+        default = "`default_socket()`" if each.name == "socket" else f"`{each.show(each.default)}`"
+        shown = "empty" if default == "``" else default
+        lines.append(_bullet(each.name, f"({shown}{unit}) {each.help}"))
+    told = _doc(_definition("uma.config", "RuntimeConfig"))
+    return f"## Settings\n\n`uma`\n\n### RuntimeConfig\n\n{told}\n\nEach with its default and unit:\n\n" + "".join(
+        lines
+    )
+
+
+def _errors() -> str:
+    lines = [
+        _bullet(each.name, f"(`{getattr(errors, each.name).code}`) {_doc(each)}")
+        for each in _classes(_read("uma.errors"))
+    ]
+    return "\n## Errors\n\n`uma.errors`; each class with its code on the wire.\n\n" + "".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE}: written")
