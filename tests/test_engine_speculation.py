@@ -8,11 +8,12 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import Answer, alone, answer, ask, config_for, settled
+import trio
+from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 
 from models import Kind, write_model
 from uma import Request, open_engine
-from uma.types import Grammar
+from uma.types import Grammar, Source
 
 COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0}
 LIST = {"type": "array", "items": {"type": "object", "properties": {"ab": {"enum": ["x", "y"]}}, "required": ["ab"]}}
@@ -111,3 +112,56 @@ async def test_capabilities_name_prompt_look_up_where_it_is_on(tiny: Path) -> No
     for mode, told in (("auto", look_up), ("always", look_up), ("off", "none: --speculate off")):
         async with open_engine(config_for(tiny, speculate=mode)) as engine:
             assert engine.info.capabilities.speculation == told
+
+
+async def hang_up(source: Source, request: Request, after: int) -> None:
+    """Read some events of a request, and leave it."""
+    async with source.generate(request) as stream:
+        for _ in range(after):
+            await stream.__anext__()
+
+
+@pytest.mark.parametrize("snapshots", [0, 16], ids=["computed again", "from snapshots"])
+async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_nothing(
+    tmp_path: Path, snapshots: int
+) -> None:
+    model = write_model(tmp_path / "model.gguf", context_length=1_024)
+    asked = [attrs.evolve(each, priority=index % 3 - 1) for index, each in enumerate(requests()[:12])]
+    config = config_for(model, **COLD, kv_unified="on", n_ctx=1_024)
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+    crowded = attrs.evolve(config, speculate="always", n_ctx=768, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
+    got: list[Answer] = []
+    async with open_engine(crowded) as engine:
+
+        async def read_all() -> None:
+            got.extend(await answers(engine, asked))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_all)
+            for number in range(3):
+                nursery.start_soon(hang_up, engine, ask(few_letters(50 + number), 60, id=f"left {number}"), 3)
+        counters = await settled(engine)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert said(mine) == said(theirs)
+    assert counters["requests_cancelled"] == 3
+    assert counters["preemptions_total"] > 0, "there was no pressure"
+    assert counters["draft_accepted_total"] > 0
+
+
+async def test_what_another_sequence_went_on_with_is_drafted_and_a_next_turn_is_exact(tiny: Path) -> None:
+    """No three tokens of this prompt came before in it: what holds at once is known from the prefix tree."""
+    first = ask(tokens_for(3, 40), 40, temperature=1.0, seed=1)
+    async with open_engine(config_for(tiny, **COLD)) as engine:
+        reply = await answer(engine, first)
+        turn = ask((*tokens_for(3, 40), *reply.token_ids, *few_letters(2, 30)), 40)
+        expected = await answer(engine, turn)
+        plain = await settled(engine)
+    async with open_engine(config_for(tiny, speculate="always")) as engine:
+        got = [await answer(engine, first), await answer(engine, first), await answer(engine, turn)]
+    assert [each.token_ids for each in got] == [reply.token_ids, reply.token_ids, expected.token_ids]
+    again, next_turn = got[1].finished, got[2].finished
+    assert again.metrics.speculation is not None
+    assert again.metrics.speculation.accepted == again.metrics.speculation.drafted >= 30
+    assert next_turn.usage.cached_tokens >= 79
+    assert plain["draft_tokens_total"] == 0
