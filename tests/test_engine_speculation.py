@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def few_letters(seed: int, count: int = 120) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(97, 100), k=count))
 
 
-def requests() -> list[Request]:
+def requests(prompt: Callable[[int], Sequence[int]] = few_letters, lanes: Sequence[int] = (0,)) -> list[Request]:
     """Every way in which a token is chosen, and every way in which an output ends."""
     only_letters = {str(token): 20.0 for token in range(97, 100)}
     forms: list[dict[str, Any]] = [
@@ -49,7 +50,13 @@ def requests() -> list[Request]:
         {"temperature": 1.0, "seed": 10, "n": 3, "logit_bias": only_letters, "stop": ("abc",)},
     ]
     return [
-        ask(few_letters(index), id=str(index), **({"max_tokens": 60} | form), stream=index % 4 != 3)
+        ask(
+            prompt(index),
+            id=str(index),
+            **({"max_tokens": 60} | form),
+            stream=index % 4 != 3,
+            priority=lanes[index % len(lanes)],
+        )
         for index, form in enumerate(forms)
     ]
 
@@ -126,7 +133,7 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
     tmp_path: Path, snapshots: int
 ) -> None:
     model = write_model(tmp_path / "model.gguf", context_length=1_024)
-    asked = [attrs.evolve(each, priority=index % 3 - 1) for index, each in enumerate(requests()[:12])]
+    asked = requests(lanes=(-1, 0, 1))
     config = config_for(model, **COLD, kv_unified="on", n_ctx=1_024)
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)

@@ -141,6 +141,9 @@ class RuntimeConfig:
     speculate: Speculate = setting(
         "off", "guess tokens where the text repeats and verify several at once; auto: where that is faster"
     )
+    draft: str = setting(
+        "", "small model of the same vocabulary that guesses tokens too; a GGUF file or a name; empty: none"
+    )
 
     cache_tokens: Annotated[int, Range(-1)] = setting(
         -1, "finished prefixes kept in KV cells, where they cost every stream a little; -1: chosen from n_ctx", "tokens"
@@ -183,6 +186,8 @@ class RuntimeConfig:
         wrong = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
         if self.n_ubatch > self.n_batch:
             wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
+        if self.draft and self.speculate == "off":
+            wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
         if wrong:
             raise ConfigError("\n".join(wrong))
 

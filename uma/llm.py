@@ -283,6 +283,8 @@ def _config(model: str, given: dict[str, Any]) -> RuntimeConfig:
     unknown = [f"{name}: no such setting{nearest(name, known)}" for name in given if name not in known]
     if unknown:
         raise ConfigError("\n".join(unknown))
+    if isinstance(given.get("draft"), PathLike):
+        given = {**given, "draft": fspath(given["draft"])}
     return RuntimeConfig(model=model, **given)
 
 

@@ -74,12 +74,14 @@ _trace_log = logging.getLogger("uma.engine.scheduler")
 class Engine:
     """A `types.Source` in this process. Make one with `open_engine`."""
 
-    def __init__(self, config: RuntimeConfig, context: Context, archive: Archive | None) -> None:
+    def __init__(
+        self, config: RuntimeConfig, context: Context, archive: Archive | None, draft: Context | None = None
+    ) -> None:
         self.config = config
         self.archive = archive
         self.mailbox = Mailbox()
         self._chat = ChatAbilities(context.model)
-        self.info = server_info(context, config, self._chat)
+        self.info = server_info(context, config, self._chat, draft)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Maximum tokens, prompt and output together, of one request."""
         self._context = context
@@ -103,7 +105,8 @@ class Engine:
             max_active,
             layouts=sizing.layouts(context, config),
             saves_at_end=archive is not None,
-            drafting=sizing.drafting(context, config),
+            speculate=sizing.speculate(context.model, config),
+            draft=draft,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.

@@ -13,7 +13,9 @@ from uma.version import __version__
 MAX_STOP_STRINGS = 16
 
 
-def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) -> ServerInfo:
+def server_info(
+    context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None = None
+) -> ServerInfo:
     """The answer to `info` and `hello`."""
     model, pooling = context.model, sizing.pooling(context.model, config)
     return ServerInfo(
@@ -39,7 +41,7 @@ def server_info(context: Context, config: RuntimeConfig, chat: ChatAbilities) ->
             pooling=pooling,
             embedding_dimensions=model.n_embedding,
             rerank=pooling == "rank",
-            speculation=_speculation(context, config),
+            speculation=_speculation(context, config, draft),
             max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         ),
         limits=Limits(
@@ -65,10 +67,10 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"
 
 
-def _speculation(context: Context, config: RuntimeConfig) -> str:
+def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:
     """How tokens are drafted, or why they are not."""
     if config.speculate == "off":
         return "none: --speculate off"
-    if sizing.drafting(context, config) == "off":
+    if sizing.speculate(context.model, config) == "off":
         return f"none: a {context.model.memory} model's state cannot be cut behind the tokens of a draft that held"
-    return "prompt look-up"
+    return "prompt look-up" if draft is None else f"prompt look-up, and the draft model {draft.model.info.name}"

@@ -45,7 +45,10 @@ async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engi
         stack.callback(model.close)
         context = await trio.to_thread.run_sync(_make_context, model, config)
         stack.callback(context.close)
-        engine = Engine(config, context, await _open_archive(config, context))
+        draft = await trio.to_thread.run_sync(_open_draft, config, context)
+        if draft is not None:
+            stack.callback(draft.close)
+        engine = Engine(config, context, await _open_archive(config, context), draft)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -126,6 +129,26 @@ def _make_context(model: Model, config: RuntimeConfig) -> Context:
     if config.n_ctx and context.n_ctx != config.n_ctx:
         _log.warning("event=context.rounded n_ctx=%d asked=%d", context.n_ctx, config.n_ctx)
     return context
+
+
+def _open_draft(config: RuntimeConfig, target: Context) -> Context | None:
+    """The draft model's context, where one is configured and can be of use. It keeps its model open."""
+    if not config.draft:
+        return None
+    if sizing.speculate(target.model, config) == "off":
+        _log.warning("--draft is not used: the state of a %s model cannot be cut behind a draft", target.model.memory)
+        return None
+    model = Model.load(
+        Path(resolve(config.draft, os.environ).path),
+        n_gpu_layers=config.n_gpu_layers,
+        map_above_bytes=sizing.map_above_bytes(config),
+        use_mlock=config.use_mlock,
+        extra_buffers=config.extra_buffers,
+    )
+    try:
+        return Context(model, sizing.draft_params(model, target, config))
+    finally:
+        model.close()
 
 
 async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | None:

@@ -52,6 +52,10 @@ EXACT_BATCH_TOKENS = 2_048
 """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
 EMBED_SEQUENCES, EMBED_STATES = 64, 8
 """Maximum texts of one batch, where memory has cells, and where each sequence has a state of its own."""
+CUTTABLE = ("attention", "sliding-window")
+"""Kinds of memory that can be cut at any token."""
+LEAST_DRAFT_TOKENS = 256
+"""A draft model's context for less is of no use."""
 _log = logging.getLogger("uma.engine")
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -67,7 +71,7 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     # nothing is lost by it, and `auto` takes it.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
     n_ctx = config.n_ctx or _pool_tokens(model, config, 0 if unified else streams)
-    has_cells = model.memory in ("attention", "sliding-window")
+    has_cells = model.memory in CUTTABLE
     return ContextParams(
         n_ctx=n_ctx,
         # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
@@ -104,7 +108,7 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch,
-        n_seq_max=EMBED_SEQUENCES if model.memory in ("attention", "sliding-window") else EMBED_STATES,
+        n_seq_max=EMBED_SEQUENCES if model.memory in CUTTABLE else EMBED_STATES,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
         # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
@@ -263,6 +267,34 @@ def shares_prefixes(context: Context) -> bool:
     return context.model.memory == "attention"
 
 
-def drafting(context: Context, config: RuntimeConfig) -> Speculate:
+def speculate(model: Model, config: RuntimeConfig) -> Speculate:
     """Whether tokens are drafted: only where memory can be cut behind those of a draft that held."""
-    return config.speculate if context.model.memory in ("attention", "sliding-window") else "off"
+    return config.speculate if model.is_causal and model.memory in CUTTABLE else "off"
+
+
+def draft_params(model: Model, target: Context, config: RuntimeConfig) -> ContextParams:
+    """The context of a draft model, for the sequences of `target`. Raises `ConfigError` where it cannot draft."""
+    if not model.is_causal or model.memory not in CUTTABLE:
+        kind = f"a {model.memory} model, whose state cannot be cut behind a draft" if model.is_causal else "an encoder"
+        raise ConfigError(f"draft: {model.path} is {kind}; name a small decoder of the target's family")
+    if difference := target.model.vocab.difference(model.vocab):
+        raise ConfigError(
+            f"draft: {model.path} has another vocabulary than {target.model.path} ({difference}); "
+            "name a smaller model of the same family, or leave --draft out: prompt look-up needs no model"
+        )
+    cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
+    n_ctx = min(target.n_ctx, free_memory_bytes() // MEMORY_SHARE // cell_bytes) // 256 * 256
+    if n_ctx < LEAST_DRAFT_TOKENS:
+        raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
+    return ContextParams(
+        n_ctx=n_ctx,
+        n_batch=min(config.n_batch, n_ctx),
+        n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
+        n_seq_max=max_active(target, config),
+        n_threads=config.threads,
+        n_threads_batch=config.threads_batch,
+        flash_attn=config.flash_attn,
+        cache_type_k=config.cache_type_k,
+        cache_type_v=config.cache_type_v,
+        offload_kqv=config.offload_kqv,
+    )

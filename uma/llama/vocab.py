@@ -22,6 +22,9 @@ from uma.errors import BadRequest
 BLOCK = 4000
 """Characters. In a text for a pre-tokenizer of llama.cpp that recurses, no word may be twice this long; see `_cuts`."""
 
+MAX_UNUSED_TOKENS = 128
+"""Maximum difference in size of vocabularies that count as the same: models of a family are padded differently."""
+
 _WHITE_SPACE = " \t\n\r\v\f\u00a0\u3000"
 _NO_BREAK = re.compile(r"\S*|\s*")
 
@@ -185,6 +188,24 @@ class Vocab:
             data = self.piece(token) or self.text_of(token).encode()
             shown = self._shown[token] = (data.decode("utf-8", "replace"), tuple(data))
         return shown
+
+    def difference(self, other: Vocab) -> str | None:
+        """The first place where tokens of another vocabulary mean something else; None where they mean the same.
+
+        Unused tokens at the end count for nothing, nor do control tokens: fine-tuned models add and rename some. Reads
+        both vocabularies: a tenth of a second for 100,000 tokens.
+        """
+        if lib.llama_vocab_type(self._handle) != lib.llama_vocab_type(other._handle):
+            return "they have tokenizers of different kinds"
+        if abs(self.n_tokens - other.n_tokens) > MAX_UNUSED_TOKENS:
+            return f"{other.n_tokens:,} tokens, not {self.n_tokens:,}"
+        with self.opened() as mine, other.opened() as theirs:
+            for token in range(min(self.n_tokens, other.n_tokens)):
+                if lib.llama_vocab_get_text(mine, token) == lib.llama_vocab_get_text(theirs, token):
+                    continue
+                if not (lib.llama_vocab_is_control(mine, token) and lib.llama_vocab_is_control(theirs, token)):
+                    return f"token {token} is {other.text_of(token)!r}, not {self.text_of(token)!r}"
+        return None
 
     def is_user_defined(self, token: int) -> bool:
         """Whether a token was added to the vocabulary as it is written, such as `<tool_call>`."""

@@ -77,6 +77,8 @@ class EngineMetrics:
     """Those of them that held. They are generated tokens like any other."""
     draft_saved_ms_total: float = 0.0
     """Time that readers were spared by drafts, all requests added up; what drafts cost in vain is taken off."""
+    draft_model_ms_total: float = 0.0
+    """Time in `llama_decode` of the draft model; in no other figure."""
     preemptions_total: int = 0
     kv_retries_total: int = 0
     """Batches for which `llama_decode` found no room and that were made smaller."""

@@ -64,7 +64,7 @@ class Capabilities:
     """Figures of an embedding."""
     rerank: bool = False
     speculation: str = "none"
-    """How tokens are drafted: `prompt look-up` or `none`, with the reason where it is none."""
+    """How tokens are drafted: by `prompt look-up`, and by which draft model; or `none`, with the reason."""
 
 
 @attrs.frozen

@@ -72,18 +72,25 @@ class DraftPolicy:
         return self._choose([certain] * rows, cells, MAX_TOKENS, is_one_by_one=is_one_by_one) is not None
 
     def choose(
-        self, rows: Sequence[Candidate], cells: int, free_cells: int, *, is_one_by_one: bool = False
+        self,
+        rows: Sequence[Candidate],
+        cells: int,
+        free_cells: int,
+        *,
+        is_one_by_one: bool = False,
+        step_ms: float = 0.0,
     ) -> Drafting | None:
         """Draft lengths for decode rows of one batch, with so many KV cells in use; None: no drafts.
 
         `free_cells` is how many more tokens than rows there can be in all. `is_one_by_one`: without drafts each row
-        would be a batch of its own.
+        would be a batch of its own. `step_ms` is what it takes to guess one more token for each row.
         """
-        found = self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one)
+        found = self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one, step_ms=step_ms)
         if found is None and any(row.chances for row in rows):
             self._chances += 1
             if self._chances % TRY_EVERY == 0:
-                return self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one, worth=1 / TRY_WITHIN)
+                worth = 1 / TRY_WITHIN
+                return self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one, step_ms=step_ms, worth=worth)
         return found
 
     def plain_ms(self, rows: int, cells: int, *, is_one_by_one: bool) -> float:
@@ -91,7 +98,14 @@ class DraftPolicy:
         return rows * self._cost.decode_ms(1, cells) if is_one_by_one else self._cost.decode_ms(rows, cells)
 
     def _choose(
-        self, rows: Sequence[Candidate], cells: int, free_cells: int, *, is_one_by_one: bool, worth: float = WORTH
+        self,
+        rows: Sequence[Candidate],
+        cells: int,
+        free_cells: int,
+        *,
+        is_one_by_one: bool,
+        step_ms: float = 0.0,
+        worth: float = WORTH,
     ) -> Drafting | None:
         cost, count = self._cost, len(rows)
         if not count or not cost.has_decoded(1 if is_one_by_one else count):
@@ -111,20 +125,19 @@ class DraftPolicy:
         most = worth * count / plain_ms
         for size in _sizes(count, len(ranked)):
             taken = ranked[: size - count]
-            batch_ms = cost.verify_ms(size, cells, count)
-            if batch_ms > limit_ms:
-                continue
-            is_known = cost.times_verified(size) >= TRIES
-            believed_ms = batch_ms if is_known else cost.least_verify_ms(size, cells, count)
-            rate = (count + sum(chance for chance, _, _ in taken)) / (believed_ms + STEP_MS)
-            if rate <= most:
-                continue
             lengths = [0] * count
             gained = [1.0] * count
             for chance, _, row in taken:
                 lengths[row] += 1
                 gained[row] += chance
-            if min(gained) * SLOWER * plain_ms >= believed_ms:
+            guess_ms = step_ms * max(lengths)
+            batch_ms = cost.verify_ms(size, cells, count)
+            if guess_ms + batch_ms > limit_ms:
+                continue
+            is_known = cost.times_verified(size) >= TRIES
+            believed_ms = guess_ms + (batch_ms if is_known else cost.least_verify_ms(size, cells, count))
+            rate = sum(gained) / (believed_ms + STEP_MS)
+            if rate > most and min(gained) * SLOWER * plain_ms >= believed_ms:
                 best, most = Drafting(tuple(lengths), plain_ms, batch_ms), rate
         return best
 

@@ -1,24 +1,28 @@
 """Drafts: tokens that are guessed, and verified together with a row's last token in one batch.
 
-The target's own sampler decides at every position, so a draft can change nothing but the time. Each decode row's text
-is followed by a `Lookup` for as long as drafts could pay here; the policy says how much of its guess is verified.
-Belongs to the decode thread.
+The target's own sampler decides at every position, so a draft can change nothing but the time. Drafters guess, the
+policy says how much of each guess is worth its time. Belongs to the decode thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 from uma.config import Speculate
+from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy.speculation import MAX_DRAFT, Candidate, Drafting, DraftPolicy
-from uma.engine.worker.lookup import Lookup
+from uma.engine.worker.drafter import NOTHING, Drafter, Guess
 from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
+from uma.metrics import EngineMetrics
 
 LEAST_FREE_CELLS = 64
 """Free cells for each row under which nothing is drafted: what a draft takes could make another row wait."""
+READ_SHARE = 0.5
+"""Of what a batch leaves of the time between two tokens to aim for, the share in which a drafter can read texts."""
 
 
 class Draft(NamedTuple):
@@ -33,45 +37,57 @@ class Drafts(NamedTuple):
 
     rows: list[Draft]
     drafting: Drafting
+    spent_ms: float = 0.0
+    """What guessing took."""
 
 
-class Drafter:
-    """Guesses for the decode rows of one engine. `always` verifies every guess in full, whatever it costs: it is there
+class Speculator:
+    """Drafts for the decode rows of one engine. `always` verifies every guess in full, whatever it costs: it is there
     to test and to measure with.
     """
 
-    def __init__(self, policy: DraftPolicy, pool: KvPool, context: Context, mode: Speculate) -> None:
+    def __init__(
+        self,
+        policy: DraftPolicy,
+        pool: KvPool,
+        context: Context,
+        mode: Speculate,
+        drafters: Rows[Drafter],
+        metrics: EngineMetrics,
+    ) -> None:
         self._policy = policy
         self._pool = pool
-        self._vocab = context.model.vocab
         self._n_batch = context.n_batch
         self._mode = mode
-        self.is_on = mode != "off"
+        self._drafters = drafters
+        """A row is drafted for by the first that has a guess for it."""
+        self._metrics = metrics
+
+    def abort(self) -> None:
+        """End what drafters compute. Any thread."""
+        for drafter in self._drafters:
+            drafter.abort()
 
     def draft(self, rows: Rows[Sequence], *, is_one_by_one: bool) -> Drafts | None:
         """What to verify with the next token of these decode rows; None where plain steps are expected to be faster."""
-        if not self.is_on or not self._is_possible(rows) or not self._can_pay(rows, is_one_by_one=is_one_by_one):
+        if self._mode == "off" or not self._is_possible(rows) or not self._can_pay(rows, is_one_by_one=is_one_by_one):
             return None
         free = self._pool.free_cells - len(rows)
         room = min(MAX_DRAFT, min(self._n_batch, free) // len(rows) - 1)
-        guesses = [self._guess(sequence, room) for sequence in rows]
-        if not any(guesses):
+        began = now_ms()
+        drafters, chances = self._prospects(rows, room)
+        wanted = self._choose(rows, chances, free, self._step_ms(drafters), is_one_by_one=is_one_by_one)
+        if wanted is None:
             return None
-        candidates = [
-            Candidate(sequence.lookup.chances(len(guess)) if sequence.lookup else (), sequence.target_tbt_ms)
-            for sequence, guess in zip(rows, guesses, strict=True)
-        ]
-        cells = self._pool.used_cells
-        drafting: Drafting | None
-        if self._mode == "always":
-            plain_ms = self._policy.plain_ms(len(rows), cells, is_one_by_one=is_one_by_one)
-            drafting = Drafting(tuple(map(len, guesses)), plain_ms, plain_ms)
-        else:
-            drafting = self._policy.choose(candidates, cells, free, is_one_by_one=is_one_by_one)
+        guesses = self._guess(rows, drafters, wanted)
+        guessed = [each.chances for each in guesses]
+        drafting = self._choose(rows, guessed, free, 0.0, is_one_by_one=is_one_by_one)
+        spent_ms = now_ms() - began if self._step_ms(drafters) else 0.0
         if drafting is None:
+            self._count_in_vain([row for row, guess in zip(rows, guesses, strict=True) if guess.tokens], spent_ms)
             return None
         parts = zip(rows, guesses, drafting.lengths, strict=True)
-        return Drafts([Draft(sequence, guess[:length]) for sequence, guess, length in parts], drafting)
+        return Drafts([Draft(row, guess.tokens[:length]) for row, guess, length in parts], drafting, spent_ms)
 
     def _is_possible(self, rows: Rows[Sequence]) -> bool:
         # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.
@@ -87,27 +103,67 @@ class Drafter:
             len(rows), self._pool.used_cells, target_ms, is_one_by_one=is_one_by_one
         )
 
-    def _guess(self, sequence: Sequence, room: int) -> list[int]:
-        """The next tokens of a sequence, as far as its bounds and its grammar allow."""
-        lookup = self._lookup(sequence)
-        most = min(room, sequence.max_tokens - sequence.generated - 1)
-        if sequence.request.stream:
-            most = min(most, sequence.credits - 1)
-        guess = lookup.guess(most) if most > 0 else []
-        for index, token in enumerate(guess):
-            if token in self._vocab.eog:
-                guess = guess[:index]
-                break
-        if guess and sequence.grammar is not None:
-            guess = guess[: sequence.grammar.common(guess)]
-        return guess
+    def _prospects(self, rows: Rows[Sequence], room: int) -> tuple[list[Drafter | None], list[Rows[float]]]:
+        """Which drafter guesses for each row, and the chances to be expected."""
+        drafters: list[Drafter | None] = []
+        chances: list[Rows[float]] = []
+        for sequence in rows:
+            most = _most(sequence, room)
+            found: tuple[Drafter | None, Rows[float]] = (None, ())
+            for drafter in self._drafters if most > 0 else ():
+                if expected := drafter.prospects(sequence, most):
+                    found = drafter, expected
+                    break
+            drafters.append(found[0])
+            chances.append(found[1])
+        return drafters, chances
 
-    def _lookup(self, sequence: Sequence) -> Lookup:
-        lookup = sequence.lookup
-        if lookup is None:
-            lookup = sequence.lookup = Lookup(sequence.tokens)
-            if ahead := self._pool.continuation(sequence.tokens, sequence.max_tokens):
-                lookup.follow(ahead)
-        else:
-            lookup.catch_up(sequence.tokens)
-        return lookup
+    def _step_ms(self, drafters: Rows[Drafter | None]) -> float:
+        """Time that a token more for each row takes to guess."""
+        return sum(each.step_ms(drafters.count(each)) for each in self._drafters if each in drafters)
+
+    def _choose(
+        self, rows: Rows[Sequence], chances: Rows[Rows[float]], free: int, step_ms: float, *, is_one_by_one: bool
+    ) -> Drafting | None:
+        """How many tokens of each row's guess are worth their time; None: of none."""
+        if not any(chances):
+            return None
+        cells = self._pool.used_cells
+        if self._mode == "always":
+            plain_ms = self._policy.plain_ms(len(rows), cells, is_one_by_one=is_one_by_one)
+            return Drafting(tuple(map(len, chances)), plain_ms, plain_ms)
+        candidates = [Candidate(each, row.target_tbt_ms) for each, row in zip(chances, rows, strict=True)]
+        return self._policy.choose(candidates, cells, free, is_one_by_one=is_one_by_one, step_ms=step_ms)
+
+    def _guess(self, rows: Rows[Sequence], drafters: Rows[Drafter | None], wanted: Drafting) -> list[Guess]:
+        """A guess of the wanted length, or a shorter one, for each row."""
+        guesses = [NOTHING] * len(rows)
+        for drafter in self._drafters:
+            own = [index for index, each in enumerate(drafters) if each is drafter and wanted.lengths[index]]
+            if not own:
+                continue
+            plain_ms, within_ms = self._terms(rows, wanted)
+            found = drafter.guess([(rows[index], wanted.lengths[index]) for index in own], plain_ms, within_ms)
+            for index, guess in zip(own, found, strict=True):
+                guesses[index] = guess
+        return guesses
+
+    def _terms(self, rows: Rows[Sequence], wanted: Drafting) -> tuple[float, float]:
+        """What a row's token takes without drafts, and how long a drafter can read a text that is new to it."""
+        if self._mode == "always":
+            return math.inf, math.inf
+        target_ms = min(row.target_tbt_ms for row in rows)
+        return wanted.plain_ms, READ_SHARE * (target_ms - wanted.batch_ms)
+
+    def _count_in_vain(self, rows: Rows[Sequence], took_ms: float) -> None:
+        """Count time for which nothing was verified. All rows have waited for it."""
+        if took_ms:
+            self._metrics.draft_saved_ms_total -= took_ms * len(rows)
+            for row in rows:
+                row.saved_ms -= took_ms
+
+
+def _most(sequence: Sequence, room: int) -> int:
+    """Maximum tokens of a draft, as far as the row's bounds allow."""
+    most = min(room, sequence.max_tokens - sequence.generated - 1)
+    return min(most, sequence.credits - 1) if sequence.request.stream else most

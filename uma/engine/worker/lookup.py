@@ -15,6 +15,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain, islice
 
+from uma.engine.worker.chances import Chances
+
 NGRAM = 3
 """Tokens that have to agree before anything is guessed."""
 MAX_INDEXED = 16_384
@@ -27,16 +29,12 @@ AGREED = (5, 8, 16, MAX_AGREED)
 """Lengths of agreement from which on other chances hold."""
 CHANCES = (0.4, 0.6, 0.75, 0.85, 0.9)
 """Chance that the next token agrees too, by length of agreement, before this text has shown its own."""
-PRIOR_TOKENS = 4.0
-"""Tokens of its own after which a text's chances count for half."""
-MEMORY_TOKENS = 64.0
-"""Of as many tokens of late, at most, the chances are the mean: texts change."""
 
 
 class Lookup:
     """One sequence's guesses. Belongs to one thread at a time."""
 
-    __slots__ = ("_agreed", "_count", "_held", "_last", "_next", "_place", "_seen", "_source", "_tokens")
+    __slots__ = ("_agreed", "_chances", "_count", "_last", "_next", "_place", "_source", "_tokens")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._count = len(tokens)
@@ -55,9 +53,8 @@ class Lookup:
         """Index in it of the token that is expected next; 0: none is."""
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
-        self._seen = [0.0] * len(CHANCES)
-        self._held = [0.0] * len(CHANCES)
-        """Guesses, and those of them that held, by length of agreement; old ones count less and less."""
+        self._chances = Chances(CHANCES)
+        """By length of agreement."""
         self._find()
 
     @property
@@ -107,10 +104,7 @@ class Lookup:
 
     def chances(self, count: int) -> list[float]:
         """Of `guess(count)`, each token's chance that it and all before it hold: from 1 to 0, falling."""
-        each = [
-            (prior * PRIOR_TOKENS + held) / (PRIOR_TOKENS + seen)
-            for prior, held, seen in zip(CHANCES, self._held, self._seen, strict=True)
-        ]
+        each = self._chances.each()
         found: list[float] = []
         whole = 1.0
         for agreed in range(self._agreed, self._agreed + count):
@@ -119,10 +113,7 @@ class Lookup:
         return found
 
     def _learn(self, *, is_held: bool) -> None:
-        kind = bisect_right(AGREED, self._agreed)
-        fade = 1 - 1 / MEMORY_TOKENS
-        self._seen[kind] = self._seen[kind] * fade + 1
-        self._held[kind] = self._held[kind] * fade + is_held
+        self._chances.learn(bisect_right(AGREED, self._agreed), is_held=is_held)
         if is_held:
             self._place += 1
             self._agreed = min(self._agreed + 1, MAX_AGREED)

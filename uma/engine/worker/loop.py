@@ -33,9 +33,12 @@ from uma.engine.worker.commands import (
     Submit,
     UseEmbedder,
 )
-from uma.engine.worker.drafting import Drafter
+from uma.engine.worker.drafter import Drafter
+from uma.engine.worker.drafting import Speculator
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
+from uma.engine.worker.lookup_drafter import LookupDrafter
+from uma.engine.worker.model_drafter import ModelDrafter
 from uma.engine.worker.output import Output, patience_ms
 from uma.engine.worker.probes import Probes
 from uma.engine.worker.relayout import Relayout
@@ -72,7 +75,8 @@ class DecodeWorker:
         *,
         layouts: LayoutPolicy,
         saves_at_end: bool,
-        drafting: Speculate = "off",
+        speculate: Speculate = "off",
+        draft: Context | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self._context = context
@@ -93,7 +97,10 @@ class DecodeWorker:
             context, pool, scheduler.cost, metrics, self._outbox, self.commands, self._sampling, self._trace
         )
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
-        self._drafter = Drafter(scheduler.drafts, pool, context, drafting)
+        self._model_drafter = draft and ModelDrafter(draft, context.model.vocab, self._runner.threads, metrics)
+        drafters: list[Drafter] = [LookupDrafter(pool, context.model.vocab)]
+        drafters += [self._model_drafter] if self._model_drafter else []
+        self._speculator = Speculator(scheduler.drafts, pool, context, speculate, drafters, metrics)
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._relayout = Relayout(context, pool, scheduler, self._residency, metrics, layouts)
@@ -111,6 +118,7 @@ class DecodeWorker:
         """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
         self.commands.post(Stop())
         self._context.request_abort()
+        self._speculator.abort()
         self._embedder.abort()
 
     @property
@@ -154,6 +162,8 @@ class DecodeWorker:
         finally:
             self._probes.answer(is_alive=False)
             self._sampling.close()
+            if self._model_drafter is not None:
+                self._model_drafter.close()
             self._pool.tell_end()
             self._outbox.flush()
 
@@ -174,7 +184,7 @@ class DecodeWorker:
 
     def _tick(self) -> bool:
         """Compute what the policy says; False if there was nothing to compute."""
-        began, computing_ms = now_ms(), self._metrics.decode_ms.sum
+        began, computing_ms = now_ms(), self._computing_ms
         tick, has_preempted = self._next_tick(began)
         if tick.is_empty:
             return has_preempted
@@ -185,9 +195,13 @@ class DecodeWorker:
         if tick.embed_tokens:
             self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
             self._embedder.run(tick.embed_tokens)
-        computing_ms = self._metrics.decode_ms.sum - computing_ms
-        self._metrics.outside_decode_ms_total += now_ms() - began - computing_ms
+        self._metrics.outside_decode_ms_total += now_ms() - began - (self._computing_ms - computing_ms)
         return True
+
+    @property
+    def _computing_ms(self) -> float:
+        """Time in `llama_decode` until now."""
+        return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
 
     def _give(self, result: Result) -> None:
         """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
@@ -207,7 +221,7 @@ class DecodeWorker:
     def _next_tick(self, now: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""
         tick, has_preempted = self._planned_tick(now)
-        tick.drafts = self._drafter.draft(tick.decode, is_one_by_one=tick.is_one_by_one) if tick.is_steady else None
+        tick.drafts = self._speculator.draft(tick.decode, is_one_by_one=tick.is_one_by_one) if tick.is_steady else None
         return tick, has_preempted
 
     def _planned_tick(self, now: float) -> tuple[Tick, bool]:

@@ -179,7 +179,7 @@ class ModelRunner:
         """A row's last token and its draft, for each row in one batch: the tokens that the row would have been given
         without a draft, as many as can be known. Booked, and memory behind them is cut off. Also returns when.
         """
-        rows, drafting = drafts
+        rows, drafting, spent_ms = drafts
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._pool.make_room(tokens)
         self._batch.clear()
@@ -194,7 +194,8 @@ class ModelRunner:
             self._book_draft(sequence, draft, tokens_given)
             sequence.was_in_batch(len(rows))
             if draft:
-                spared_ms = saved_ms(len(tokens_given) if isinstance(tokens_given, tuple) else 0, drafting, took_ms)
+                count = len(tokens_given) if isinstance(tokens_given, tuple) else 0
+                spared_ms = saved_ms(count, drafting, spent_ms + took_ms)
                 sequence.saved_ms += spared_ms
                 self._metrics.draft_saved_ms_total += spared_ms
         self._metrics.tick(tokens, took_ms)
@@ -205,19 +206,20 @@ class ModelRunner:
     def _book_draft(self, sequence: Sequence, draft: list[int], given: Given) -> None:
         """Count a row's last token and the part of its draft that held; forget the rest."""
         assert sequence.holding is not None
-        held = 0
+        accepted = held = 0
         if isinstance(given, tuple):
+            pairs = zip(draft, given, strict=False)
+            accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
             # The last token that is given has to be computed next, also where it ends a draft that held to its end.
-            pairs = zip(draft, given[:-1], strict=False)
-            held = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
+            held = min(accepted, len(given) - 1)
         self._pool.extend(sequence.holding, [sequence.tokens[-1], *draft[:held]])
         sequence.computed += 1 + held
         if held < len(draft):
             self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1)
         sequence.drafted += len(draft)
-        sequence.accepted += held
+        sequence.accepted += accepted
         self._metrics.draft_tokens_total += len(draft)
-        self._metrics.draft_accepted_total += held
+        self._metrics.draft_accepted_total += accepted
 
     def probe(self) -> bool:
         """Compute and sample one token by itself. False where there is no KV cell or sequence id for it now."""

@@ -1,0 +1,44 @@
+"""How often guesses hold, by kind: what is usual at first, then what this text has shown.
+
+Pure: outcomes in, chances out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PRIOR_TOKENS = 4.0
+"""Tokens of its own after which what a text has shown counts for half."""
+MEMORY_TOKENS = 64.0
+"""Of as many tokens of late, at most, the chances are the mean: texts change."""
+
+
+class Chances:
+    """Of each kind of guess, the chance that it holds. Kinds are numbers from 0, one for each of `priors`."""
+
+    __slots__ = ("_held", "_priors", "_seen")
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._priors = priors
+        self._seen = [0.0] * len(priors)
+        self._held = [0.0] * len(priors)
+        """Guesses, and those of them that held, by kind; old ones count less and less."""
+
+    def learn(self, kind: int, *, is_held: bool) -> None:
+        """Take in what became of a guess."""
+        self.fade(kind, 1 / MEMORY_TOKENS)
+        self._seen[kind] += 1
+        self._held[kind] += is_held
+
+    def fade(self, kind: int, share: float) -> None:
+        """Forget such a share of what was seen: the chance goes back towards what is usual."""
+        self._seen[kind] *= 1 - share
+        self._held[kind] *= 1 - share
+
+    def of(self, kind: int) -> float:
+        """The chance of one kind."""
+        return (self._priors[kind] * PRIOR_TOKENS + self._held[kind]) / (PRIOR_TOKENS + self._seen[kind])
+
+    def each(self) -> list[float]:
+        """The chances of all kinds."""
+        return [self.of(kind) for kind in range(len(self._priors))]

@@ -1,0 +1,374 @@
+"""A small model as a drafter: it goes on with each row's text for some tokens, which the target then verifies at once.
+
+It has a context of its own on the decode thread. Its KV memory is kept in step with each row by comparing tokens: what
+the row was given otherwise than guessed is cut off, what is missing is read with the next guess. Guesses that were not
+verified stay good for as long as the row's own tokens agree with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from itertools import takewhile
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from uma.engine.clock import now_ms
+from uma.engine.policy.cost import CostModel
+from uma.engine.worker.chances import Chances
+from uma.engine.worker.drafter import NOTHING, Guess
+from uma.engine.worker.sequence import Sequence, Status
+from uma.errors import DecodeFailed
+from uma.llama.batch import Batch
+from uma.llama.context import ABORTED, DONE, Context
+from uma.llama.grammar import GrammarMasks, GrammarState
+from uma.llama.vocab import Vocab
+from uma.metrics import EngineMetrics
+
+SURE = (0.3, 0.6, 0.85, 0.97)
+"""Probabilities, as the small model finds them, from which on other chances hold."""
+CHANCES = (0.2, 0.45, 0.7, 0.85, 0.95)
+"""Chance that the target agrees, by that probability, before a text has shown its own."""
+USUAL = 0.7
+"""Chance that a token holds of which nothing is known yet."""
+FORGET_SHARE = 1 / 256
+"""Of what is known of a row's guesses, the share that each tick forgets: a text that drafts were useless for is tried
+again after some hundred tokens."""
+NEAR_TOKENS = 16
+"""Maximum tokens that are read together with a guess; more are read before it, in pieces that keep readers supplied."""
+FIRST_PIECE_TOKENS = 64
+"""Tokens of such a piece before it is known what one takes."""
+GAIN_SHARE = 0.3
+"""Of a token's usual time, what a draft usually saves."""
+
+Logits = npt.NDArray[np.float32]
+
+_log = logging.getLogger("uma.engine")
+
+
+@attrs.define(eq=False, slots=True)
+class _Text:
+    """A row's text in the small model's memory, and the guess behind it."""
+
+    seq_id: int
+    usual: Chances
+    """Of any guess."""
+    held: array[int] = attrs.field(factory=lambda: array("i"))
+    """Tokens whose KV is in memory: the row's, then perhaps guessed ones."""
+    guess: list[int] = attrs.field(factory=list)
+    """What is guessed to come behind the row's tokens."""
+    kinds: list[int] = attrs.field(factory=list)
+    """Of each guessed token, how sure the small model was."""
+    known: int = 0
+    """Tokens of the row that were compared with guesses."""
+    chances: Chances = attrs.field(factory=lambda: Chances(CHANCES))
+    """By how sure the small model was."""
+
+    def expected(self) -> list[float]:
+        """Of each token of the guess, the chance that it and all before it hold."""
+        whole, found = 1.0, []
+        for kind in self.kinds:
+            whole *= self.chances.of(kind)
+            found.append(whole)
+        return found
+
+    def compare(self, tokens: array[int], all_texts: Chances) -> None:
+        """Learn from the tokens that the row was given since, and keep of the guess what still can hold."""
+        for token in tokens[self.known :]:
+            if not self.guess:
+                break
+            is_held = self.guess[0] == token
+            self.chances.learn(self.kinds[0], is_held=is_held)
+            self.usual.learn(0, is_held=is_held)
+            all_texts.learn(0, is_held=is_held)
+            if is_held:
+                del self.guess[0], self.kinds[0]
+            else:
+                self.guess.clear()
+                self.kinds.clear()
+        self.known = len(tokens)
+
+
+@attrs.define(eq=False, slots=True)
+class _Going:
+    """A guess that is being made."""
+
+    sequence: Sequence
+    text: _Text
+    wanted: int
+    grammar: GrammarState | None
+    """Behind the guess so far."""
+
+    @property
+    def ahead(self) -> int:
+        return len(self.text.guess)
+
+    def goes_on(self, least_chance: float) -> bool:
+        """Whether one more token is wanted and can be had, and the one before it is likely enough to hold."""
+        is_over = self.grammar is not None and self.grammar.is_over
+        return self.ahead < self.wanted and not is_over and self.text.expected()[-1] >= least_chance
+
+
+def _missing(sequence: Sequence, text: _Text | None) -> int:
+    """Tokens of a row that the small model has not read. At least the last one: its logits are the next guess."""
+    return len(sequence.tokens) - (len(text.held) if text is not None else 0)
+
+
+class ModelDrafter:
+    """A `Drafter` that owns nothing but its state: the context is closed by its owner after the decode thread."""
+
+    def __init__(self, context: Context, target: Vocab, threads: Callable[[], int], metrics: EngineMetrics) -> None:
+        self._context = context
+        self._vocab = target
+        self._n_common = min(target.n_tokens, context.model.vocab.n_tokens)
+        self._threads = threads
+        self._metrics = metrics
+        self._cost = CostModel()
+        self._batch = Batch(context.n_batch)
+        self._masks = GrammarMasks(target.n_tokens)
+        self._most_tokens = min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
+        self._texts: dict[Sequence, _Text] = {}
+        """Oldest first."""
+        self._free_ids = list(range(context.n_seq_max))
+        self._usual = Chances((USUAL,))
+        """Of any guess for any text."""
+        self._is_off = False
+        self._threads_in_force = 0
+
+    # Drafter
+
+    def prospects(self, sequence: Sequence, most: int) -> Rows[float]:
+        """Those of what is guessed already, then the usual ones of this text, or of all where it is new."""
+        grammar = sequence.grammar
+        if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
+            return ()
+        text = self._texts.get(sequence)
+        expected: list[float] = []
+        if text is not None:
+            self._catch_up(sequence, text)
+            expected = text.expected()[:most]
+        usual = text.usual if text is not None else self._usual
+        usual.fade(0, FORGET_SHARE)
+        while len(expected) < most:
+            expected.append((expected[-1] if expected else 1.0) * usual.of(0))
+        return expected
+
+    def step_ms(self, rows: int) -> float:
+        """As measured."""
+        return self._cost.decode_ms(rows, self._used_cells)
+
+    def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
+        """Read what is missing of each text, then guess all rows' next tokens together, step by step, until each has
+        enough or is so unsure that one token more is not worth its time.
+        """
+        self._drop_ended()
+        sequences = [sequence for sequence, _ in rows]
+        for sequence in sequences:
+            within_ms -= self._follow(sequence, sequences, plain_ms, within_ms)
+        going = [
+            _Going(sequence, text, wanted, self._grammar_of(sequence, text))
+            for sequence, wanted in rows
+            if (text := self._texts.get(sequence)) is not None and _missing(sequence, text) <= NEAR_TOKENS
+        ]
+        least_chance = self.step_ms(len(going)) / plain_ms
+        left = [each for each in going if each.ahead < each.wanted]
+        while left and self._step(left):
+            left = [each for each in left if each.goes_on(least_chance)]
+        guesses = {each.sequence: each.text for each in going if each.sequence in self._texts}
+        return [
+            Guess(text.guess[:wanted], text.expected()[:wanted]) if (text := guesses.get(sequence)) else NOTHING
+            for sequence, wanted in rows
+        ]
+
+    def abort(self) -> None:
+        """End the batch that runs, and every later one. Any thread."""
+        self._context.request_abort()
+
+    def close(self) -> None:
+        """End the helper thread, if grammars made one."""
+        self._masks.close()
+
+    # Memory
+
+    @property
+    def _used_cells(self) -> int:
+        return sum(len(text.held) for text in self._texts.values())
+
+    def _catch_up(self, sequence: Sequence, text: _Text) -> None:
+        """Compare with what the row was given since, and cut off what it was not given."""
+        agreed = min(text.known, len(text.held))  # guesses stand only behind these
+        text.compare(sequence.tokens, self._usual)
+        ahead = [*sequence.tokens[agreed : len(text.held)], *text.guess]
+        pairs = zip(text.held[agreed:], ahead, strict=False)
+        agreed += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._cut(text, agreed)
+
+    def _cut(self, text: _Text, length: int) -> None:
+        if length < len(text.held):
+            self._context.seq_rm(text.seq_id, length, -1)
+            del text.held[length:]
+
+    def _has_place(self, sequence: Sequence, count: int, rows: Rows[Sequence]) -> bool:
+        """Whether so many more tokens of a row can be read. Texts of rows that do not decode now give way."""
+        needed = count + NEAR_TOKENS * (1 + len(rows))
+        idle = [each for each in self._texts if each not in rows]
+        while idle and not (self._used_cells + needed <= self._context.n_ctx and self._free_ids):
+            self._drop(idle.pop(0))
+        if self._used_cells + needed > self._context.n_ctx:
+            return False
+        if sequence not in self._texts:
+            if not self._free_ids:
+                return False
+            usual = Chances((self._usual.of(0),))
+            self._texts[sequence] = _Text(self._free_ids.pop(), known=len(sequence.tokens), usual=usual)
+        return True
+
+    def _drop(self, sequence: Sequence) -> None:
+        text = self._texts.pop(sequence)
+        self._context.seq_rm(text.seq_id)
+        self._free_ids.append(text.seq_id)
+
+    def _drop_ended(self) -> None:
+        for sequence in [each for each in self._texts if each.status is Status.ENDED]:
+            self._drop(sequence)
+
+    # Computing
+
+    def _follow(self, sequence: Sequence, rows: Rows[Sequence], plain_ms: float, within_ms: float) -> float:
+        """Read what is missing of a text, as far as it is worth it and time allows: the milliseconds that it took.
+
+        It is worth it once drafts could have saved as much as it takes (the ski rental rule): a request that ends
+        after some tokens is not read for them.
+        """
+        text = self._texts.get(sequence)
+        missing = _missing(sequence, text)
+        if text is not None and missing <= NEAR_TOKENS:
+            return 0.0
+        held = len(sequence.tokens) - missing
+        if self._cost.prefill_ms(missing, held) > GAIN_SHARE * plain_ms * sequence.generated:
+            return 0.0
+        if not self._has_place(sequence, missing, rows):
+            return 0.0
+        text, took_ms = self._texts[sequence], 0.0
+        while (missing := _missing(sequence, text)) > NEAR_TOKENS and sequence in self._texts:
+            count = self._piece(missing - 1, len(text.held), within_ms - took_ms)
+            if count < 1:
+                break
+            took_ms += self._read(sequence, count)
+        return took_ms
+
+    def _piece(self, missing: int, held: int, within_ms: float) -> int:
+        """Tokens of a text that are read in one tick."""
+        if not self._cost.knows_prefill:
+            return min(missing, FIRST_PIECE_TOKENS)
+        return min(missing, self._batch.capacity, self._cost.best_chunk(within_ms, lambda _: held, missing))
+
+    def _read(self, sequence: Sequence, count: int) -> float:
+        text = self._texts[sequence]
+        first = len(text.held)
+        tokens = sequence.tokens[first : first + count]
+        self._batch.clear()
+        self._batch.add(tokens, first, text.seq_id, last_logits=False)
+        took_ms = self._decode([sequence])
+        if took_ms is None:
+            return 0.0
+        text.held.extend(tokens)
+        self._cost.observe_prefill(count, first, took_ms)
+        return took_ms
+
+    def _step(self, going: list[_Going]) -> bool:
+        """One more token for each guess. False where none could be computed."""
+        fed = []
+        for each in going:
+            # Also what ended with a token that is no guess is computed from its last token on: that gives the logits.
+            self._cut(each.text, len(each.sequence.tokens) + each.ahead - 1)
+        tokens = sum(len(each.sequence.tokens) + each.ahead - len(each.text.held) for each in going)
+        if self._used_cells + tokens > self._context.n_ctx or tokens > self._batch.capacity:
+            return False
+        self._batch.clear()
+        for each in going:
+            text = each.text
+            whole = [*each.sequence.tokens[len(text.held) :], *text.guess]
+            missing = whole[max(0, len(text.held) - len(each.sequence.tokens)) :]
+            self._batch.add(missing, len(text.held), text.seq_id, last_logits=True)
+            fed.append(missing)
+        masked = [each for each in going if each.grammar is not None]
+        if masked:
+            self._masks.begin([each.grammar for each in masked if each.grammar is not None])
+        took_ms = self._decode([each.sequence for each in going])
+        masks = self._masks.wait() if masked else None
+        if took_ms is None:
+            return False
+        self._cost.observe_decode(len(going), self._used_cells, took_ms)
+        logits = self._context.logits(len(going))
+        for row, (each, missing) in enumerate(zip(going, fed, strict=True)):
+            each.text.held.extend(missing)
+            mask = None if masks is None or each.grammar is None else masks[masked.index(each)]
+            self._choose(each, logits[row], mask)
+        return True
+
+    def _choose(self, going: _Going, logits: Logits, mask: Logits | None) -> None:
+        """Go on with the likeliest token that the row can be given. The end of a text ends its guess."""
+        sequence, text, ahead = going.sequence, going.text, going.ahead
+        logits = logits[: self._n_common]
+        if sequence.bias is not None:
+            tokens, values = sequence.bias
+            is_common = tokens < self._n_common
+            logits[tokens[is_common]] += values[is_common]
+        if mask is not None:
+            logits += mask[: self._n_common]
+        ends = self._vocab.eog_ids
+        if sequence.suppresses_end(ahead):
+            logits[ends[ends < self._n_common]] = -np.inf
+        token = int(logits.argmax())
+        top = float(logits[token])
+        if token in self._vocab.eog or top == -np.inf:
+            going.wanted = ahead
+            return
+        sureness = 1.0 / float(np.exp(logits - top).sum())
+        text.guess.append(token)
+        text.kinds.append(bisect_right(SURE, sureness))
+        if going.grammar is not None:
+            try:
+                going.grammar.accept(token)
+            except DecodeFailed:
+                going.wanted = 0
+
+    def _grammar_of(self, sequence: Sequence, text: _Text) -> GrammarState | None:
+        """A row's grammar behind its guess so far, which is cut where the grammar does not allow it."""
+        if sequence.grammar is None:
+            return None
+        allowed = sequence.grammar.common(text.guess) if text.guess else 0
+        del text.guess[allowed:], text.kinds[allowed:]
+        self._catch_up(sequence, text)
+        fork = sequence.grammar.fork()
+        for token in text.guess:
+            fork.accept(token)
+        return fork
+
+    def _decode(self, sequences: list[Sequence]) -> float | None:
+        """Milliseconds that the batch took. None where it failed: then these texts are forgotten, and read again."""
+        threads = self._threads()
+        if threads != self._threads_in_force:
+            self._threads_in_force = threads
+            self._context.set_threads(threads)
+            self._cost.use(threads)
+        began = now_ms()
+        code = self._context.decode(self._batch)
+        took_ms = now_ms() - began
+        self._metrics.draft_model_ms_total += took_ms
+        if code == DONE:
+            return took_ms
+        for sequence in sequences:
+            self._drop(sequence)
+        if code < 0:
+            self._is_off = True
+            _log.error("the draft model is left out from now on: llama_decode failed with %d", code)
+        elif code == ABORTED:
+            self._is_off = True
+        return None
