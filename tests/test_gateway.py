@@ -7,8 +7,10 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import hypot
 from pathlib import Path
 
+import pytest
 from http_server import HttpServer
 
 from harness import ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
@@ -42,6 +44,9 @@ def test_a_gateway_answers_as_the_server_itself_does(server: ServerProcess) -> N
         assert gateway.ask("GET", "/health").json == {"status": "ok"}
         assert gateway.ask("POST", "/v1/completions", {"prompt": "a " * 9000}).status == 400
         assert gateway.ask("POST", "/tokenize", {"content": "Once"}).json["count"] == 1
+        (found,) = gateway.ask("POST", "/v1/embeddings", {"input": "Once", "dimensions": 2}).json["data"]
+        assert hypot(*found["embedding"]) == pytest.approx(1)
+        assert "load a reranker" in str(gateway.ask("POST", "/rerank", {"query": "x", "documents": ["y"]}).json)
 
 
 def test_a_client_that_leaves_the_gateway_is_cancelled_at_the_server(socket_dir: Path) -> None:

@@ -5,23 +5,44 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_server import HttpServer
+from http_server import HttpServer, running_http
 
+from harness import short_directory
+from models import write_encoder
 from uma.cli.parser import build_parser
 from uma.http.app import ENDPOINTS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^curl .*$", PAGE, re.MULTILINE)
-REFUSED = set(re.findall(r"`POST (\S+)` is refused", PAGE))
+RANKING = [line for line in LINES if "rerank" in line]
+"""Lines for a model that ranks."""
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    path = write_encoder(tmp_path_factory.mktemp("model") / "reranker.gguf", pooling="rank")
+    with short_directory() as directory, running_http(directory, "--model", str(path)) as process:
+        yield process
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [line for line in LINES if line not in RANKING])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
-    command = f"UMA={http_server.url}; {line} --silent --fail-with-body --noproxy '*'"
+    paste(line, http_server)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.parametrize("line", RANKING)
+def test_every_line_about_ranking_can_be_pasted_where_the_model_ranks(line: str, reranker: HttpServer) -> None:
+    paste(line, reranker)
+
+
+def paste(line: str, server: HttpServer) -> None:
+    command = f"UMA={server.url}; {line} --silent --fail-with-body --noproxy '*'"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
@@ -29,14 +50,13 @@ def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
 
 def test_every_endpoint_is_told_of() -> None:
     shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/\S+)", PAGE)}
-    assert shown | REFUSED == {path for _, path, _ in ENDPOINTS}
+    assert shown == {path for _, path, _ in ENDPOINTS}
 
 
-@pytest.mark.parametrize("path", sorted(REFUSED))
-def test_what_is_said_to_be_refused_is(path: str, http_server: HttpServer) -> None:
-    answer = http_server.ask("POST", path, {"input": "x"})
-    assert answer.status == 400
-    assert "this server cannot" in str(answer.json)
+def test_every_path_of_the_page_is_told_of(http_server: HttpServer) -> None:
+    told = set(re.findall(r"^\| `(GET|POST|DELETE) (/ui/api/\S+)` \|", PAGE, re.MULTILINE))
+    served = {(method, path) for method, path, _ in PAGE_ENDPOINTS if path.startswith("/ui/api/")}
+    assert told == served
 
 
 def test_every_option_named_exists() -> None:

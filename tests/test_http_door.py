@@ -18,6 +18,10 @@ from uma.http import page
 SMALL = {"prompt": "Once", "max_tokens": 2}
 ENDLESS = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 LIMIT = 10_000
+MORE_BOUNDS = {
+    "leaver": "max_tokens_per_minute = 50\n",
+    "embedder": "max_priority = -1\nmax_tokens_per_minute = 10\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +30,13 @@ def keys() -> Iterator[dict[str, str]]:
     with short_directory() as directory:
         file = directory / "keys.toml"
         made = {"file": str(file)}
-        for name in ("free", "leaver", "bound"):
+        for name in ("free", "leaver", "embedder", "bound"):
             done = run_to_end(*uma_command("key", "new", name, "--keys", str(file)))
             assert done.returncode == 0, done.stderr
             made[name] = done.stdout.strip()
-            if name == "leaver":
+            if name in MORE_BOUNDS:
                 with file.open("a") as text:
-                    text.write("max_tokens_per_minute = 50\n")
+                    text.write(MORE_BOUNDS[name])
         with file.open("a") as text:
             text.write("max_concurrent = 1\nmax_tokens = 8\nmax_priority = -1\nmax_tokens_per_minute = 100\n")
         yield made
@@ -103,6 +107,17 @@ def test_a_key_s_bounds_hold(locked: HttpServer, keys: dict[str, str]) -> None:
     assert answer.status == 429
     assert "max_tokens_per_minute" in answer.json["error"]["message"]
     assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+
+
+def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, str]) -> None:
+    mine, few, many = bearer(keys, "embedder"), {"input": "a fox"}, {"input": "a fox in the forest " * 4}
+    urgent = locked.ask("POST", "/v1/embeddings", few, **mine, **{"x-uma-priority": "1"})
+    assert (urgent.status, "priority" in urgent.json["error"]["message"]) == (403, True)
+    assert locked.ask("POST", "/v1/embeddings", many, **mine).status == 200
+    refused = locked.ask("POST", "/api/embed", few, **mine)
+    assert refused.status == 429
+    assert "max_tokens_per_minute" in refused.json["error"]
+    assert locked.ask("POST", "/api/embed", few, **bearer(keys, "free")).status == 200
 
 
 def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: HttpServer, keys: dict[str, str]) -> None:

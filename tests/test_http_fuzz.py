@@ -23,20 +23,35 @@ from hypothesis import strategies as st
 
 from harness import until
 from uma.config import RuntimeConfig
-from uma.http import anthropic, llama_server, ollama, openai_chat, openai_completions, openai_responses
+from uma.http import (
+    anthropic,
+    llama_server,
+    llama_server_embeddings,
+    ollama,
+    ollama_embeddings,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+)
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import MarkdownBody
 
 BODIES: dict[str, type[Any]] = {
     "/v1/chat/completions": openai_chat.ChatBody,
     "/v1/completions": openai_completions.CompletionBody,
+    "/v1/embeddings": openai_embeddings.EmbeddingsBody,
     "/v1/responses": openai_responses.ResponsesBody,
     "/v1/messages": anthropic.MessagesBody,
     "/v1/messages/count_tokens": anthropic.Conversation,
     "/api/chat": ollama.ChatBody,
     "/api/generate": ollama.GenerateBody,
+    "/api/embed": ollama_embeddings.EmbedBody,
+    "/api/embeddings": ollama_embeddings.EmbeddingsBody,
     "/api/show": ollama.ShowBody,
     "/completion": llama_server.CompletionBody,
+    "/embedding": llama_server_embeddings.EmbeddingBody,
+    "/rerank": llama_server_embeddings.RerankBody,
     "/tokenize": llama_server.TokenizeBody,
     "/detokenize": llama_server.DetokenizeBody,
     "/apply-template": llama_server.TemplateBody,
@@ -67,7 +82,8 @@ messages = st.lists(
 likely: dict[str, st.SearchStrategy[Any]] = {
     "messages": messages,
     "prompt": words | st.lists(st.integers(0, 2100), max_size=5) | st.lists(words, max_size=3),
-    "input": words | messages,
+    "input": words | messages | st.lists(words, max_size=3) | st.lists(st.integers(0, 300), max_size=5),
+    "dimensions": st.integers(0, 70),
     "content": words,
     "texts": st.lists(words, max_size=2),
     "tokens": st.lists(st.integers(-1, 2100), max_size=6),

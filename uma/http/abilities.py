@@ -130,11 +130,14 @@ def media(kind: str, path: str) -> None:
     raise Unsupported(f"{path}: {kind} cannot be read; this server takes text alone")
 
 
-def embeddings() -> None:
-    """`/v1/embeddings`, `/api/embed`."""
-    raise Unsupported("this server cannot make embeddings")
+def embeddings(able: Capabilities) -> None:
+    """Endpoints that embed texts."""
+    if not able.embeddings:
+        why = "it ranks documents; ask for /rerank" if able.rerank else "load one that can"
+        raise Unsupported(f"this server's model gives no embeddings: {why}")
 
 
-def rerank() -> None:
-    """`/rerank`."""
-    raise Unsupported("this server cannot rerank")
+def rerank(able: Capabilities) -> None:
+    """Endpoints that rank documents."""
+    if not able.rerank:
+        raise Unsupported("this server's model has no classifier to rank documents with; load a reranker")

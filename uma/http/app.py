@@ -17,7 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER, negotiate_version
 from uma.errors import UmaError, sole_error
-from uma.http import anthropic, llama_server, ollama, openai, openai_chat, openai_completions, openai_responses
+from uma.http import (
+    anthropic,
+    llama_server,
+    llama_server_embeddings,
+    ollama,
+    ollama_embeddings,
+    openai,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+)
 from uma.http.dialect import Dialect
 from uma.http.door import Door
 from uma.http.exchange import ClientGoneError, Exchange
@@ -55,7 +66,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/v1/models/{id:path}", openai.show_model),
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
     ("POST", "/v1/completions", openai_completions.completions),
-    ("POST", "/v1/embeddings", openai.embeddings),
+    ("POST", "/v1/embeddings", openai_embeddings.embeddings),
     ("POST", "/v1/responses", openai_responses.responses),
     ("POST", "/v1/messages", anthropic.messages),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
@@ -64,7 +75,8 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/api/ps", ollama.running),
     ("POST", "/api/chat", ollama.chat),
     ("POST", "/api/generate", ollama.generate),
-    ("POST", "/api/embed", ollama.embed),
+    ("POST", "/api/embed", ollama_embeddings.embed_texts),
+    ("POST", "/api/embeddings", ollama_embeddings.embed_prompt),
     ("POST", "/api/show", ollama.show),
     ("GET", "/health", llama_server.health),
     ("GET", "/props", llama_server.props),
@@ -74,10 +86,16 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/tokenize", llama_server.tokenize),
     ("POST", "/detokenize", llama_server.detokenize),
     ("POST", "/apply-template", llama_server.apply_template),
-    ("POST", "/rerank", llama_server.rerank),
+    ("POST", "/embedding", llama_server_embeddings.embedding),
+    ("POST", "/embeddings", llama_server_embeddings.embedding),
+    ("POST", "/rerank", llama_server_embeddings.rerank),
+    ("POST", "/reranking", llama_server_embeddings.rerank),
+    ("POST", "/v1/rerank", llama_server_embeddings.rerank),
+    ("POST", "/v1/reranking", llama_server_embeddings.rerank),
 )
 
-_NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ == llama_server.__name__)
+_LLAMA_SERVER = (llama_server.__name__, llama_server_embeddings.__name__)
+_NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
 
 
 def dialect_of(path: str) -> Dialect:

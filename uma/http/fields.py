@@ -12,6 +12,7 @@ from uma.errors import BadRequest
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import Unsupported
+from uma.net.quota import Lane
 from uma.protocol.converter import structure, unknown_fields
 from uma.types import (
     MAX_SEED,
@@ -37,7 +38,7 @@ Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16
 class Common:
     """UMA's own fields, in every dialect: scheduling, and the sampling parameters under UMA's names."""
 
-    priority: Literal[-1, 0, 1] | None = None
+    priority: Lane | None = None
     slo: Slo | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
@@ -115,7 +116,7 @@ def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:
 class Urgency:
     """Scheduling of a request: its lane and its latency targets."""
 
-    priority: Literal[-1, 0, 1]
+    priority: Lane
     slo: Slo
 
 
@@ -124,17 +125,21 @@ def urgency(body: Common, http: Exchange) -> Urgency:
 
     Raises `BadRequest` where a header is no number in its range.
     """
-    priority = body.priority if body.priority is not None else _header_priority(http)
-    http.has_priority = body.priority is not None or http.header(b"x-uma-priority") is not None
     slo = body.slo or Slo(
         target_ttft_ms=_header_ms(http, "x-uma-target-ttft-ms"), target_tbt_ms=_header_ms(http, "x-uma-target-tbt-ms")
     )
-    return Urgency(priority, slo)
+    return Urgency(lane(body.priority, http), slo)
 
 
-def _header_priority(http: Exchange) -> Literal[-1, 0, 1]:
+def lane(priority: Lane | None, http: Exchange) -> Lane:
+    """The lane that the body asks for, else the header, else the normal one. Raises `BadRequest` as `urgency` does."""
+    http.has_priority = priority is not None or http.header(b"x-uma-priority") is not None
+    return _header_priority(http) if priority is None else priority
+
+
+def _header_priority(http: Exchange) -> Lane:
     text = http.header(b"x-uma-priority")
-    lanes: dict[str | None, Literal[-1, 0, 1]] = {None: 0, "-1": -1, "0": 0, "1": 1}
+    lanes: dict[str | None, Lane] = {None: 0, "-1": -1, "0": 0, "1": 1}
     if text not in lanes:
         raise BadRequest(f"X-UMA-Priority: expected one of -1, 0, 1, not {text!r}")
     return lanes[text]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TypeVar
 
 import attrs
 import trio
@@ -12,12 +14,15 @@ import trio
 from uma.config import RuntimeConfig
 from uma.errors import ShuttingDown
 from uma.http.dialect import Job
-from uma.http.exchange import Exchange
-from uma.http.generation import run
+from uma.http.exchange import ClientGoneError, Exchange
+from uma.http.generation import run, while_connected
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.quota import Account, Excess
-from uma.types import Request, Source
+from uma.types import EmbedRequest, Request, RerankRequest, Source
+
+W = TypeVar("W", EmbedRequest, RerankRequest)
+R = TypeVar("R")
 
 
 @attrs.define(eq=False)
@@ -34,6 +39,8 @@ class Gateway:
     """Requests by the status of their answer; 0: the client went away before there was one."""
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
     """For what outlives the connection that asked for it; there while the service runs."""
+    writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    """Threads that write large answers."""
     at_abort: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called by `abort`: ends what runs in `tasks`."""
     _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
@@ -52,24 +59,49 @@ class Gateway:
     async def generate(self, http: Exchange, job: Job) -> None:
         """Answer with what `job` generates; see `generation.run`. Raises `ShuttingDown` where `abort` ended it."""
         job.requests = self.admitted(http, job.requests)
-        with trio.CancelScope() as scope, running(http.account, len(job.requests)):
-            self._running.add(scope)
-            try:
-                await run(self.source, http, job)
-            finally:
-                self._running.discard(scope)
+        with self._until_abort(http, len(job.requests)) as scope:
+            await run(self.source, http, job)
         if scope.cancelled_caught:
-            error = ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")
+            error = _too_late()
             if not http.is_started:
                 raise error
             await http.write(job.failed(Problem.of(error)), is_last=True)
+
+    async def compute(
+        self, http: Exchange, request: W, ask: Callable[[W], Awaitable[R]], tokens_of: Callable[[R], int]
+    ) -> R:
+        """What the source answers to a request that is answered in one piece, charged to the account of the key.
+
+        A client that goes away cancels it, which raises `ClientGoneError`. Raises `ShuttingDown` where `abort` ended
+        it, and `RateLimited` or `Forbidden` where it is over the key's bounds.
+        """
+        request = self._admitted_whole(http, request)
+        found: list[R] = []
+        with self._until_abort(http, 1) as scope:
+            await while_connected(http, partial(_append, found, ask, request))
+        if scope.cancelled_caught:
+            raise _too_late()
+        if not found:
+            raise ClientGoneError
+        if http.account is not None:
+            http.account.charge(tokens_of(found[0]), trio.current_time())
+        return found[0]
+
+    @contextmanager
+    def _until_abort(self, http: Exchange, requests: int) -> Iterator[trio.CancelScope]:
+        """A block in which so many requests run, and that `abort` cancels."""
+        with trio.CancelScope() as scope, running(http.account, requests):
+            self._running.add(scope)
+            try:
+                yield scope
+            finally:
+                self._running.discard(scope)
 
     def admitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
         """The requests as the key's bounds have them. Raises `RateLimited` or `Forbidden` where they are over these."""
         if http.account is None:
             return requests
-        if (excess := http.account.objection(len(requests), trio.current_time())) is not None:
-            raise RateLimited(excess.message, retry_after_ms=excess.retry_after_ms)
+        _check_rate(http.account, len(requests))
         fitted = []
         for request in requests:
             fit = http.account.fit(request, has_priority=http.has_priority)
@@ -77,6 +109,16 @@ class Gateway:
                 raise Forbidden(fit.message)
             fitted.append(fit)
         return fitted
+
+    def _admitted_whole(self, http: Exchange, request: W) -> W:
+        """The same for a request that generates nothing."""
+        if http.account is None:
+            return request
+        _check_rate(http.account, 1)
+        lane = http.account.lane(request.priority, has_priority=http.has_priority)
+        if isinstance(lane, Excess):
+            raise Forbidden(lane.message)
+        return attrs.evolve(request, priority=lane)
 
     def abort(self) -> None:
         """End everything that generates, and tell its clients that the server stops."""
@@ -93,3 +135,16 @@ class Gateway:
 def running(account: Account | None, requests: int) -> AbstractContextManager[None]:
     """A block in which so many requests of `account` run."""
     return nullcontext() if account is None else account.running_now(requests)
+
+
+def _check_rate(account: Account, requests: int) -> None:
+    if (excess := account.objection(requests, trio.current_time())) is not None:
+        raise RateLimited(excess.message, retry_after_ms=excess.retry_after_ms)
+
+
+def _too_late() -> ShuttingDown:
+    return ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")
+
+
+async def _append(found: list[R], ask: Callable[[W], Awaitable[R]], request: W) -> None:
+    found.append(await ask(request))

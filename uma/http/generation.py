@@ -7,6 +7,7 @@ Tokens reach the answer in the turn that brings them (the stream's tap); one tas
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import attrs
@@ -33,14 +34,23 @@ async def run(source: Source, http: Exchange, job: Job) -> None:
 
     Raises the `UmaError` of a request that fails before the answer has begun; later ones are told in the stream.
     """
+
+    async def answer() -> None:
+        if job.stream:
+            await _Streamed(http, job).run(source)
+        else:
+            await http.answer_json(job.whole(await _gather(source, http, job)))
+
+    await while_connected(http, answer)
+
+
+async def while_connected(http: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work`, and cancel it where the client goes away. Raises its `UmaError`."""
     failure: UmaError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_on_disconnect, http, nursery.cancel_scope)
         try:
-            if job.stream:
-                await _Streamed(http, job).run(source)
-            else:
-                await http.answer_json(job.whole(await _gather(source, http, job)))
+            await work()
         except UmaError as error:
             failure = error
         nursery.cancel_scope.cancel()

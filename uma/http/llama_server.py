@@ -330,9 +330,3 @@ async def metrics(gateway: Gateway, http: Exchange) -> None:
     """`GET /metrics`, as Prometheus reads it."""
     text = exposition(await gateway.source.metrics(), gateway)
     await http.answer(text.encode(), media_type=b"text/plain; version=0.0.4; charset=utf-8")
-
-
-async def rerank(gateway: Gateway, http: Exchange) -> None:
-    """`POST /rerank`: refused, since the source cannot."""
-    await http.fields()
-    abilities.rerank()

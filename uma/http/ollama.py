@@ -409,15 +409,9 @@ async def show(gateway: Gateway, http: Exchange) -> None:
                 f"{model.architecture}.context_length": model.context_length,
             },
             "capabilities": [
-                "completion",
+                "completion" if able.generate else "embedding",
                 *(["tools"] if able.tools else []),
                 *(["thinking"] if able.reasoning else []),
             ],
         }
     )
-
-
-async def embed(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/embed`: refused, since the source cannot."""
-    await http.fields()
-    abilities.embeddings()

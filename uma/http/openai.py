@@ -150,9 +150,3 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
             "quantization": info.model.quantization,
         },
     }
-
-
-async def embeddings(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/embeddings`: refused, since the source cannot."""
-    await http.fields()
-    abilities.embeddings()

@@ -91,13 +91,18 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
 
 def prompts(value: Any, field: str) -> list[dict[str, Any]]:
     """Each prompt as `Request` takes it. Raises `BadRequest` for what is none."""
-    if isinstance(value, str) or _is_ids(value):
+    if is_one_prompt(value):
         return [_prompt(value, field)]
     if not isinstance(value, list) or not value:
         raise BadRequest(f"{field}: expected a string, a list of token ids, or a list of these, not {show(value)}")
     if len(value) > MAX_PROMPTS:
         raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
     return [_prompt(each, f"{field}[{index}]") for index, each in enumerate(value)]
+
+
+def is_one_prompt(value: Any) -> bool:
+    """Whether this is a prompt by itself and no list of prompts."""
+    return isinstance(value, str) or _is_ids(value)
 
 
 def _is_ids(value: Any) -> bool:

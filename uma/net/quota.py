@@ -15,6 +15,9 @@ import attrs
 from uma.constraints import Range
 from uma.types import Request
 
+Lane = Literal[-1, 0, 1]
+"""A priority."""
+
 WINDOW_SEC = 60.0
 """Tokens a minute are counted over the last minute, not from one full minute to the next."""
 
@@ -27,7 +30,7 @@ class Bounds:
     """Most requests that run or wait at once."""
     max_tokens_per_minute: Annotated[int, Range(1)] | None = None
     """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
-    max_priority: Literal[-1, 0, 1] | None = None
+    max_priority: Lane | None = None
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
     """Most tokens one request may generate. A request that asks for no number gets this one."""
@@ -70,16 +73,24 @@ class Account:
     def fit(self, request: Request, *, has_priority: bool) -> Request | Excess:
         """The request with what the bounds fix where it says nothing itself, or the bound that it is over."""
         bounds, sampling = self.bounds, request.sampling
-        if bounds.max_priority is not None and request.priority > bounds.max_priority:
-            if has_priority:
-                return Excess(f"priority: {self.name} may use {bounds.max_priority} at most", None)
-            request = attrs.evolve(request, priority=bounds.max_priority)
+        lane = self.lane(request.priority, has_priority=has_priority)
+        if isinstance(lane, Excess):
+            return lane
+        if lane != request.priority:
+            request = attrs.evolve(request, priority=lane)
         if bounds.max_tokens is not None:
             if (sampling.max_tokens or 0) > bounds.max_tokens:
                 return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most", None)
             if sampling.max_tokens is None:
                 request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=bounds.max_tokens))
         return request
+
+    def lane(self, priority: Lane, *, has_priority: bool) -> Lane | Excess:
+        """The lane that the bounds leave a request, or the bound that a lane of its own choice is over."""
+        most = self.bounds.max_priority
+        if most is None or priority <= most:
+            return priority
+        return Excess(f"priority: {self.name} may use {most} at most", None) if has_priority else most
 
     @contextmanager
     def running_now(self, requests: int) -> Iterator[None]:

@@ -254,13 +254,11 @@ class Connection(ABC):
             return request
         if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
-        most = self.account.bounds.max_priority
-        if most is not None and request.priority > most:
-            if request.priority > 0:
-                raise BadRequest(f"priority: {self.account.name} may use {most} at most")
-            request = attrs.evolve(request, priority=most)
+        lane = self.account.lane(request.priority, has_priority=request.priority > 0)
+        if isinstance(lane, Excess):
+            raise BadRequest(lane.message)
         self.account.begin(1)
-        return request
+        return attrs.evolve(request, priority=lane)
 
     def charge(self, tokens: int) -> None:
         """Count what was computed for the user."""

@@ -13,7 +13,7 @@ import trio
 
 from uma.errors import Overloaded, UmaError
 from uma.net.metering import metered
-from uma.protocol.codec import written_embeddings
+from uma.protocol.codec import MAX_INLINE_FIGURES, written_embeddings
 from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
@@ -40,8 +40,6 @@ Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
 """Queries of one session that are being answered; beyond it the session's input waits, as for `MAX_STARTING`."""
-MAX_INLINE_FIGURES = 4_096
-"""Most figures of embeddings that are written on the Trio thread, which takes some 0.2 ms."""
 MAX_INLINE_BYTES = 4_096
 """Longest frame that is parsed on the Trio thread. The worst of this size, a chat of empty messages, takes 1 to 2 ms,
 and a prompt 0.05 ms, where the way to another thread takes about 0.1 ms."""

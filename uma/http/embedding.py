@@ -1,0 +1,114 @@
+"""What the dialects' embeddings share: the request made of their fields, and vectors written as JSON.
+
+Vectors are large: more than a few are written in another thread, so that streams do not wait for them.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import attrs
+import orjson
+import trio
+
+from uma.errors import BadRequest, PromptTooLarge
+from uma.http import abilities
+from uma.http.exchange import Exchange
+from uma.http.fields import lane
+from uma.http.gateway import Gateway
+from uma.net.quota import Lane
+from uma.protocol.codec import MAX_INLINE_FIGURES
+from uma.types import Embeddings, EmbedRequest
+
+Encoding = Literal["float", "base64"]
+
+_PLACE = re.compile(r"^(?:texts|token_ids)(?:\[(\d+)\])?", re.MULTILINE)
+"""How the engine names a text."""
+
+
+@attrs.frozen
+class Input:
+    """Texts to embed, by the name that the body gives them."""
+
+    field: str
+    is_single: bool
+    """One text by itself, not in a list."""
+    texts: tuple[str, ...] | None
+    token_ids: tuple[tuple[int, ...], ...] | None
+
+    @classmethod
+    def of(cls, prompts: Sequence[dict[str, Any]], field: str, *, is_single: bool) -> Input:
+        """From prompts as `openai_completions.prompts` reads them. Raises `BadRequest` for two kinds in one list."""
+        texts = tuple(each["prompt"] for each in prompts if "prompt" in each)
+        token_ids = tuple(each["token_ids"] for each in prompts if "token_ids" in each)
+        if texts and token_ids:
+            raise BadRequest(f"{field}: some are strings and some token ids; send each kind in a request of its own")
+        return cls(field, is_single, texts or None, token_ids or None)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """A block whose errors name a text as the body does."""
+        try:
+            yield
+        except ValueError as error:
+            raise BadRequest(self._renamed(str(error))) from None
+        except (BadRequest, PromptTooLarge) as error:
+            raise type(error)(self._renamed(error.message)) from None
+
+    def _renamed(self, message: str) -> str:
+        def place(found: re.Match[str]) -> str:
+            return self.field if self.is_single or found[1] is None else f"{self.field}[{found[1]}]"
+
+        return _PLACE.sub(place, message)
+
+
+async def embed(
+    gateway: Gateway,
+    http: Exchange,
+    given: Input,
+    *,
+    priority: Lane | None,
+    dimensions: int | None = None,
+    normalize: bool = True,
+) -> Embeddings:
+    """The embeddings of `given`. Raises what `Source.embed` does, with the body's names."""
+    abilities.embeddings(gateway.source.info.capabilities)
+    with given.named():
+        request = EmbedRequest(
+            http.id,
+            texts=given.texts,
+            token_ids=given.token_ids,
+            dimensions=dimensions,
+            normalize=normalize,
+            priority=lane(priority, http),
+        )
+        return await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
+
+
+async def answer_vectors(
+    gateway: Gateway,
+    http: Exchange,
+    found: Embeddings,
+    form: Callable[[Sequence[Any]], Any],
+    encoding: Encoding = "float",
+) -> None:
+    """Answer with `form` of the vectors, each as numbers or in base64 (32-bit floats, little-endian)."""
+    if len(found.vectors) * len(found.vectors[0]) <= MAX_INLINE_FIGURES:
+        data = _written(found.vectors, form, encoding)
+    else:
+        data = await trio.to_thread.run_sync(_written, found.vectors, form, encoding, limiter=gateway.writers)
+    await http.answer(data)
+
+
+def _written(vectors: Sequence[array[float]], form: Callable[[Sequence[Any]], Any], encoding: Encoding) -> bytes:
+    if encoding == "base64":
+        return orjson.dumps(form([b64encode(each).decode("ascii") for each in vectors]))
+    import numpy as np  # noqa: PLC0415  (a gateway to a socket starts without it)
+
+    rows = [np.frombuffer(each, np.float32) for each in vectors]
+    return orjson.dumps(form(rows), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,114 @@
+"""llama-server's embeddings and rankings: `POST /embedding`, and `/rerank` in Jina's form or that of TEI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Length, Range, Text
+from uma.errors import BadRequest, PromptTooLarge
+from uma.http import abilities
+from uma.http.embedding import Input, answer_vectors, embed
+from uma.http.exchange import Exchange
+from uma.http.fields import lane, read
+from uma.http.gateway import Gateway
+from uma.http.openai_completions import is_one_prompt, prompts
+from uma.http.openai_embeddings import usage
+from uma.http.problem import Unsupported
+from uma.net.quota import Lane
+from uma.types import MAX_TEXTS, Ranking, RerankRequest
+
+AS_IT_IS, EUCLIDEAN = -1, 2
+"""Values of `embd_normalize`."""
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingBody:
+    """`POST /embedding`: the texts are in `content` or in `input`."""
+
+    content: Any = None
+    input: Any = None
+    embd_normalize: int | None = None
+    priority: Lane | None = None
+
+
+async def embedding(gateway: Gateway, http: Exchange) -> None:
+    """`POST /embedding`: an object for each text, whose `embedding` is a list of one."""
+    body = read(await http.fields(), EmbeddingBody, http)
+    if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
+        raise Unsupported("embd_normalize: this server can do 2 (Euclidean) and -1 (none)")
+    field = "content" if body.input is None else "input"
+    value = body.content if body.input is None else body.input
+    if value is None:
+        raise BadRequest("content: is required (a string, token ids, or a list of either)")
+    given = Input.of(prompts(value, field), field, is_single=is_one_prompt(value))
+    found = await embed(gateway, http, given, priority=body.priority, normalize=body.embd_normalize != AS_IT_IS)
+
+    def form(vectors: Sequence[Any]) -> list[dict[str, Any]]:
+        return [{"index": index, "embedding": [each]} for index, each in enumerate(vectors)]
+
+    await answer_vectors(gateway, http, found, form)
+
+
+Documents = Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "documents")]
+
+
+@attrs.frozen(kw_only=True)
+class RerankBody:
+    """`POST /rerank`. With `documents` it is Jina's, with `texts` that of Hugging Face's TEI."""
+
+    query: Annotated[str, Length(1), Text()]
+    documents: Documents | None = None
+    texts: Documents | None = None
+    model: str | None = None
+    top_n: Annotated[int, Range(1)] | None = None
+    return_documents: bool | None = None
+    """Jina's: each result with its document."""
+    return_text: bool | None = None
+    """TEI's: each result with its text."""
+    priority: Lane | None = None
+
+
+async def rerank(gateway: Gateway, http: Exchange) -> None:
+    """`POST /rerank`: the documents, best first."""
+    body = read(await http.fields(), RerankBody, http)
+    model = gateway.names.check(body.model)
+    if (body.documents is None) == (body.texts is None):
+        raise BadRequest("documents: give either documents or texts")
+    abilities.rerank(gateway.source.info.capabilities)
+    documents = body.documents or body.texts or ()
+    request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane(body.priority, http))
+    try:
+        found = await gateway.compute(http, request, gateway.source.rerank, lambda ranking: ranking.prompt_tokens)
+    except PromptTooLarge as error:
+        raise PromptTooLarge(
+            error.message if body.texts is None else error.message.replace("documents[", "texts[", 1)
+        ) from None
+    await http.answer_json(_as_jina(found, model, body) if body.texts is None else _as_tei(found, body))
+
+
+def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:
+    told = body.documents if body.return_documents else None
+    return {
+        "model": model,
+        "object": "list",
+        "usage": usage(found.prompt_tokens),
+        "results": [
+            {
+                "index": each.index,
+                "relevance_score": each.score,
+                **({} if told is None else {"document": {"text": told[each.index]}}),
+            }
+            for each in found.results
+        ],
+    }
+
+
+def _as_tei(found: Ranking, body: RerankBody) -> list[dict[str, Any]]:
+    told = body.texts if body.return_text else None
+    return [
+        {"index": each.index, "score": each.score, **({} if told is None else {"text": told[each.index]})}
+        for each in found.results
+    ]

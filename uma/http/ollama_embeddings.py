@@ -1,0 +1,106 @@
+"""Ollama's embeddings: `POST /api/embed`, and `/api/embeddings`, which it has replaced and which clients still use.
+
+Ollama cuts a text that is too long unless `truncate` is false. Here none is ever cut: it is an error in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import attrs
+import trio
+
+from uma.constraints import Range, Text, show
+from uma.errors import BadRequest
+from uma.http.embedding import Input, answer_vectors, embed
+from uma.http.exchange import Exchange
+from uma.http.fields import read
+from uma.http.gateway import Gateway
+from uma.http.openai import checked_text
+from uma.net.quota import Lane
+
+_NS_PER_SEC = 1_000_000_000
+
+
+@attrs.frozen(kw_only=True)
+class EmbedOptions:
+    """`options`: those of Ollama's are about generating, or about loading a model."""
+
+    priority: Lane | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Body:
+    model: str | None = None
+    options: EmbedOptions | None = None
+    priority: Lane | None = None
+
+    @property
+    def lane(self) -> Lane | None:
+        """As it stands in `options` or beside them."""
+        return self.priority if self.priority is not None or self.options is None else self.options.priority
+
+
+@attrs.frozen(kw_only=True)
+class EmbedBody(_Body):
+    """`POST /api/embed`."""
+
+    input: Any = None
+    truncate: bool | None = None
+    """Taken, and without effect: no text is cut."""
+    dimensions: Annotated[int, Range(0)] | None = None
+    """0: all."""
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsBody(_Body):
+    """`POST /api/embeddings`."""
+
+    prompt: Annotated[str, Text()] | None = None
+
+
+async def embed_texts(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/embed`. Without texts it only says that the model is loaded."""
+    began = trio.current_time()
+    body = read(await http.fields(), EmbedBody, http)
+    model = gateway.names.check(body.model)
+    texts = _texts(body.input)
+    if not texts:
+        await http.answer_json({"model": model, "embeddings": []})
+        return
+    given = Input("input", isinstance(body.input, str), texts, None)
+    found = await embed(gateway, http, given, priority=body.lane, dimensions=body.dimensions or None)
+
+    def form(vectors: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "model": model,
+            "embeddings": vectors,
+            "total_duration": total_ns,
+            "load_duration": 0,
+            "prompt_eval_count": sum(found.prompt_tokens),
+        }
+
+    total_ns = round((trio.current_time() - began) * _NS_PER_SEC)
+    await answer_vectors(gateway, http, found, form)
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    if given is None or given == "":
+        return ()
+    listed = [given] if isinstance(given, str) else given
+    if not (isinstance(listed, list) and all(isinstance(each, str) for each in listed)):
+        raise BadRequest(f"input: expected a string or a list of strings, not {show(given)}")
+    return tuple(checked_text(each, f"input[{index}]") for index, each in enumerate(listed))
+
+
+async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/embeddings`: one text, whose embedding is not normalised."""
+    body = read(await http.fields(), EmbeddingsBody, http)
+    gateway.names.check(body.model)
+    if not body.prompt:
+        await http.answer_json({"embedding": []})
+        return
+    given = Input("prompt", True, (body.prompt,), None)
+    found = await embed(gateway, http, given, priority=body.lane, normalize=False)
+    await answer_vectors(gateway, http, found, lambda vectors: {"embedding": vectors[0]})

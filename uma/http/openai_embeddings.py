@@ -1,0 +1,50 @@
+"""OpenAI's embeddings: `POST /v1/embeddings`. The input is a string, a list of token ids, or a list of either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Range
+from uma.http.embedding import Encoding, Input, answer_vectors, embed
+from uma.http.exchange import Exchange
+from uma.http.fields import read
+from uma.http.gateway import Gateway
+from uma.http.openai_completions import is_one_prompt, prompts
+from uma.net.quota import Lane
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsBody:
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    input: Any
+    model: str | None = None
+    dimensions: Annotated[int, Range(1)] | None = None
+    encoding_format: Encoding | None = None
+    priority: Lane | None = None
+
+
+async def embeddings(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/embeddings`."""
+    body = read(await http.fields(), EmbeddingsBody, http)
+    model = gateway.names.check(body.model)
+    given = Input.of(prompts(body.input, "input"), "input", is_single=is_one_prompt(body.input))
+    found = await embed(gateway, http, given, priority=body.priority, dimensions=body.dimensions)
+
+    def form(vectors: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "object": "list",
+            "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(vectors)],
+            "model": model,
+            "usage": usage(sum(found.prompt_tokens)),
+        }
+
+    await answer_vectors(gateway, http, found, form, body.encoding_format or "float")
+
+
+def usage(prompt_tokens: int) -> dict[str, int]:
+    """OpenAI's `usage` where nothing is generated."""
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
