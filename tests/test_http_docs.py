@@ -15,6 +15,7 @@ from harness import short_directory
 from models import write_encoder
 from uma.cli.parser import build_parser
 from uma.http.app import ENDPOINTS
+from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^curl .*$", PAGE, re.MULTILINE)
@@ -53,7 +54,7 @@ def test_every_endpoint_is_told_of() -> None:
     assert shown == {path for _, path, _ in ENDPOINTS}
 
 
-def test_every_path_of_the_page_is_told_of(http_server: HttpServer) -> None:
+def test_every_path_of_the_page_is_told_of() -> None:
     told = set(re.findall(r"^\| `(GET|POST|DELETE) (/ui/api/\S+)` \|", PAGE, re.MULTILINE))
     served = {(method, path) for method, path, _ in PAGE_ENDPOINTS if path.startswith("/ui/api/")}
     assert told == served

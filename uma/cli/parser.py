@@ -146,16 +146,53 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tell time to first token, speed, prompt and cached tokens on standard error (default: off)",
     )
+    _add_priority(parser)
+    _add_place(parser)
+    add_answer(parser)
+    add_sampling(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+
+
+def _describe_embed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text; without any, each line of input is one")
+    parser.add_argument(
+        "--file", metavar="FILE", type=Path, help="read the texts from here, a line each (default: standard input)"
+    )
+    parser.add_argument(
+        "--dimensions",
+        metavar="N",
+        type=_positive,
+        help="keep the first figures of each embedding, normalised again (1 or more; default: all)",
+    )
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="scale each embedding to length 1 (default: on)",
+    )
+    parser.add_argument(
+        "--base64",
+        action="store_true",
+        help="32-bit floats, little-endian, in base64 instead of a JSON list (default: off)",
+    )
+    _add_priority(parser)
+    _add_place(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, not {text!r}")
+    return int(text)
+
+
+def _add_priority(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--priority",
         choices=("background", "normal", "interactive"),
         default="normal",
         help="scheduling lane on a busy server (default: normal)",
     )
-    _add_place(parser)
-    add_answer(parser)
-    add_sampling(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
@@ -305,6 +342,15 @@ COMMANDS: tuple[Command, ...] = (
         "input goes after the prompt, or where - stands in it; in a loop over lines, redirect it: </dev/null.\n\n"
         + PLACE,
         " [PROMPT ...]",
+    ),
+    Command(
+        "embed",
+        "embeddings of texts, on standard output",
+        _describe_embed,
+        "Write an embedding of each text: a line of JSON each, in the order of the texts. A text is an argument, or a "
+        "line of --file or of standard input. One that does not fit the model's context is an error; none is cut.\n\n"
+        + PLACE,
+        " [TEXT ...]",
     ),
     Command(
         "gateway",

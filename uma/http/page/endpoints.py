@@ -67,17 +67,7 @@ class Page:
 
     def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
         """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""
-        handlers: tuple[tuple[str, str, Callable[[Exchange], Awaitable[None]]], ...] = (
-            ("GET", "/", self.show),
-            ("GET", "/ui/{name}", self.show_file),
-            ("GET", "/ui/api/info", self.tell),
-            ("POST", "/ui/api/answers", self.ask),
-            ("GET", "/ui/api/answers/{token}", self.resume),
-            ("DELETE", "/ui/api/answers/{token}", self.stop),
-            ("POST", "/ui/api/markdown", self.render),
-            ("GET", "/ui/api/live", self.watch),
-        )
-        return [(method, path, partial(_handle, do)) for method, path, do in handlers]
+        return [(method, path, partial(_handle, self, do)) for method, path, do in ENDPOINTS]
 
     async def show(self, http: Exchange) -> None:
         """The page."""
@@ -172,8 +162,22 @@ class Page:
         return event("progress", progress_of(answer.id, self.live.activity))
 
 
-async def _handle(do: Callable[[Exchange], Awaitable[None]], gateway: Gateway, http: Exchange) -> None:
-    await do(http)
+ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]]]] = (
+    ("GET", "/", Page.show),
+    ("GET", "/ui/{name}", Page.show_file),
+    ("GET", "/ui/api/info", Page.tell),
+    ("POST", "/ui/api/answers", Page.ask),
+    ("GET", "/ui/api/answers/{token}", Page.resume),
+    ("DELETE", "/ui/api/answers/{token}", Page.stop),
+    ("POST", "/ui/api/markdown", Page.render),
+    ("GET", "/ui/api/live", Page.watch),
+)
+
+
+async def _handle(
+    page: Page, do: Callable[[Page, Exchange], Awaitable[None]], gateway: Gateway, http: Exchange
+) -> None:
+    await do(page, http)
 
 
 def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""`uma embed`: an embedding of each text, a line each on standard output, in the order of the texts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from uma.cli import say, words
+from uma.cli.generate import quiet
+from uma.cli.options import load_settings
+from uma.cli.source import open_source
+from uma.cli.terminal import Output
+from uma.cli.trio_run import Interrupts, run
+from uma.config import Loaded
+from uma.errors import BadRequest, ConfigError, PromptTooLarge
+from uma.types import Embeddings, EmbedRequest, Priority, Source
+
+BATCH_TEXTS = 256
+"""Texts of one request: what is computed is written before the rest is."""
+_PLACE = re.compile(r"^texts\[(\d+)\]", re.MULTILINE)
+"""How the engine names a text."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    loaded = quiet(load_settings(options))
+    texts = read_texts(options.texts, options.file)
+    return run(partial(_embed_all, options, loaded, texts))
+
+
+def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
+    """The arguments, each a text, else the lines of the file or of standard input.
+
+    Raises `ConfigError` where there is no text, or one is not UTF-8, and `OSError` for a file that cannot be read.
+    """
+    if arguments and file is not None:
+        raise ConfigError(f"--file {file}: texts came as arguments too; give either")
+    texts = list(arguments) or _lines(file)
+    if not texts:
+        raise ConfigError('there is no text; give some as arguments (uma embed "a fox" "a forest"), or a line each')
+    return texts
+
+
+def _lines(file: Path | None) -> list[str]:
+    if file is None and sys.stdin.isatty():
+        say.note("reading texts from the keyboard, a line each; Ctrl-D on a line of its own ends them")
+    data = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        place = "standard input" if file is None else file
+        raise ConfigError(f"{place}: is not UTF-8 from byte {error.start + 1} on") from None
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:
+    async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
+        if line := words.demonstration(opened.source.info.model, "uma run" if opened.is_server else "uma embed"):
+            say.note(line)
+        output = Output.standard("utf-8")
+        written = _in_base64 if options.base64 else _as_numbers
+        for first in range(0, len(texts), BATCH_TEXTS):
+            found = await _embed(opened.source, options, texts, first)
+            await output.write("".join(written(each) + "\n" for each in found.vectors))
+    return 0
+
+
+async def _embed(source: Source, options: argparse.Namespace, texts: list[str], first: int) -> Embeddings:
+    """The embeddings of a batch. Raises what `Source.embed` does, with the text's number, and `ConfigError`."""
+    try:
+        request = EmbedRequest(
+            id=f"embed-{first}",
+            texts=texts[first : first + BATCH_TEXTS],
+            dimensions=options.dimensions,
+            normalize=options.normalize,
+            priority=Priority[options.priority.upper()].value,
+        )
+    except ValueError as error:
+        raise ConfigError(_numbered(str(error), first)) from None
+    try:
+        return await source.embed(request)
+    except (BadRequest, PromptTooLarge) as error:
+        raise type(error)(_numbered(error.message, first)) from None
+
+
+def _numbered(message: str, first: int) -> str:
+    """`message` with the place of a text as people count."""
+    return _PLACE.sub(lambda found: f"text {first + int(found[1]) + 1}", message)
+
+
+def _as_numbers(vector: array[float]) -> str:
+    import numpy as np  # noqa: PLC0415  (slow to import)
+    import orjson  # noqa: PLC0415
+
+    return orjson.dumps(np.frombuffer(vector, np.float32), option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+def _in_base64(vector: array[float]) -> str:
+    return b64encode(vector).decode("ascii")
