@@ -15,7 +15,6 @@ import pytest
 from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma.errors import ConfigError, ModelError
-from uma.llama.backend import core_count
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, NO_ROOM, Context, ContextParams
 from uma.llama.model import Model
@@ -399,14 +398,6 @@ def test_a_batch_takes_what_fits_and_refuses_the_rest_whole() -> None:
     assert batch.add(np.array([9, 9, 9], np.int32), 7, 2, last_logits=False) == 2
     assert batch.pos[:3].tolist() == [7, 8, 9]
     assert batch.output[:3].tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize(("cpu_max", "cores"), [("150000 100000\n", 2), ("10000 100000\n", 1), ("max 100000\n", None)])
-def test_a_containers_quota_bounds_the_threads(tmp_path: Path, cpu_max: str, cores: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(cpu_max)
-    everything = core_count(tmp_path / "missing")
-    assert everything >= 1
-    assert core_count(tmp_path / "cpu.max") == (everything if cores is None else min(cores, everything))
 
 
 def test_a_batch_of_decode_rows_advances_each_by_its_next_token() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 
+from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.engine.policy.layout import (
@@ -57,9 +58,6 @@ CUTTABLE = ("attention", "sliding-window")
 LEAST_DRAFT_TOKENS = 256
 """A draft model's context for less is of no use."""
 _log = logging.getLogger("uma.engine")
-
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-"""Where Linux tells what is free: on the machine, and within a container's limit."""
 
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
@@ -223,9 +221,12 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
     }
 
 
-def free_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Memory that can be had without swapping, in this container where there is one. Where none tells, half of all."""
-    return int(min(_machine_free_bytes(meminfo), _container_free_bytes(cgroup)))
+def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
+    """Memory that can be had without swapping, within the limits of this process's control groups.
+
+    Where the system does not tell, half of the machine's.
+    """
+    return int(min(_machine_free_bytes(root / "proc" / "meminfo"), cgroup.memory_left_bytes(root)))
 
 
 def _machine_free_bytes(meminfo: Path) -> int:
@@ -235,17 +236,6 @@ def _machine_free_bytes(meminfo: Path) -> int:
         return int(available.split()[1]) * 1024
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _container_free_bytes(cgroup: Path) -> float:
-    """What a container's limit leaves; infinite where there is none. Cached files count as used, and may be dropped."""
-    try:
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):  # no such limit, or the word `max`
-        return math.inf
-    return max(0, limit - used + int(stat.get("inactive_file", 0)))
 
 
 def max_request_tokens(context: Context) -> int:

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
 
+from uma import cgroup
 from uma.llama import library, log
 
 _lock = threading.Lock()
 _started = threading.Event()
-
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-"""Linux: the quota and period of this process's container, in microseconds of CPU time."""
 
 SYS_CPU = Path("/sys/devices/system/cpu")
 """Linux: what kind of CPUs there are."""
@@ -47,9 +45,9 @@ def has_gpu() -> bool:
     return bool(lib.llama_supports_gpu_offload())
 
 
-def core_count(cpu_max: Path = CPU_MAX) -> int:
+def core_count(root: Path = cgroup.ROOT) -> int:
     """Compute threads to begin with: one for each core that this process may use and that its quota pays for."""
-    return max(1, min(compute_cores(affinity()), round(available_cores(cpu_max))))
+    return max(1, min(compute_cores(affinity()), round(available_cores(root))))
 
 
 def affinity() -> frozenset[int]:
@@ -59,14 +57,9 @@ def affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def available_cores(cpu_max: Path = CPU_MAX) -> float:
-    """CPUs this process may use at the same time: its affinity, or its container's quota where that is less."""
-    cpus = float(len(affinity()))
-    try:
-        quota, period = cpu_max.read_text().split()
-        return max(0.1, min(cpus, int(quota) / int(period)))
-    except (OSError, ValueError):  # no such file, or "max": no quota
-        return cpus
+def available_cores(root: Path = cgroup.ROOT) -> float:
+    """CPUs this process can use at the same time: its affinity, or its control groups' quota where that is less."""
+    return max(0.1, min(len(affinity()), cgroup.cpu_quota(root)))
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,112 @@
+"""The limits that Linux's control groups put on a process, from a folder with the files that the kernel would show."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from uma import cgroup
+from uma.engine.sizing import free_memory_bytes
+from uma.llama import backend
+
+GIB = 2**30
+UNIT = "/system.slice/uma.service"
+V2 = "31 23 0:28 {group} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = (
+    "30 23 0:27 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n"
+    "32 30 0:29 {group} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "33 30 0:30 {group} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    "34 30 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+)
+
+
+def machine(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
+    """A `/proc` and `/sys` with these contents, and 8 GiB of free memory."""
+    files = {
+        "proc/self/cgroup": own,
+        "proc/self/mountinfo": "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mounts,
+        "proc/meminfo": f"MemTotal: {16 * 2**20} kB\nMemAvailable:   {8 * 2**20} kB\n",
+    } | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text.rstrip() + "\n")
+    return root
+
+
+def memory_v2(group: str, limit: str, **more: str) -> dict[str, str]:
+    """A group of version 2 that uses 3/4 GiB, of which 1/4 are files that Linux can drop."""
+    files = {"max": limit, "current": str(GIB * 3 // 4), "stat": f"anon 1\ninactive_file {GIB // 4}"} | more
+    return {f"{group}/memory.{name}".lstrip("/"): text for name, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("limits", "free"),
+    [
+        ({UNIT: str(GIB)}, GIB // 2),
+        ({UNIT: "max", "/system.slice": str(2 * GIB)}, GIB * 3 // 2),  # the slice bounds its units
+        ({UNIT: str(4 * GIB), "/system.slice": str(2 * GIB), "": str(GIB)}, GIB // 2),  # the top: a container's own
+        ({UNIT: "max", "/system.slice": "max"}, 8 * GIB),
+        ({UNIT: str(100 * GIB)}, 8 * GIB),
+        ({UNIT: str(GIB // 8)}, 0),
+        ({UNIT: "rubbish"}, 8 * GIB),
+    ],
+)
+def test_the_tightest_limit_from_a_unit_up_to_the_top_counts(tmp_path: Path, limits: dict[str, str], free: int) -> None:
+    files = {name: text for group, limit in limits.items() for name, text in memory_v2(group, limit).items()}
+    assert free_memory_bytes(machine(tmp_path, f"0::{UNIT}", V2.format(group="/"), files)) == free
+
+
+def test_memory_high_is_a_limit_too(tmp_path: Path) -> None:
+    files = memory_v2(UNIT, "max", high=str(GIB))
+    assert free_memory_bytes(machine(tmp_path, f"0::{UNIT}", V2.format(group="/"), files)) == GIB // 2
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "0::/docker/abc",  # without a namespace of its own a container sees its path on the host
+        "0::/",
+        "0::/../../elsewhere",  # a group that is not below what is mounted here
+    ],
+)
+def test_a_container_s_limit_is_found_where_only_its_part_is_mounted(tmp_path: Path, own: str) -> None:
+    group = "/docker/abc" if "docker" in own else "/"
+    root = machine(tmp_path, own, V2.format(group=group), memory_v2("", str(GIB)) | {"cpu.max": "50000 100000"})
+    assert free_memory_bytes(root) == GIB // 2
+    assert backend.core_count(root) == 1
+
+
+def test_version_1_has_its_limits_in_other_files(tmp_path: Path) -> None:
+    own = f"4:memory:{UNIT}\n2:cpu,cpuacct:{UNIT}\n0::/"
+    memory = {"limit_in_bytes": str(GIB), "usage_in_bytes": str(GIB // 2), "stat": f"total_inactive_file {GIB // 8}"}
+    files = {f"memory{UNIT}/memory.{name}": text for name, text in memory.items()}
+    files |= {f"memory/memory.{name}": text for name, text in (memory | {"limit_in_bytes": str(2**63 - 4096)}).items()}
+    files |= {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}
+    files |= {f"cpu,cpuacct{UNIT}/cpu.cfs_quota_us": "250000", f"cpu,cpuacct{UNIT}/cpu.cfs_period_us": "100000"}
+    root = machine(tmp_path, own, V1.format(group="/"), files)
+    assert cgroup.memory_left_bytes(root) == GIB // 2 + GIB // 8
+    assert cgroup.cpu_quota(root) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("quotas", "cpus"),
+    [
+        ({UNIT: "150000 100000"}, 1.5),
+        ({UNIT: "max 100000", "/system.slice": "50000 100000"}, 0.5),
+        ({UNIT: "10000 100000", "/system.slice": "50000 100000"}, 0.1),
+        ({UNIT: "max 100000"}, math.inf),
+    ],
+)
+def test_the_tightest_quota_bounds_the_threads(tmp_path: Path, quotas: dict[str, str], cpus: float) -> None:
+    files = {f"{group}/cpu.max".lstrip("/"): quota for group, quota in quotas.items()}
+    root = machine(tmp_path, f"0::{UNIT}", V2.format(group="/"), files)
+    assert cgroup.cpu_quota(root) == cpus
+    everything = backend.core_count(tmp_path / "another system")
+    assert backend.core_count(root) == (everything if cpus == math.inf else min(everything, max(1, round(cpus))))
+
+
+def test_a_system_without_control_groups_sets_no_limit(tmp_path: Path) -> None:
+    assert cgroup.memory_left_bytes(tmp_path) == cgroup.cpu_quota(tmp_path) == math.inf
+    assert free_memory_bytes(tmp_path) > 0
