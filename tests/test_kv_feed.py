@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
-from engine_world import answers, ask, config_for, settled, tokens_for
+from engine_world import answers, ask, config_for, tokens_for
 from hypothesis.stateful import invariant, run_state_machine_as_test
 from test_kv import PoolLives, SplitPoolLives, UncuttablePoolLives
 
@@ -51,53 +50,68 @@ class TestPool:
                 for event in self.told:
                     self.index.apply(event)
                 self.told.clear()
-                held = [node.whole() for node in self.pool.tree.nodes()]
-                held += [snapshot.whole() for snapshot in self.pool.store]
-                assert self.index.blocks.keys() == names_of(held, BLOCK)
+                assert self.index.blocks.keys() == names_of(self.pool.held(), BLOCK)
                 assert all(chain(self.index.tokens_to(name), BLOCK)[-1] == name for name in self.index.blocks)
 
         run_state_machine_as_test(Watched)
 
 
-async def caught_up(engine: Engine, feed: KvFeed, subscription: Subscription) -> None:
-    """Apply everything that the engine has told of until now."""
-    await settled(engine)
-    await trio.testing.wait_all_tasks_blocked()
-    subscription.catch_up(feed.log.catch_up(subscription.sequence))
+async def compared(engine: Engine, feed: KvFeed, subscription: Subscription, size: int) -> tuple[set[int], set[int]]:
+    """The blocks that the subscriber knows of and those that are held, both at one moment between two batches."""
+    known, held = set[int](), set[int]()
+    looked = trio.Event()
 
+    def look(sequences: Iterable[Any]) -> None:
+        held.update(names_of(sequences, size))
+        feed.mark(compare)
 
-def held_by(engine: Engine, size: int) -> set[int]:
-    """What the engine's tree and memory hold. Nothing may run."""
-    pool = engine.worker._pool
-    held = [node.whole() for node in pool.tree.nodes()] + [snapshot.whole() for snapshot in pool.store]
-    return names_of(held, size)
+    def compare() -> None:
+        subscription.catch_up(feed.log.catch_up(subscription.sequence))
+        known.update(subscription.index.blocks)
+        looked.set()
+
+    engine.inspect_kv(look)
+    with trio.fail_after(PATIENCE_SEC):
+        await looked.wait()
+    return known, held
 
 
 async def test_under_load_with_eviction_and_preemption_subscribers_know_what_the_engine_holds(tiny: Path) -> None:
     common = tokens_for(0, 40)
-    async with open_engine(config_for(tiny, n_ctx=768, cache_ram_mb=1)) as engine:
-        feed = engine.kv_events(8)
-        early, late = Subscription(), Subscription()
-        for round_ in range(4):
-            requests = [
-                ask((*common, *tokens_for(10 * round_ + each, 60)), 40, id=f"{round_}-{each}", priority=each % 3 - 1)
-                for each in range(10)
-            ]
-            with trio.fail_after(PATIENCE_SEC):
-                await answers(engine, requests)
-            await caught_up(engine, feed, early)
-            assert early.index.blocks.keys() == held_by(engine, 8)
-        late.catch_up(feed.log.catch_up(-1))
-        assert late.index.blocks == early.index.blocks
+    requests = [ask((*common, *tokens_for(each, 60)), 40, id=str(each), priority=each % 3 - 1) for each in range(40)]
+    async with open_engine(config_for(tiny, n_ctx=768, cache_ram_mb=1)) as engine, trio.open_nursery() as nursery:
+        feed, early, moments = engine.kv_events(8), Subscription(), 0
+
+        async def look_again_and_again() -> None:
+            nonlocal moments
+            while True:
+                known, held = await compared(engine, feed, early, 8)
+                assert known == held
+                moments += 1
+
+        nursery.start_soon(look_again_and_again)
+        with trio.fail_after(PATIENCE_SEC):
+            await answers(engine, requests)
+        nursery.cancel_scope.cancel()
+        # More moments than the idle engine before and after has batches: in the midst of streams too.
+        assert moments > 10
+        late = Subscription()
+        known, held = await compared(engine, feed, late, 8)
+        assert known == held != set()
         assert engine.snapshot()["cache_evictions"] > 0
 
 
-async def test_a_feed_that_is_asked_for_late_begins_with_what_is_held_by_then(tiny: Path) -> None:
+async def test_a_feed_that_is_asked_for_late_begins_with_all_that_is_held_by_then_at_once(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
-        await answers(engine, [ask(tokens_for(1, 50), 10)])
-        feed, subscription = engine.kv_events(16), Subscription()
-        await caught_up(engine, feed, subscription)
-        assert subscription.index.blocks.keys() == held_by(engine, 16) != set()
+        await answers(engine, [ask(tokens_for(each, 50), 10, id=str(each)) for each in range(12)])
+        feed = engine.kv_events(16)
+        with trio.fail_after(PATIENCE_SEC):
+            first = await feed.changes()
+        begun = BlockIndex()
+        for event in first.events:
+            begun.apply(event)
+        known, held = await compared(engine, feed, Subscription(), 16)
+        assert begun.blocks.keys() == known == held != set()
 
 
 async def test_the_answer_s_blocks_are_told_of_too_and_the_names_follow_the_algorithm(tiny: Path) -> None:

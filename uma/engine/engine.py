@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from array import array
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -39,12 +39,12 @@ from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
-from uma.engine.kv.events import KvEvents, KvListener
+from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
-from uma.engine.worker.commands import CountKnown, Listen, Preload, SequenceControl
+from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload, SequenceControl
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence, Status
@@ -231,7 +231,15 @@ class Engine:
         """
         feed = KvFeed(trio.lowlevel.current_trio_token())
         self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post, skip=skip))
+        self.worker.commands.post(Inspect(feed.begin))
         return feed
+
+    def inspect_kv(self, look: Callable[[Iterable[array[int]]], None]) -> None:
+        """Call `look`, on the decode thread between two batches, with the tokens of all that cells and memory hold.
+
+        What a feed's `mark` is given there is reached when the log stands at this very moment.
+        """
+        self.worker.commands.post(Inspect(lambda: look(self._pool.held())))
 
     # Draining
 
@@ -383,14 +391,13 @@ class Engine:
 
 
 def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:
-    shares, events = sizing.shares_prefixes(context), KvEvents()
+    shares = sizing.shares_prefixes(context)
     store = SnapshotStore(
         sizing.cache_ram_bytes(config),
         exact_ends=not shares,
         on_added=None if archive is None else archive.write_soon,
-        events=events,
     )
-    return KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config), events=events)
+    return KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
 
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import attrs
 import trio
@@ -125,27 +125,54 @@ def _digest(data: memoryview, tokens: int) -> bytes:
 
 
 class KvFeed:
-    """An engine's KV events, for any number of subscribers. Belongs to the Trio thread; `post` to any."""
+    """An engine's KV events, for any number of subscribers.
+
+    Whatever a subscriber has read, what it knows is what the engine held at one moment: the first events, which list
+    what is held when the feed begins, are given all at once. Belongs to the Trio thread; `post`, `begin` and `mark` to
+    the decode thread.
+    """
 
     def __init__(self, trio_token: trio.lowlevel.TrioToken) -> None:
         self._trio_token = trio_token
-        self._posted: deque[KvEvent] = deque()
+        self._posted: deque[KvEvent | Callable[[], None]] = deque()
+        self._has_begun = False
         self._arrived = trio.lowlevel.ParkingLot()
         self.log = EventLog()
 
     def post(self, event: KvEvent) -> None:
-        """Hand an event over, from any thread. Never waits."""
-        self._posted.append(event)
+        """Hand an event over. Never waits."""
+        self._hand_over(event)
+
+    def begin(self) -> None:
+        """All that is held has been told of: from here on events reach the log."""
+        self._has_begun = True
         self._trio_token.run_sync_soon(self._take, idempotent=True)
 
+    def mark(self, reached: Callable[[], None]) -> None:
+        """Call `reached`, on the Trio thread, when the log has every event that was posted before, and none after."""
+        self._hand_over(reached)
+
+    def _hand_over(self, item: KvEvent | Callable[[], None]) -> None:
+        self._posted.append(item)
+        if self._has_begun:
+            self._trio_token.run_sync_soon(self._take, idempotent=True)
+
     def _take(self) -> None:
-        for event in merged(list(self._drain())):
-            self.log.append(event)
+        events: list[KvEvent] = []
+        while self._posted:
+            item = self._posted.popleft()
+            if isinstance(item, KvEvent):
+                events.append(item)
+                continue
+            self._append(events)
+            events = []
+            item()
+        self._append(events)
         self._arrived.unpark_all()
 
-    def _drain(self) -> Iterator[KvEvent]:
-        while self._posted:
-            yield self._posted.popleft()
+    def _append(self, events: list[KvEvent]) -> None:
+        for event in merged(events):
+            self.log.append(event)
 
     async def changes(self, after: int = 0) -> CatchUp:
         """All changes after event number `after`, waiting for one if there is none yet.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
-from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
+from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -52,14 +52,14 @@ class KvPool:
         *,
         shares: bool,
         cache_cells: int,
-        events: KvEvents | None = None,
     ) -> None:
         self._context = context
         self._cache_cells = cache_cells
         self.shares = shares
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
         self.store = store
-        self._events = events or KvEvents()
+        # One order of events for both tiers, since they share their listeners.
+        self._events = store.events
         self.tree = PrefixTree(self, self._events)
         self.someone_decodes = False
         """Kept by the worker: large copies wait while it is set."""
@@ -191,6 +191,11 @@ class KvPool:
             listener.stored(Tier.CELLS, Run(node.start, node.end, node.whole))
         for snapshot in self.store:
             listener.stored(Tier.MEMORY, Run(0, len(snapshot.tokens), snapshot.whole))
+
+    def held(self) -> Iterator[array[int]]:
+        """The tokens of all that cells and memory hold, each run from its sequence's beginning."""
+        yield from (node.whole() for node in self.tree.nodes())
+        yield from (snapshot.whole() for snapshot in self.store)
 
     def tell_end(self) -> None:
         """Tell listeners that cells and memory are gone: the engine ends."""

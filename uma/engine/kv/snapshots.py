@@ -68,9 +68,9 @@ class SnapshotStore:
         *,
         exact_ends: bool = False,
         on_added: Callable[[Snapshot], None] | None = None,
-        events: KvEvents | None = None,
     ) -> None:
-        self._events = events or KvEvents()
+        self.events = KvEvents()
+        """Told of what comes and goes here; the pool tells them of its cells too."""
         self._capacity_bytes = capacity_bytes
         self._exact_ends = exact_ends
         self._on_added = on_added
@@ -138,8 +138,8 @@ class SnapshotStore:
             self.evictions += 1
         self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
-        if self._events.listeners:
-            self._events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
+        if self.events.listeners:
+            self.events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
         if self._on_added is not None and not snapshot.is_on_disk:
             self._on_added(snapshot)
         return True
@@ -151,7 +151,7 @@ class SnapshotStore:
         self.hits += 1
 
     def _remove(self, snapshot: Snapshot) -> None:
-        if self._events.listeners:
-            self._events.removed(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
+        if self.events.listeners:
+            self.events.removed(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
         self._index.discard(snapshot.tokens)
         self.size_bytes -= snapshot.size_bytes

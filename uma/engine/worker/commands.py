@@ -72,6 +72,13 @@ class Listen:
 
 
 @attrs.frozen
+class Inspect:
+    """Call `look`, on the decode thread, between two batches: once all commands before it have been obeyed."""
+
+    look: Callable[[], None]
+
+
+@attrs.frozen
 class UseEmbedder:
     """Compute embeddings in this context from now on."""
 
@@ -97,7 +104,9 @@ class Stop:
     """End everything, then the thread."""
 
 
-Command = Submit | Cancel | Credit | Preload | CountKnown | Probe | Listen | UseEmbedder | Embed | EndEmbed | Stop
+Command = (
+    Submit | Cancel | Credit | Preload | CountKnown | Probe | Listen | Inspect | UseEmbedder | Embed | EndEmbed | Stop
+)
 
 
 class Commands:

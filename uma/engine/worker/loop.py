@@ -26,6 +26,7 @@ from uma.engine.worker.commands import (
     Credit,
     Embed,
     EndEmbed,
+    Inspect,
     Listen,
     Preload,
     Probe,
@@ -305,6 +306,8 @@ class DecodeWorker:
                 self._probes.add(answer)
             case Listen(listener):
                 self._pool.listen(listener)
+            case Inspect(look):
+                look()
             case UseEmbedder(context):
                 self._embedder.attach(context)
             case Embed(job):
