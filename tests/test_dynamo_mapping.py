@@ -9,12 +9,18 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import config_for
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_histories import histories
 
 from models import BOS, write_model
 from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.mapping import Chunks, asked, chunks_for
 from uma.bridges.dynamo.model_directory import FILES, ModelFiles
+from uma.bridges.dynamo.router_view import RouterView
 from uma.bridges.dynamo.tokenizer import PROBE, check_tokenizer, make_tokenizer
+from uma.contracts.event_log import BlockIndex, EventLog
+from uma.contracts.events import KvEvent
 from uma.engine import open_engine
 from uma.errors import BadRequest, ContractViolation, ModelError
 from uma.llama.catalog import builtin_path
@@ -123,6 +129,25 @@ def test_an_answer_that_does_not_add_up_does_not_leave() -> None:
         made().of([Token("a", "x", 8), finished(5)])
     with pytest.raises(ContractViolation):
         made().of([Token("a", "x", INFO.model.vocab_size)])
+
+
+# KV events
+
+
+@given(histories(), st.integers(1, 4), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_a_router_knows_what_is_held_also_where_the_worker_has_missed_events(
+    history: list[KvEvent], capacity: int, reads: list[bool]
+) -> None:
+    log, router, known, sequence = EventLog(capacity), RouterView(), BlockIndex(), 0
+    for event, is_read in zip(history, reads, strict=False):
+        log.append(event)
+        if is_read:
+            missed = log.catch_up(sequence)
+            sequence = missed.sequence
+            for each in router.told_by(missed):
+                # (Raises where a parent is told after its child, or a block is removed that was not told of.)
+                known.apply(each)
+            assert known.blocks == log.index.blocks
 
 
 # Tokenizers

@@ -44,6 +44,10 @@ def test_a_model_without_a_template_of_its_own_is_offered_for_completions_only()
     assert "chat" in model_types_of(server_info().capabilities)
 
 
+def test_a_model_that_does_not_generate_is_offered_for_no_text() -> None:
+    assert model_types_of(server_info(chat=False, generate=False, embeddings=True).capabilities) == ("embedding",)
+
+
 def test_a_chat_backend_that_cannot_stream_is_refused() -> None:
     card = {"display_name": "T", "slug": "t", "model_input": "tokens", "model_type": ["chat"], "capabilities": {}}
     with pytest.raises(BadRequest, match=r"^capabilities\.supports_streaming: false, but model_type has chat"):

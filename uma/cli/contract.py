@@ -57,10 +57,11 @@ def main(options: argparse.Namespace) -> int:
 def check(interview: Interview) -> Iterator[Finding]:
     """Prove every claim of the server, one after the other."""
     for claim in claims_of(interview.introduce()):
-        yield _prove(claim, interview)
+        yield prove(claim, interview)
 
 
-def _prove(claim: Claim, interview: Interview) -> Finding:
+def prove(claim: Claim, interview: Interview) -> Finding:
+    """Ask all that the claim's proof wants to know."""
     proof = claim.prove()
     try:
         question = next(proof)

@@ -51,7 +51,8 @@ def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
 def model_types_of(capabilities: Capabilities) -> tuple[ModelType, ...]:
     """What a frontend may offer with such a backend. A chat needs a template of the model's own."""
     kinds: list[ModelType] = ["chat"] if capabilities.chat else []
-    kinds.append("completions")
+    if declared(capabilities, "generate", True):
+        kinds.append("completions")
     if declared(capabilities, "embeddings", False):
         kinds.append("embedding")
     return tuple(kinds)

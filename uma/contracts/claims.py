@@ -90,13 +90,19 @@ class Claim:
 
 def claims_of(info: ServerInfo) -> Iterator[Claim]:
     """Everything that can be asked of a server that introduces itself as `info`."""
-    yield from _about_output(info)
-    yield from _about_input(info)
-    yield from _about_sampling(info)
-    yield from _about_extras(info)
-    yield from _about_bounds(info)
+    if declared(info.capabilities, "generate", True):
+        yield from _about_output(info)
+        yield from _about_input(info)
+        yield from _about_sampling(info)
+        yield from _about_extras(info)
+        yield from _about_bounds(info)
+        yield Claim("metrics", "snapshot", _metrics)
+    else:
+        yield Claim("generation", "no", partial(_refused, ask().fields, "generate"))
+        yield Claim("tokenize", _yes(info.capabilities.tokenize), _tokenizes)
+        yield from _about_bounds_of_texts(info)
+    yield from _about_embeddings(info)
     yield Claim("health", "probe", _health)
-    yield Claim("metrics", "snapshot", _metrics)
     yield Claim("unknown kind of request", "no", partial(_refused, {"type": "telepathy"}, "type"))
 
 
@@ -342,7 +348,6 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     yield from _about_tools(declared(capabilities, "tools", ()))
     if not declared(capabilities, "vision", False):
         yield Claim("vision", "no", partial(_refused, ask(images=["data:,"]).fields, "images"))
-    yield from _about_embeddings(info)
 
 
 _WEATHER = {
@@ -507,6 +512,22 @@ def _cut(most: int) -> Proof:
     reply = _answered((yield attrs.evolve(ask(max_tokens=most + 1), cancel_after=1)))
     _demand(reply.warns_of("max_tokens"), "more than the limit was neither refused nor cut with a warning")
     return "cut, with a warning"
+
+
+def _about_bounds_of_texts(info: ServerInfo) -> Iterator[Claim]:
+    if declared(info.capabilities, "embeddings", False):
+        beyond, too_long = [0, info.model.vocab_size], [0] * (info.limits.n_ctx + 1)
+        for name, ids in (("a token beyond the vocabulary", beyond), ("a text longer than the context", too_long)):
+            yield Claim(name, "no", partial(_refused, {"type": "embed", "token_ids": [ids]}, "token_ids"))
+    else:
+        long = {"type": "rerank", "query": "fox", "documents": ["fox " * info.limits.n_ctx]}
+        yield Claim("a document longer than the context", "no", partial(_refused, long, "documents"))
+
+
+def _tokenizes() -> Proof:
+    tokenized = _answered((yield Question({"type": "tokenize", "prompt": PROMPT})))
+    _demand(bool(tokenized.last["token_ids"]), "no tokens")
+    return f"{len(tokenized.last['token_ids'])} tokens"
 
 
 def _health() -> Proof:

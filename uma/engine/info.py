@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake import features
@@ -17,33 +19,11 @@ def server_info(
     context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None = None
 ) -> ServerInfo:
     """The answer to `info` and `hello`."""
-    model, pooling = context.model, sizing.pooling(context.model, config)
+    model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
-        capabilities=Capabilities(
-            streaming=True,
-            chat=model.info.has_chat_template,
-            cancel=True,
-            tokenize=True,
-            token_ids_input=True,
-            prefix_sharing=_prefix_sharing(context, config),
-            kv_unified=context.params.kv_unified,
-            max_stop_sequences=MAX_STOP_STRINGS,
-            sampling_params=features.sampling_params(),
-            tools=chat.tool_choices,
-            reasoning=chat.has_thinking,
-            grammars=GRAMMAR_FIELDS if len(model.vocab.eog) else (),
-            max_logprobs=MAX_LOGPROBS,
-            echo=True,
-            generate=model.is_causal,
-            embeddings=pooling != "rank",
-            pooling=pooling,
-            embedding_dimensions=model.n_embedding,
-            rerank=pooling == "rank",
-            speculation=_speculation(context, config, draft),
-            max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
-        ),
+        capabilities=_generating(context, config, chat, draft) if model.is_causal else _embedding(context, config),
         limits=Limits(
             n_ctx=sizing.max_request_tokens(context),
             max_tokens=config.max_tokens,
@@ -53,6 +33,47 @@ def server_info(
             max_queue=config.max_queue,
             max_sequences=sizing.max_active(context, config),
         ),
+    )
+
+
+def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None) -> Capabilities:
+    return attrs.evolve(
+        _embedding(context, config),
+        streaming=True,
+        chat=context.model.info.has_chat_template,
+        prefix_sharing=_prefix_sharing(context, config),
+        max_stop_sequences=MAX_STOP_STRINGS,
+        sampling_params=features.sampling_params(),
+        tools=chat.tool_choices,
+        reasoning=chat.has_thinking,
+        grammars=GRAMMAR_FIELDS if len(context.model.vocab.eog) else (),
+        max_logprobs=MAX_LOGPROBS,
+        max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
+        echo=True,
+        generate=True,
+        speculation=_speculation(context, config, draft),
+    )
+
+
+def _embedding(context: Context, config: RuntimeConfig) -> Capabilities:
+    """What an encoder has: of what concerns generation, nothing."""
+    pooling = sizing.pooling(context.model, config)
+    return Capabilities(
+        streaming=False,
+        chat=False,
+        cancel=True,
+        tokenize=True,
+        token_ids_input=True,
+        prefix_sharing="none: an encoder reads each text by itself",
+        kv_unified=context.params.kv_unified,
+        max_stop_sequences=0,
+        sampling_params=(),
+        generate=False,
+        embeddings=pooling != "rank",
+        pooling=pooling,
+        embedding_dimensions=context.model.n_embedding,
+        rerank=pooling == "rank",
+        speculation="none: an encoder does not generate",
     )
 
 

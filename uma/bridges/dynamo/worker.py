@@ -27,10 +27,11 @@ from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.host import EngineHost, Job
 from uma.bridges.dynamo.mapping import Asked, asked, chunks_for
 from uma.bridges.dynamo.model_directory import ModelFiles
+from uma.bridges.dynamo.router_view import RouterView
 from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer
 from uma.config import RuntimeConfig
 from uma.contracts.card import CardRuntime, card_of, checksum, slug_of
-from uma.contracts.events import BlockRemoved, BlockStored, KvEvent
+from uma.contracts.events import BlockRemoved, BlockStored
 from uma.contracts.load import is_due
 from uma.contracts.parse import to_json
 from uma.contracts.request import is_health_check
@@ -257,23 +258,23 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         feed = engine.kv_events(self._options.block_size, skip=0 if self._card.bos is None else 1)
         while self._kv is None:  # noqa: ASYNC110  (it comes from a thread of Dynamo's, once)
             await trio.sleep(POLL_SEC)
-        sequence = -1
+        router, sequence = RouterView(), 0
         while True:
             missed = await feed.changes(sequence)
             sequence = missed.sequence
-            for event in missed.events:
+            for event in router.told_by(missed):
                 self._publish_event(event)
 
-    def _publish_event(self, event: KvEvent) -> None:
-        if isinstance(event, BlockStored):
-            self._kv.publish_stored(
-                list(event.token_ids),
-                [event.block_size] * len(event.block_hashes),
-                list(event.block_hashes),
-                event.parent_block_hash,
-            )
-        elif isinstance(event, BlockRemoved):
+    def _publish_event(self, event: BlockStored | BlockRemoved) -> None:
+        if isinstance(event, BlockRemoved):
             self._kv.publish_removed(list(event.block_hashes))
+            return
+        self._kv.publish_stored(
+            list(event.token_ids),
+            [event.block_size] * len(event.block_hashes),
+            list(event.block_hashes),
+            event.parent_block_hash,
+        )
 
     async def _publish_load(self, engine: Engine) -> None:
         last, published_ms = None, None

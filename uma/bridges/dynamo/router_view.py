@@ -1,0 +1,50 @@
+"""KV events for Dynamo's router, whose publisher has words for stored and removed blocks and none for a fresh start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from uma.contracts.event_log import CatchUp
+from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+
+
+@attrs.define
+class RouterView:
+    """What the router was told, so that a snapshot can be told as the difference to it.
+
+    A block that is gone and still known to the router would draw requests to a worker that has to compute it again.
+    """
+
+    _known: dict[int, None] = attrs.field(factory=dict, init=False)
+    """Names of blocks, each after its parent."""
+
+    def told_by(self, missed: CatchUp) -> Iterator[BlockStored | BlockRemoved]:
+        """What brings the router to where `missed` leads. To be told in this order."""
+        events: Iterable[KvEvent] = missed.events
+        if missed.is_snapshot:
+            held = {name for event in events if isinstance(event, BlockStored) for name in event.block_hashes}
+            yield from self._removed([name for name in self._known if name not in held])
+            # A snapshot's events hold one block each.
+            events = [each for each in events if isinstance(each, BlockStored) and not self._knows_all(each)]
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._known.update(dict.fromkeys(event.block_hashes))
+                    yield event
+                case BlockRemoved():
+                    yield from self._removed(reversed(event.block_hashes))
+                case AllBlocksCleared():
+                    yield from self._removed(list(self._known))
+
+    def _knows_all(self, event: BlockStored) -> bool:
+        return all(name in self._known for name in event.block_hashes)
+
+    def _removed(self, names: Iterable[int]) -> Iterator[BlockRemoved]:
+        """These blocks, given parents first, are told children first."""
+        gone = tuple(names)[::-1]
+        for name in gone:
+            del self._known[name]
+        if gone:
+            yield BlockRemoved(block_hashes=gone)
