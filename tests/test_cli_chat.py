@@ -388,6 +388,14 @@ def test_a_failed_turn_of_a_pipe_shows_in_the_exit_code(server: ServerProcess) -
     assert done.stdout.strip()
 
 
+def test_a_question_in_the_place_of_the_model_is_sent_to_uma_generate(server: ServerProcess) -> None:
+    done = piped(server, "", "hello there")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("uma: error: hello there: no such file, ")
+    assert done.stderr.endswith("; to ask the model that, `uma generate 'hello there'`\n")
+
+
 def test_a_file_that_is_no_saved_chat_is_refused_before_the_model_is_loaded(
     server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -103,7 +103,7 @@ def test_the_model_that_the_server_has_is_not_loaded_again(at: tuple[str, str], 
 
 def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(at: tuple[str, str]) -> None:
     done = generate("hello", *at, "--model", "/nowhere/model.gguf")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert b"/nowhere/model.gguf: no such file" in done.stderr
 
@@ -363,8 +363,8 @@ def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "/nowhere/model.gguf", "--local"), 1, "/nowhere/model.gguf: no such file"),
-        (("--model", "/dev/null", "--local"), 1, "/dev/null"),
+        (("--model", "/nowhere/model.gguf", "--local"), 2, "/nowhere/model.gguf: no such file"),
+        (("--model", "/dev/null", "--local"), 2, "/dev/null"),
         (("--config", "/nowhere.toml"), 2, "/nowhere.toml: cannot be read"),
         (("--raw", "--system", "x"), 2, "--system needs the chat template"),
         (("--socket", "/" + "x" * 200), 1, "x" * 200),

@@ -59,7 +59,8 @@ def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Pa
 def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(socket_dir: Path) -> None:
     none = uma("ps", "--socket", str(socket_dir / "none"))
     assert (none.returncode, none.stdout) == (1, "")
-    assert f"{socket_dir / 'none'}: no server listens there" in none.stderr
+    path = socket_dir / "none"
+    assert f"{path}: no server listens there; start one with `uma run --socket {path}`" in none.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell of its sockets")
@@ -84,7 +85,9 @@ def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path) -> N
         assert other.process.poll() is None
         again = uma("stop", "--socket", str(server.socket))
     assert again.returncode == 1
-    assert again.stderr.startswith(f"uma: error: {server.socket}: no server listens there")
+    assert again.stderr.startswith(
+        f"uma: error: {server.socket}: no server listens there; `uma ps` lists those that run"
+    )
 
 
 @pytest.mark.parametrize("is_now", [False, True])

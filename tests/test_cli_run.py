@@ -53,7 +53,7 @@ def test_only_the_built_in_model_is_called_a_demonstration() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "/nowhere.gguf"), 1, "/nowhere.gguf: no such file"),
+        (("--model", "/nowhere.gguf"), 2, "/nowhere.gguf: no such file"),
         (("--socket", "/"), 2, "is a directory"),
         (("--n-batch", "100000000"), 2, "--n-batch: 100000000 must be from 1 to"),
         (("--log-file", "/nowhere/log"), 2, "/nowhere/log: cannot be written"),

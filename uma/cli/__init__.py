@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from uma.cli import say
 from uma.cli.streams import abandon_output, mend
-from uma.errors import ConfigError, UmaError
+from uma.errors import ConfigError, ModelError, UmaError
 
 FAILED = 1
 UNUSABLE = 2
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except ConfigError as error:
+    except (ConfigError, ModelError) as error:
         return _report(error, UNUSABLE)
     except (UmaError, OSError) as error:
         return _report(error, FAILED)

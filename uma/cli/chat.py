@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from uma.cli.source import Bond, Opened, open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View
 from uma.config import Loaded, nearest
-from uma.errors import ConnectionLost, IdleTimeout, PromptTooLarge, ShuttingDown, UmaError
+from uma.errors import ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
 from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
@@ -33,6 +34,8 @@ __all__ = ["COMMANDS", "Chat", "main"]
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
+    if options.positional_model is not None:
+        _check_model(options.positional_model)
     sampling = sampling_of(options, loaded)
     file = Path(options.load).expanduser() if options.load is not None else None
     conversation = Conversation.load(file) if file is not None else Conversation()
@@ -40,6 +43,17 @@ def main(options: argparse.Namespace) -> int:
         conversation.system = options.system
     chat = partial(Chat, conversation=conversation, sampling=sampling, last_file=file)
     return run(partial(_chat, options, loaded, chat))
+
+
+def _check_model(name: str) -> None:
+    """Raise `ModelError` where there is no such model: a question may have been meant, and that is another command."""
+    from uma.llama import catalog  # noqa: PLC0415  (slow to import, and not needed where no model is named)
+
+    try:
+        catalog.resolve(name, os.environ)
+    except ModelError as error:
+        ask = f"to ask the model that, `uma generate {shlex.quote(name)}`"
+        raise ModelError(error.message if Path(name).suffix == ".gguf" else f"{error.message}; {ask}") from None
 
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:

@@ -44,6 +44,8 @@ class Check:
     finding: str
     todo: str = ""
     """What to do; empty where nothing needs doing."""
+    faster: str = ""
+    """What to do for more speed; UMA works as it is."""
     is_fatal: bool = False
     """Nothing can be computed before it is done."""
 
@@ -64,15 +66,11 @@ def library(config: RuntimeConfig) -> Check:
     left_out = "; ".join(f"{name} {seen}" for name, seen in verdict.faults) or verdict.unknown
     setting = f"; the setting is {config.extra_buffers}" if config.extra_buffers != "auto" else ""
     finding = f"{usable}{f'; left out: {left_out}' if left_out else ''}{setting}"
-    return Check("extra buffers", finding, _remedy(verdict, config))
-
-
-def _remedy(verdict: trust.Verdict, config: RuntimeConfig) -> str:
-    if config.extra_buffers == "off" or (config.n_gpu_layers < 0 and backend.has_gpu()):
-        return ""  # not used at all
     if config.extra_buffers == "on" and verdict.faults:
-        return f"set extra_buffers to auto: {verdict.faults[0][0]} ends the process or computes wrongly"
-    return " ".join(trust.describe(verdict))
+        what = f"{verdict.faults[0][0]} ends the process or computes wrongly"
+        return Check("extra buffers", finding, f"set extra_buffers to auto: {what}")
+    is_used = config.extra_buffers != "off" and not (config.n_gpu_layers < 0 and backend.has_gpu())
+    return Check("extra buffers", finding, faster=" ".join(trust.describe(verdict)) if is_used else "")
 
 
 def computing(config: RuntimeConfig) -> Iterator[Check]:
@@ -85,8 +83,9 @@ def computing(config: RuntimeConfig) -> Iterator[Check]:
 def _cpu() -> Check:
     features = devices.cpu_features()
     unused = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags() and name not in features]
-    todo = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
-    return Check("CPU", f"{llama_library.cpu_name()}; used: {', '.join(features)}", todo if unused else "")
+    rebuild = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
+    finding = f"{llama_library.cpu_name()}; used: {', '.join(features)}"
+    return Check("CPU", finding, faster=rebuild if unused else "")
 
 
 def _gpu(config: RuntimeConfig) -> Check:
@@ -98,7 +97,7 @@ def _gpu(config: RuntimeConfig) -> Check:
     if seen is None:
         return Check("GPU", "none")
     rebuild = llama_library.rebuild_command(f"CMAKE_ARGS={seen[1]}")
-    return Check("GPU", f"{seen[0]}, and this build has no code for it", f"rebuild for it: {rebuild}")
+    return Check("GPU", f"{seen[0]}, and this build has no code for it", faster=f"rebuild for it: {rebuild}")
 
 
 def _cpu_flags() -> frozenset[str]:
@@ -131,7 +130,7 @@ def _huge_pages(config: RuntimeConfig) -> Check:
     return Check(
         name,
         "never given, so decoding is several percent slower",
-        f"as root: echo madvise > {hugepages.SETTING}",
+        faster=f"as root: echo madvise > {hugepages.SETTING}",
     )
 
 

@@ -23,7 +23,7 @@ NEEDS_DOING = 1
 
 
 def main(options: argparse.Namespace) -> int:
-    """The command; exit code 1 where something needs doing."""
+    """The command; exit code 1 where something needs doing. What would only be faster leaves it 0."""
     found = examine(load_settings(options).config)
     needs_doing = any(check.todo for check in found)
     if options.json:
@@ -50,13 +50,20 @@ def examine(config: RuntimeConfig) -> list[Check]:
 
 
 def _print(found: Sequence[Check]) -> None:
-    print_table(("", "what", "finding"), [("!" if each.todo else "", each.name, _line(each.finding)) for each in found])
-    todo = [each for each in found if each.todo]
+    print_table(("", "what", "finding"), [(_mark(each), each.name, _line(each.finding)) for each in found])
     print()
-    for each in todo:
-        print(f"{each.name}: {_line(each.todo)}")
-    if not todo:
+    for each in found:
+        if each.todo:
+            print(f"{each.name}: {_line(each.todo)}")
+    if not any(each.todo for each in found):
         print("Nothing needs doing.")
+    for each in found:
+        if each.faster:
+            print(f"To be faster: {each.name}: {_line(each.faster)}")
+
+
+def _mark(check: Check) -> str:
+    return "!" if check.todo else "+" if check.faster else ""
 
 
 def _line(text: str) -> str:

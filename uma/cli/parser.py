@@ -26,7 +26,7 @@ EPILOG = """\
 exit codes:
   0    done
   1    it failed; one line on standard error says why
-  2    the command line, the configuration or the prompt cannot be used as it is
+  2    the command line, the configuration, the model or the prompt cannot be used as it is
   130  stopped by Ctrl-C
   141  standard output was closed by its reader (`| head -1`)
   143  stopped by SIGTERM (129: its terminal went away); for uma run that is 0, its orderly end
@@ -383,7 +383,8 @@ COMMANDS: tuple[Command, ...] = (
         "what this machine can do, and what needs doing",
         _describe_doctor,
         "What this machine and this build of llama.cpp can do and what is in the way: CPU, GPUs, threads, memory, "
-        "folders, models, server. Exit code 1 where something needs doing; a line for each says what.",
+        "folders, models, server. Exit code 1 where something is in the way; a line for each says what to do about it. "
+        "What would only be faster is told too, with exit code 0.",
     ),
     Command(
         "schema",

@@ -23,7 +23,7 @@ from uma.config import Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost, UmaError
 from uma.types import ModelInfo, ServerInfo, Source
 
-NOBODY_LISTENS = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
+NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
 ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - {"model", "socket", "log_level", "log_file"}
 """Settings that a running server has already decided: given as an option, they ask for an engine of one's own."""
@@ -82,7 +82,7 @@ async def _server(
         try:
             client = await attempt.enter_async_context(connect(socket))
         except ConnectionLost as error:
-            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOBODY_LISTENS):
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
                 raise
             if bond is not None:
                 raise ConnectionLost(f"{socket}: no server listens there; {_how_to_start(loaded, bond)}") from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 import attrs
@@ -19,9 +19,10 @@ import trio
 from uma.cli import say
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
+from uma.cli.source import NOT_LISTENING
 from uma.cli.trio_run import Interrupts, run
-from uma.client import connect
-from uma.errors import UmaError
+from uma.client import Client, connect
+from uma.errors import ConnectionLost, UmaError
 
 AGAIN_SEC = 0.5
 """With `--now`, a second signal follows the first after this long: the first lets requests finish, the second does not.
@@ -95,7 +96,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
-    async with connect(path) as client:
+    async with _connected(path) as client:
         pid, model = client.server_pid, client.info.model.name
         if pid is None:
             raise StopError(f"{path}: the server runs in another container; stop it there")
@@ -111,6 +112,20 @@ async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
             await _wait(process, is_now=is_now)
     print(harmless_line(f"stopped process {pid}, which served {model} on {path}"))
     return 0
+
+
+@asynccontextmanager
+async def _connected(path: str) -> AsyncIterator[Client]:
+    """A session with the server to stop. Raises `ConnectionLost` that says where to look for another one."""
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(connect(path))
+        except ConnectionLost as error:
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
+                raise
+            others = "`uma ps` lists those that run, and `uma stop --socket PATH` ends one"
+            raise ConnectionLost(f"{path}: no server listens there; {others}") from error
+        yield client
 
 
 async def _wait(process: Process, *, is_now: bool) -> None:

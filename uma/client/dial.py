@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 import trio
 
 from uma.client.client import Client
+from uma.config import default_socket
 from uma.errors import ConnectionLost, sole_error
 from uma.net.link import Link
 from uma.net.place import objection
@@ -75,15 +77,16 @@ async def _dial(path: Path) -> socket.socket:
                 return sock
     except OSError as error:
         sock.close()
-        raise ConnectionLost(f"{path}: {_why(error)}") from error
+        raise ConnectionLost(f"{path}: {_why(error, path)}") from error
     except trio.Cancelled:
         sock.close()
         raise
 
 
-def _why(error: OSError) -> str:
+def _why(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.ENOTSOCK):
-        return "no server listens there; start one with `uma run`"
+        where = "" if str(path) == default_socket() else f" --socket {shlex.quote(str(path))}"
+        return f"no server listens there; start one with `uma run{where}`"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "not permitted: the server belongs to another user, or its --socket-mode keeps you out"
     return str(error.strerror or error)
