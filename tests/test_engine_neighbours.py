@@ -18,7 +18,7 @@ from engine_world import answers, ask, config_for, tokens_for
 from harness import PATIENCE_SEC
 from uma.engine import open_engine
 from uma.engine.worker import stall
-from uma.engine.worker.neighbours import TICK_MS, _idle_ms
+from uma.engine.worker.neighbours import TICK_MS, _Unused
 from uma.engine.worker.schedstat import scheduled_ms
 from uma.engine.worker.stall import StallWatch, is_starved
 from uma.llama import backend
@@ -133,15 +133,15 @@ def test_the_kernels_counts_of_all_threads_are_added_up(tmp_path: Path) -> None:
 
 def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
     assert scheduled_ms(tmp_path / "missing") is None
-    assert _idle_ms(tmp_path / "missing", frozenset({0})) is None
+    assert _Unused.take(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
-    assert _idle_ms(tmp_path / "stat", frozenset({0})) is None
+    assert _Unused.take(tmp_path / "stat", frozenset({0})) is None
 
 
-def test_idle_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
-    lines = ["cpu  0 0 0 999 0 0", "cpu0 9 9 9 100 1 0", "cpu1 9 9 9 200 2 0", "cpu10 9 9 9 400 4 0", "intr 1"]
-    (tmp_path / "stat").write_text("\n".join(lines))
-    assert _idle_ms(tmp_path / "stat", frozenset({1, 10})) == (200 + 2 + 400 + 4) * TICK_MS
+def test_idle_and_stolen_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
+    cpus = ["cpu  0 0 0 999 0 0 0 99", "cpu0 9 9 9 100 1 0 0 1", "cpu1 9 9 9 200 2 0 0 7", "cpu10 9 9 9 400 4 0"]
+    (tmp_path / "stat").write_text("\n".join([*cpus, "intr 1"]))
+    assert _Unused.take(tmp_path / "stat", frozenset({1, 10})) == ((200 + 2 + 400 + 4) * TICK_MS, 7 * TICK_MS)
 
 
 def describe(sysfs: Path, cpus: dict[int, tuple[str, int | None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import make_row
@@ -264,11 +265,27 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
     ((key, tokens),) = plan.prefill
     if tokens <= SMALLEST_CHUNK or not scheduler.cost.knows_prefill:
         return  # prompts must be read even where no schedule meets the target
+    if free < tokens + plan.steps * len(plan.decode) + SMALLEST_CHUNK:
+        return  # the piece was cut to the cells that are left
     step_ms = scheduler.cost.decode_ms(len(plan.decode), sum(row.cells for row in every))
     piece_ms = scheduler.cost.prefill_ms(tokens, known[key].position)
     supplied_ms = plan.lead_ms + plan.steps * plan.pace_ms
     assert plan.lead_ms >= 0
     assert supplied_ms >= 0.99 * (plan.steps * step_ms + piece_ms)
+
+
+@pytest.mark.parametrize("step_ms", [20.0, 40.0, 60.0, 100.0, 200.0])
+def test_on_a_slow_machine_streams_leave_two_fifths_of_the_time_to_prompts(step_ms: float) -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64))
+    for _ in range(20):
+        scheduler.cost.observe_decode(1, 0, step_ms)
+        for tokens in (8, 16, 32, 64, 128):
+            scheduler.cost.observe_prefill(tokens, 0, tokens * 4.0)
+    plan = scheduler.plan(reading_beside_a_stream(), NOW)
+    piece_ms = sum(scheduler.cost.prefill_ms(count, 0) for _, count in plan.prefill)
+    assert piece_ms >= 0.35 * (piece_ms + plan.steps * step_ms)
+    # At the pace they ask for, as long as decoding leaves so much of it.
+    assert (plan.pace_ms == 72.0) == (step_ms <= 0.6 * 72.0)
 
 
 def test_a_prompt_is_read_in_whole_tiles_but_for_its_first_piece() -> None:

@@ -18,13 +18,17 @@ class Cores:
     cores: float = 2.0
     most: int = 2
     load: float = 0.0
+    stolen: float = 0.0
+    """Share of each busy core's time that the host of this virtual machine takes."""
     tells_idle: bool = True
 
     def sample(self, threads: int, wall_ms: float = WINDOW_MS) -> CpuSample:
         share = min(1.0, self.cores / (threads + self.load))
         idle = max(0.0, self.cores - threads - self.load) * wall_ms
-        running, waiting = threads * share * wall_ms, threads * (1 - share) * wall_ms
-        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle if self.tells_idle else None)
+        waiting = threads * (1 - share) * wall_ms
+        running = threads * share * wall_ms * (1 - self.stolen)
+        stolen = (self.cores * wall_ms - idle) * self.stolen
+        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle if self.tells_idle else None, stolen)
 
 
 def run(policy: ThreadPolicy, machine: Cores, for_ms: float = WINDOW_MS) -> list[int]:
@@ -64,6 +68,16 @@ def test_a_neighbour_that_comes_and_goes_is_not_followed_at_every_turn() -> None
     assert set(seen[10:]) == {1}
 
 
+def test_what_the_host_of_a_virtual_machine_takes_is_no_reason_to_leave_a_core_unused() -> None:
+    policy = ThreadPolicy(2)
+    assert set(run(policy, Cores(stolen=0.4), 5_000)) == {2}
+    assert (policy.load, round(policy.stolen, 3)) == (0.0, 0.4)
+    # Two halves of cores that are seldom there together are less than one of them.
+    assert set(run(policy, Cores(stolen=0.6), 5_000)[5:]) == {1}
+    # A neighbour counts beside it.
+    assert run(policy, Cores(stolen=0.2, load=1.0), 5_000)[-1] == 1
+
+
 def test_clients_that_read_tokens_take_no_thread_away() -> None:
     assert set(run(ThreadPolicy(2), Cores(load=0.2), 5_000)) == {2}
 
@@ -99,6 +113,7 @@ samples = st.builds(
     running_ms=st.floats(0, 1e6),
     waiting_ms=st.floats(0, 1e6),
     idle_ms=st.none() | st.floats(0, 1e6),
+    stolen_ms=st.floats(0, 1e6),
 )
 
 

@@ -106,6 +106,8 @@ class EngineMetrics:
     """Threads that compute now: fewer than there are cores while other programs use them."""
     neighbour_load: float = 0.0
     """Threads of other programs that wanted to run beside them of late."""
+    stolen_share: float = 0.0
+    """Of a busy core's time, the part that the host of this virtual machine took of late."""
     stalls_total: int = 0
     """Batches broken off and computed again with fewer threads, because other programs took their threads' cores."""
     ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))

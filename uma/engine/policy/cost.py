@@ -41,6 +41,8 @@ token is another figure than below, several times less."""
 
 Position = Callable[[int], float]
 """By number of tokens."""
+Spent = Callable[[float], float]
+"""Milliseconds by milliseconds: what else is computed in a cycle with a chunk that takes so long."""
 
 
 class _Line:
@@ -241,11 +243,12 @@ class CostModel:
         plain_ms = self.decode_ms(rows, cells)
         return max(plain_ms, self.verify_ms(smaller[-1], cells, rows)) if smaller else plain_ms
 
-    def best_chunk(self, longest_ms: float, position: Position, most: int) -> int:
+    def best_chunk(self, longest_ms: float, position: Position, most: int, beside_ms: Spent | None = None) -> int:
         """The prefill tokens, up to `most`, that read most tokens a millisecond and take `longest_ms` at most; 0 if not
         even the smallest chunk does.
 
-        `position` says where a chunk of so many tokens would stand, on the average. Of sizes that read nearly as fast,
+        `position` says where a chunk of so many tokens would stand, on the average, and `beside_ms` what else has to be
+        computed for a chunk that takes so long, which counts as its time. Of sizes that read nearly as fast,
         all that there is to read is chosen, or else the smallest that was seen: requests that come meanwhile wait for
         its end. Rates are not monotonous in size.
         """
@@ -255,7 +258,8 @@ class CostModel:
         for size in (*(size for size in SIZES if size <= most), *rest):
             ms = self.prefill_ms(size, position(size))
             if ms <= longest_ms:
-                rates[size] = size / ms if ms > 0 else math.inf
+                whole_ms = ms + (beside_ms(ms) if beside_ms else 0.0)
+                rates[size] = size / whole_ms if whole_ms > 0 else math.inf
         enough = NEARLY * max(rates.values(), default=0.0)
         if rates.get(most, -1.0) >= enough:
             return most

@@ -7,10 +7,10 @@ from functools import partial
 
 import attrs
 
-from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Spent
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.guard import LatencyGuard
-from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, lead_ms, longest_piece_ms, pace_ms, steps_before
+from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, decoding_ms, lead_ms, longest_piece_ms, pace_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
@@ -18,9 +18,9 @@ from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
-LEAST_SHARE = 0.5
-"""Of a decode step, the time for prompts after it where streams cannot have their targets anyway: they are read at a
-third of the machine at least."""
+MOST_DECODE_SHARE = 0.6
+"""Of the time, what decoding takes at most while interactive prompts are read. On a machine that is slow for a while
+streams give up a part of their pace: at their full one each of their tokens would keep all prompts waiting."""
 TRY_LARGER_EVERY = 16
 """One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
 PATIENT, WORTH_WAITING = 2.0, 1.4
@@ -227,45 +227,47 @@ class Scheduler:
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
     ) -> Piece:
         """The piece that reads most tokens a millisecond of those that no reader has to wait for."""
-        wanted = sum(row.remaining for row in waiting)
+        wanted = min(sum(row.remaining for row in waiting), self.targets.batch_tokens, free_cells)
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
         # The target of a background stream throttles no prompt, nor does one that decoding alone cannot meet.
-        readers = [row for row in decode if row.lane >= 0 and row.target_tbt_ms > HOPELESS * step_ms]
+        interactive = [row for row in decode if row.lane >= 0]
+        readers = [row for row in interactive if row.target_tbt_ms > HOPELESS * step_ms] or interactive
         target_ms = min(self.targets.tick_budget_ms, min((row.target_tbt_ms for row in readers), default=math.inf))
-        pace = pace_ms(target_ms)
+        pace = max(pace_ms(target_ms), step_ms / MOST_DECODE_SHARE)
         lead = lead_ms(readers, pace, now_ms)
         told_ms = lead if readers else 0.0
         if not self.cost.knows_prefill:
             return Piece(self.targets.start_chunk_tokens, 1, pace, told_ms)
-        if pace <= HOPELESS * step_ms:
-            return Piece(self._tokens_within(max(target_ms - step_ms, LEAST_SHARE * step_ms), waiting, wanted))
         # Each step takes a cell for each row; half of the free ones are for the prompts.
         max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
         longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, covered_ms)
-        tokens = self._tokens_for_cycle(longest_ms, covered_ms, waiting, wanted)
+        beside_ms = partial(decoding_ms, pace=pace, step_ms=step_ms)
+        tokens = self._tokens_for_cycle(longest_ms, covered_ms, beside_ms, waiting, wanted)
         piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
         return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, told_ms)
 
-    def _tokens_for_cycle(self, longest_ms: float, covered_ms: float, waiting: list[Row], wanted: int) -> int:
+    def _tokens_for_cycle(
+        self, longest_ms: float, covered_ms: float, beside_ms: Spent, waiting: list[Row], wanted: int
+    ) -> int:
         """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
 
         Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
         """
-        tokens = self._tokens_within(longest_ms, waiting, wanted)
+        tokens = self._tokens_within(longest_ms, beside_ms, waiting, wanted)
         is_deep = _mean_position(waiting, TILE_TOKENS) >= TILE_TOKENS
         if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, waiting, TILE_TOKENS):
             tokens = TILE_TOKENS
         if covered_ms > longest_ms:
-            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), waiting, wanted)
+            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), beside_ms, waiting, wanted)
         if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, waiting, wanted):
             tokens = wanted  # what would be left fills no tile
         return tokens
 
-    def _larger(self, tokens: int, longest_ms: float, waiting: list[Row], wanted: int) -> int:
+    def _larger(self, tokens: int, longest_ms: float, beside_ms: Spent, waiting: list[Row], wanted: int) -> int:
         """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
         position = partial(_mean_position, waiting)
-        larger = self.cost.best_chunk(longest_ms, position, wanted)
+        larger = self.cost.best_chunk(longest_ms, position, wanted, beside_ms)
         if larger <= tokens:
             return tokens
         gain = self.cost.prefill_ms(tokens, position(tokens)) * larger
@@ -274,10 +276,10 @@ class Scheduler:
     def _reads_within(self, longest_ms: float, waiting: list[Row], tokens: int) -> bool:
         return self.cost.prefill_ms(tokens, _mean_position(waiting, tokens)) <= longest_ms
 
-    def _tokens_within(self, longest_ms: float, waiting: list[Row], wanted: int) -> int:
+    def _tokens_within(self, longest_ms: float, beside_ms: Spent, waiting: list[Row], wanted: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
         position = partial(_mean_position, waiting)
-        chunk = self.cost.best_chunk(longest_ms, position, wanted)
+        chunk = self.cost.best_chunk(longest_ms, position, wanted, beside_ms)
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):

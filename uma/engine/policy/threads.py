@@ -7,11 +7,16 @@ are really there.
 
 The model: with `k` threads of ours and `load` threads of other programs runnable on `cores` cores, each runs for a
 share `cores / (k + load)` of the time, and a batch advances while all `k` run. Hence `k * share ** (COUPLING * k)`.
+
+On a virtual machine the host takes time as well, from each core by itself and for tens of milliseconds at once. Of a
+`stolen` share of it a batch has `(1 - stolen) ** k` left. No thread of ours less gives that back: the host's other
+guests take it, and so a second thread is worth more beside them than beside a program on this machine.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import attrs
 
@@ -41,6 +46,14 @@ class CpuSample:
     """Time for which they were runnable and waited for a core."""
     idle_ms: float | None
     """Time for which these cores had nothing to run, added up; None where the system does not tell."""
+    stolen_ms: float = 0.0
+    """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
+
+    @property
+    def stolen(self) -> float:
+        """Of the time for which a core has something to run, the part that the host takes."""
+        busy_ms = self.cores * self.wall_ms - (self.idle_ms or 0.0)
+        return min(1.0, self.stolen_ms / busy_ms) if busy_ms > 0 else 0.0
 
     @property
     def share(self) -> float:
@@ -58,39 +71,53 @@ class CpuSample:
         if idle_ms is None:
             # Without the idle time, cores that we did not use count as used by others only if we had to wait.
             idle_ms = 0.0 if self.share < 0.95 else self.cores * self.wall_ms
-        used_ms = max(0.0, self.cores * self.wall_ms - idle_ms - self.running_ms)
+        used_ms = max(0.0, self.cores * self.wall_ms - idle_ms - self.stolen_ms - self.running_ms)
         return used_ms / max(self.wall_ms, 1e-9) / max(self.share, 0.05)
 
 
-def rate(threads: int, load: float, cores: float) -> float:
+def rate(threads: int, load: float, cores: float, stolen: float = 0.0) -> float:
     """Relative speed of `threads` compute threads beside `load` runnable threads of other programs."""
     share = min(1.0, cores / (threads + load))
-    return float(threads * share ** (COUPLING * threads))
+    return float(threads * share ** (COUPLING * threads) * (1.0 - stolen) ** threads)
+
+
+class _Seen(NamedTuple):
+    """What a sample showed."""
+
+    load: float
+    stolen: float
+    wall_ms: float
 
 
 class ThreadPolicy:
     """Chooses the number of compute threads from what each sample shows. Pure: it never looks at a clock."""
 
-    __slots__ = ("_recent", "load", "threads")
+    __slots__ = ("_recent", "load", "stolen", "threads")
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         """Threads to compute with."""
         self.load = 0.0
         """Threads of other programs that the last choice assumed."""
-        self._recent: deque[tuple[float, float]] = deque()
-        """Loads of late with the milliseconds each stands for."""
+        self.stolen = 0.0
+        """Share of a busy core's time that the host takes, as the last choice assumed."""
+        self._recent: deque[_Seen] = deque()
 
     def observe(self, sample: CpuSample) -> int:
         """Take in a sample; returns the number of threads to compute with from now on, 1 to `sample.most`."""
         if sample.wall_ms < SETTLED_MS:
             return self.threads
-        self._recent.append((sample.load, sample.wall_ms))
-        while len(self._recent) > 1 and sum(ms for _, ms in self._recent) - self._recent[0][1] >= HOLD_MS:
+        self._recent.append(_Seen(sample.load, sample.stolen, sample.wall_ms))
+        while len(self._recent) > 1 and sum(seen.wall_ms for seen in self._recent) - self._recent[0].wall_ms >= HOLD_MS:
             self._recent.popleft()
-        self.load = max(load for load, _ in self._recent)
-        best = max(range(1, sample.most + 1), key=lambda threads: rate(threads, self.load, sample.cores))
+        self.load = max(seen.load for seen in self._recent)
+        # The host takes its time in large pieces: the mean says more of the next batch than the worst sample does.
+        self.stolen = sum(seen.stolen for seen in self._recent) / len(self._recent)
+        best = max(range(1, sample.most + 1), key=lambda threads: self._rate(threads, sample.cores))
         is_too_many = self.threads > sample.most
-        if is_too_many or rate(best, self.load, sample.cores) > WORTH * rate(self.threads, self.load, sample.cores):
+        if is_too_many or self._rate(best, sample.cores) > WORTH * self._rate(self.threads, sample.cores):
             self.threads = best
         return self.threads
+
+    def _rate(self, threads: int, cores: float) -> float:
+        return rate(threads, self.load, cores, self.stolen)

@@ -1,8 +1,8 @@
 """Watches what other programs do with the cores, and has fewer threads compute while they need them.
 
 Linux counts for every thread how long it ran and how long it was runnable without a core (`schedstat`), and for every
-core how long it was idle (`/proc/stat`). Reading both takes some 0.1 ms, a few times a second, between two batches.
-Systems without these counters keep all threads.
+core how long it was idle, and on a virtual machine how long the host kept it waiting (`/proc/stat`). Reading both takes
+some 0.1 ms, a few times a second, between two batches. Systems without these counters keep all threads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import attrs
 
@@ -73,6 +74,7 @@ class Neighbours:
     def _choose(self, sample: CpuSample) -> None:
         before, threads = self._policy.threads, self._policy.observe(sample)
         load = self._metrics.neighbour_load = round(self._policy.load, 2)
+        self._metrics.stolen_share = round(self._policy.stolen, 2)
         if threads != before:
             self._context.set_threads(threads)
             self._metrics.compute_threads = threads
@@ -88,7 +90,7 @@ class _Reading:
     cores: float
     running_ms: float
     waiting_ms: float
-    idle_ms: float | None
+    unused: _Unused | None
 
     @classmethod
     def take(cls, proc: Path, now: float) -> _Reading | None:
@@ -97,30 +99,42 @@ class _Reading:
         scheduled = scheduled_ms(proc)
         if scheduled is None:
             return None
-        return cls(now, cpus, backend.available_cores(), *scheduled, _idle_ms(proc / "stat", cpus))
+        return cls(now, cpus, backend.available_cores(), *scheduled, _Unused.take(proc / "stat", cpus))
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
-        has_idle = self.idle_ms is not None and last.idle_ms is not None and self.cpus == last.cpus
+        unused, before = (self.unused, last.unused) if self.cpus == last.cpus else (None, None)
         return CpuSample(
             wall_ms=self.wall_ms - last.wall_ms,
             cores=self.cores,
             most=wanted or backend.compute_cores(self.cpus),
             running_ms=max(0.0, self.running_ms - last.running_ms),
             waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
-            idle_ms=max(0.0, self.idle_ms - last.idle_ms) if has_idle else None,  # type: ignore[operator]
+            idle_ms=max(0.0, unused.idle_ms - before.idle_ms) if unused and before else None,
+            stolen_ms=max(0.0, unused.stolen_ms - before.stolen_ms) if unused and before else 0.0,
         )
 
 
-def _idle_ms(stat: Path, cpus: frozenset[int]) -> float | None:
-    """How long these cores had nothing to run, waiting for disks included; None where that is not to be had."""
-    try:
-        with stat.open("rb") as file:
-            lines = file.read(256 * (max(cpus) + 2)).splitlines()
-    except OSError:
-        return None
-    wanted = {b"cpu%d" % cpu for cpu in cpus}
-    found = [fields for line in lines if len(fields := line.split()) > 5 and fields[0] in wanted]
-    if len(found) != len(cpus):
-        return None
-    return sum(int(fields[4]) + int(fields[5]) for fields in found) * TICK_MS
+class _Unused(NamedTuple):
+    """Time of some cores in which nothing was computed, added up."""
+
+    idle_ms: float
+    """They had nothing to run, or waited for disks."""
+    stolen_ms: float
+    """The host of this virtual machine did not let them run."""
+
+    @classmethod
+    def take(cls, stat: Path, cpus: frozenset[int]) -> _Unused | None:
+        """The counters of these cores; None where they are not to be had."""
+        try:
+            with stat.open("rb") as file:
+                lines = file.read(256 * (max(cpus) + 2)).splitlines()
+        except OSError:
+            return None
+        wanted = {b"cpu%d" % cpu for cpu in cpus}
+        found = [fields for line in lines if len(fields := line.split()) > 5 and fields[0] in wanted]
+        if len(found) != len(cpus):
+            return None
+        idle = sum(int(fields[4]) + int(fields[5]) for fields in found)
+        stolen = sum(int(fields[8]) for fields in found if len(fields) > 8)
+        return cls(idle * TICK_MS, stolen * TICK_MS)
