@@ -18,9 +18,8 @@ from engine_world import answers, ask, config_for, tokens_for
 from harness import PATIENCE_SEC
 from uma.engine import open_engine
 from uma.engine.worker import stall
-from uma.engine.worker.neighbours import TICK_MS, _Unused
-from uma.engine.worker.schedstat import scheduled_ms
-from uma.engine.worker.stall import StallWatch, is_starved
+from uma.engine.worker.schedstat import TICK_MS, Unused, scheduled_ms
+from uma.engine.worker.stall import CpuTime, StallWatch, is_starved
 from uma.llama import backend
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
@@ -113,9 +112,11 @@ def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
 
 
 def test_only_threads_that_wait_for_cores_are_starved() -> None:
-    assert not is_starved((10.0, 10.0), (110.0, 12.0))
-    assert not is_starved((10.0, 10.0), (10.0, 10.0)), "nothing ran and nothing waited"
-    assert is_starved((10.0, 10.0), (60.0, 60.0))
+    before = CpuTime(10.0, 10.0, 10.0)
+    assert not is_starved(before, CpuTime(110.0, 12.0, 10.0))
+    assert not is_starved(before, before), "nothing ran and nothing waited"
+    assert is_starved(before, CpuTime(60.0, 60.0, 10.0))
+    assert not is_starved(before, CpuTime(60.0, 60.0, 40.0)), "the host took the core, not another program"
 
 
 async def test_named_threads_are_the_most_that_compute(tiny: Path) -> None:
@@ -133,15 +134,15 @@ def test_the_kernels_counts_of_all_threads_are_added_up(tmp_path: Path) -> None:
 
 def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
     assert scheduled_ms(tmp_path / "missing") is None
-    assert _Unused.take(tmp_path / "missing", frozenset({0})) is None
+    assert Unused.take(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
-    assert _Unused.take(tmp_path / "stat", frozenset({0})) is None
+    assert Unused.take(tmp_path / "stat", frozenset({0})) is None
 
 
 def test_idle_and_stolen_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
     cpus = ["cpu  0 0 0 999 0 0 0 99", "cpu0 9 9 9 100 1 0 0 1", "cpu1 9 9 9 200 2 0 0 7", "cpu10 9 9 9 400 4 0"]
     (tmp_path / "stat").write_text("\n".join([*cpus, "intr 1"]))
-    assert _Unused.take(tmp_path / "stat", frozenset({1, 10})) == ((200 + 2 + 400 + 4) * TICK_MS, 7 * TICK_MS)
+    assert Unused.take(tmp_path / "stat", frozenset({1, 10})) == ((200 + 2 + 400 + 4) * TICK_MS, 7 * TICK_MS)
 
 
 def describe(sysfs: Path, cpus: dict[int, tuple[str, int | None]]) -> None:

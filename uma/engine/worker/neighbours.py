@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import attrs
 
 from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample, ThreadPolicy
-from uma.engine.worker.schedstat import PROC, scheduled_ms
+from uma.engine.worker.schedstat import PROC, Unused, scheduled_ms
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
@@ -27,9 +25,6 @@ SAMPLE_MS = 120.0
 """Least time between two samples."""
 SAMPLE_COST_SHARE = 0.002
 """Of its time, what the decode thread spends on samples at most: where /proc is slow, they are rarer."""
-TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
-"""The unit of /proc/stat."""
-
 _log = logging.getLogger("uma.engine")
 
 
@@ -90,7 +85,7 @@ class _Reading:
     cores: float
     running_ms: float
     waiting_ms: float
-    unused: _Unused | None
+    unused: Unused | None
 
     @classmethod
     def take(cls, proc: Path, now: float) -> _Reading | None:
@@ -99,7 +94,7 @@ class _Reading:
         scheduled = scheduled_ms(proc)
         if scheduled is None:
             return None
-        return cls(now, cpus, backend.available_cores(), *scheduled, _Unused.take(proc / "stat", cpus))
+        return cls(now, cpus, backend.available_cores(), *scheduled, Unused.take(proc / "stat", cpus))
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
@@ -113,28 +108,3 @@ class _Reading:
             idle_ms=max(0.0, unused.idle_ms - before.idle_ms) if unused and before else None,
             stolen_ms=max(0.0, unused.stolen_ms - before.stolen_ms) if unused and before else 0.0,
         )
-
-
-class _Unused(NamedTuple):
-    """Time of some cores in which nothing was computed, added up."""
-
-    idle_ms: float
-    """They had nothing to run, or waited for disks."""
-    stolen_ms: float
-    """The host of this virtual machine did not let them run."""
-
-    @classmethod
-    def take(cls, stat: Path, cpus: frozenset[int]) -> _Unused | None:
-        """The counters of these cores; None where they are not to be had."""
-        try:
-            with stat.open("rb") as file:
-                lines = file.read(256 * (max(cpus) + 2)).splitlines()
-        except OSError:
-            return None
-        wanted = {b"cpu%d" % cpu for cpu in cpus}
-        found = [fields for line in lines if len(fields := line.split()) > 5 and fields[0] in wanted]
-        if len(found) != len(cpus):
-            return None
-        idle = sum(int(fields[4]) + int(fields[5]) for fields in found)
-        stolen = sum(int(fields[8]) for fields in found if len(fields) > 8)
-        return cls(idle * TICK_MS, stolen * TICK_MS)

@@ -1,10 +1,14 @@
-"""How long this process's threads ran, and waited for a core: Linux counts it for every thread (`schedstat`)."""
+"""What Linux counts: for every thread how long it ran and waited for a core, for every core how long it did nothing."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
+TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
+"""The unit of /proc/stat."""
 
 
 def scheduled_ms(proc: Path = PROC) -> tuple[float, float] | None:
@@ -22,3 +26,28 @@ def scheduled_ms(proc: Path = PROC) -> tuple[float, float] | None:
         except (OSError, ValueError, IndexError):  # a thread that has just ended
             continue
     return (running_ns / 1e6, waiting_ns / 1e6) if running_ns else None
+
+
+class Unused(NamedTuple):
+    """Time of some cores in which nothing was computed, added up."""
+
+    idle_ms: float
+    """They had nothing to run, or waited for disks."""
+    stolen_ms: float
+    """The host of this virtual machine did not let them run."""
+
+    @classmethod
+    def take(cls, stat: Path, cpus: frozenset[int]) -> Unused | None:
+        """The counters of these cores; None where they are not to be had."""
+        try:
+            with stat.open("rb") as file:
+                lines = file.read(256 * (max(cpus) + 2)).splitlines()
+        except OSError:
+            return None
+        wanted = {b"cpu%d" % cpu for cpu in cpus}
+        found = [fields for line in lines if len(fields := line.split()) > 5 and fields[0] in wanted]
+        if len(found) != len(cpus):
+            return None
+        idle = sum(int(fields[4]) + int(fields[5]) for fields in found)
+        stolen = sum(int(fields[8]) for fields in found if len(fields) > 8)
+        return cls(idle * TICK_MS, stolen * TICK_MS)

@@ -13,11 +13,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import attrs
 
 from uma.engine.clock import now_ms
-from uma.engine.worker.schedstat import PROC, scheduled_ms
+from uma.engine.worker.schedstat import PROC, Unused, scheduled_ms
+from uma.llama import backend
 from uma.llama.context import Context
 
 LOOK_SEC = 0.05
@@ -92,7 +94,7 @@ class StallWatch:
 
     def _look_until_over(self) -> None:
         suspect: _Running | None = None
-        before = (0.0, 0.0)
+        before = CpuTime(0.0, 0.0, 0.0)
         idle_looks = 0
         while not self._over.wait(LOOK_SEC):
             running = self._running
@@ -104,7 +106,7 @@ class StallWatch:
                     self._has_work.wait()
             if running is None or not self._takes_too_long(running):
                 suspect = None
-            elif (now := scheduled_ms(self._proc)) is not None:
+            elif (now := CpuTime.take(self._proc)) is not None:
                 if running is suspect and is_starved(before, now):
                     self._abort(running)
                 suspect, before = running, now
@@ -122,7 +124,28 @@ class StallWatch:
         return took_ms > max(LEAST_MS, TOO_LONG * running.expected_ms) and now - self._aborted_ms > PAUSE_MS
 
 
-def is_starved(before: tuple[float, float], now: tuple[float, float]) -> bool:
-    """Whether the threads of this process waited for cores between two counts of (running, waiting) milliseconds."""
-    running_ms, waiting_ms = now[0] - before[0], now[1] - before[1]
-    return running_ms < STARVED_SHARE * (running_ms + waiting_ms)
+class CpuTime(NamedTuple):
+    """Counters of the kernel, in milliseconds since some begin."""
+
+    running: float
+    """Time of this process's threads on a core."""
+    waiting: float
+    """Time for which they were runnable without one."""
+    stolen: float
+    """Time that the host of a virtual machine took from the cores."""
+
+    @classmethod
+    def take(cls, proc: Path) -> CpuTime | None:
+        """The counters of now; None where the system does not have them."""
+        scheduled = scheduled_ms(proc)
+        unused = Unused.take(proc / "stat", backend.affinity())
+        return scheduled and cls(*scheduled, unused.stolen_ms if unused else 0.0)
+
+
+def is_starved(before: CpuTime, now: CpuTime) -> bool:
+    """Whether the threads of this process waited for other programs on this machine between two counts.
+
+    Not where the host took time from a core: what runs there waits with it, and with fewer threads it would as well.
+    """
+    running_ms, waiting_ms = now.running - before.running, now.waiting - before.waiting
+    return now.stolen <= before.stolen and running_ms < STARVED_SHARE * (running_ms + waiting_ms)
