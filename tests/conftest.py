@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from harness import Pair, ServerProcess, running_server, short_directory
 from models import write_model
+from uma.llama.grammar import GrammarCompiler, GrammarMasks
+from uma.llama.vocab import Vocab
 
 # `benchmarks` is no part of the installed package. Last in the path: what tests import of `uma` is what is installed.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -49,6 +51,20 @@ def pair() -> Iterator[Pair]:
         ours.setblocking(False)
         theirs.setblocking(False)
         yield ours, theirs
+
+
+@pytest.fixture(scope="module")
+def compiler(vocab: Vocab) -> GrammarCompiler:
+    """Compiles for the vocabulary that the test file's own fixture `vocab` gives."""
+    return GrammarCompiler(vocab)
+
+
+@pytest.fixture(scope="module")
+def masks(vocab: Vocab) -> Iterator[GrammarMasks]:
+    """The same vocabulary's masks."""
+    made = GrammarMasks(vocab.n_tokens)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

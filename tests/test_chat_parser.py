@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
+from chat_templates import ONE, PARIS, SUM, TEMPLATES, TOOLS, TWO, WRITTEN
 from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.chat.families import GENERIC, Family, family_of, thinking_of
-from uma.chat.parser import Parser, joined
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
+from uma.chat.harmony import HarmonyParser
+from uma.chat.parser import Parser
+from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.llama.template import ChatTemplate
+from uma.types import Message, ToolCall
 
-TOOLS = ("weather", "add")
-TEMPLATES = {
-    "hermes": "{% for tool in tools %}{{ tool | tojson }}{% endfor %}<tool_call> … </tool_call> <think></think>",
-    "mistral": "[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS] [TOOL_CALLS] …",
-    "llama3": "{{ tools }} {% if role == 'ipython' %}<|python_tag|>{% endif %}",
-    "granite": "{{ tools | tojson }} write <|tool_call|> and then a list",
-    "phi": "<|tool|>{{ tools }}<|/tool|> <|tool_call|> … <|/tool_call|>",
-    "generic": "{% for message in messages %}{{ message.content }}{% endfor %}",
-}
-PARIS, SUM = '{"city": "Paris", "note": "a \\"b\\" }"}', '{"a": 1, "b": [2, {"c": null}]}'
-ONE = '{"name": "weather", "arguments": ' + PARIS + "}"
-TWO = '{"name": "add", "arguments": ' + SUM + " }"
 CALLS = [CallEnded("weather", PARIS), CallEnded("add", SUM)]
 
 
@@ -34,36 +30,45 @@ def family(name: str) -> Family:
     return found
 
 
-def parts_of(text: str, name: str, cuts: list[int], names: tuple[str, ...] = TOOLS, **options: bool) -> list[Part]:
-    parser = Parser(family(name), names, thinking_of(TEMPLATES[name]), **options)
-    given = [part for start, stop in pairwise([0, *cuts, len(text)]) for part in parser.push(text[start:stop])]
-    return joined([*given, *parser.finish()])
+def parser(name: str, tools: Mapping[str, Any] = TOOLS, **options: bool) -> Parser | HarmonyParser:
+    if family(name).has_channels:
+        return HarmonyParser(tools, splits_thinking=options.get("splits_thinking", True))
+    return Parser(family(name), tools, thinking_of(TEMPLATES[name]), **options)
+
+
+def parts_of(text: str, name: str, cuts: list[int], tools: Mapping[str, Any] = TOOLS, **options: bool) -> list[Part]:
+    reading = parser(name, tools, **options)
+    given = [part for start, stop in pairwise([0, *cuts, len(text)]) for part in reading.push(text[start:stop])]
+    return joined([*given, *reading.finish()])
 
 
 def text_in(parts: list[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text))
 
 
-WRITTEN = {
-    "hermes": f"Let me see.\n<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>",
-    "mistral": f"[TOOL_CALLS][{ONE}, {TWO}]",
-    "llama3": f"{ONE.replace('arguments', 'parameters')}; {TWO}",
-    "granite": f"<|tool_call|>[{ONE},{TWO}]",
-    "phi": f"<|tool_call|>[{ONE}, {TWO}]<|/tool_call|>",
-    "generic": f"{ONE}\n{TWO}",
-}
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_is_recognised(name: str) -> None:
-    assert family(name).name == name
+    assert family(name).name == ("gemma" if name == "gemma-4" else name)
 
 
-@pytest.mark.parametrize(
-    "form", ["<|channel|>", "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<tool_call><function=x>", "{{ tools }}"]
-)
+def test_the_page_has_every_family() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "tools.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(.*?)`", page, re.MULTILINE)) == {family(name).name for name in TEMPLATES}
+
+
+@pytest.mark.parametrize("form", ["<tool_call><function=x>", "{{ tools }}"])
 def test_a_form_that_cannot_be_parsed_is_named(form: str) -> None:
     assert isinstance(family_of(form), str)
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"generic"}))
+def test_a_template_shows_earlier_calls_as_the_model_writes_them(name: str) -> None:
+    calls = (ToolCall("a", "weather", PARIS), ToolCall("b", "add", SUM))
+    template = ChatTemplate(TEMPLATES[name], "", "")
+    try:
+        assert WRITTEN[name] in template.render([Message("user", "Go."), Message("assistant", "", calls)])
+    finally:
+        template.close()
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -71,7 +76,7 @@ def test_calls_are_the_same_plain_and_cut_at_every_character(name: str) -> None:
     text = WRITTEN[name]
     whole = parts_of(text, name, [])
     assert [part for part in whole if isinstance(part, CallEnded)] == CALLS
-    assert text_in(whole) == ("Let me see." if name == "hermes" else "")
+    assert text_in(whole) == ""
     assert parts_of(text, name, list(range(1, len(text)))) == whole
     for cut in range(1, len(text)):
         assert parts_of(text, name, [cut]) == whole
@@ -90,8 +95,7 @@ def test_streamed_arguments_are_those_of_the_whole_call(name: str) -> None:
 
 
 def test_arguments_come_before_the_call_is_whole() -> None:
-    parser = Parser(family("hermes"), TOOLS, None)
-    parts = parser.push('<tool_call>{"name": "add", "arguments": {"a": 1')
+    parts = parser("hermes").push('<tool_call>{"name": "add", "arguments": {"a": 1')
     assert parts == [CallBegun("add"), CallArguments('{"a": 1')]
 
 
@@ -100,6 +104,11 @@ def test_arguments_before_the_name_and_as_a_string_are_understood() -> None:
     for call in (f'{{"arguments": {SUM}, "name": "add"}}', f'{{"name": "add", "arguments": {inner}}}'):
         parts = parts_of(f"<tool_call>{call}</tool_call>", "hermes", [])
         assert parts == [CallBegun("add"), CallArguments(SUM), CallEnded("add", SUM)]
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"generic", "llama3", "harmony"}))
+def test_text_before_calls_is_text(name: str) -> None:
+    assert parts_of(f"Let me see.\n{WRITTEN[name]}", name, [])[0] == Text("Let me see.")
 
 
 def test_text_behind_calls_is_text() -> None:
@@ -154,10 +163,94 @@ def test_thinking_that_is_not_asked_for_stays_in_the_text() -> None:
     assert parts[-1] == CALLS[1]
 
 
+HARMONY = (
+    f"<|channel|>analysis<|message|>Which <|channel|> is it?<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    f"Moment.<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{SUM}"
+)
+
+
+def test_channels_become_thinking_text_and_calls() -> None:
+    thought, call = Reasoning("Which <|channel|> is it?"), [CallBegun("add"), CallArguments(SUM), CALLS[1]]
+    for cuts in ([], list(range(1, len(HARMONY)))):
+        assert parts_of(HARMONY, "harmony", cuts) == [thought, Text("Moment."), *call]
+    answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    assert parts_of(answer, "harmony", []) == [Reasoning("Hm."), Text("Yes.")]
+    assert text_in(parts_of(answer, "harmony", [], splits_thinking=False)).endswith("Hm.<|end|>Yes.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Yes, <|message|> is a mark.",
+        "<|channel|>strange header, and no end of it",
+        "<|channel|>commentary to=functions.launch<|message|>{}",
+        '<|channel|>commentary to=functions.add<|message|>{"a": nope}',
+    ],
+)
+def test_messages_that_are_none_are_text_as_the_model_wrote_them(text: str) -> None:
+    for cuts in ([], list(range(1, len(text)))):
+        parts = parts_of(text, "harmony", cuts)
+        assert text_in(parts) == text
+        assert not any(isinstance(part, CallEnded) for part in parts)
+
+
+def test_a_channel_s_label_is_no_thought() -> None:
+    text = "<|channel>thought\nHm.<channel|>Yes."
+    for cuts in ([], list(range(1, len(text)))):
+        assert parts_of(text, "gemma-4", cuts) == [Reasoning("Hm."), Text("Yes.")]
+
+
+VALUES: dict[str, Any] = {
+    "properties": {
+        "text": {"type": "string"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
+        "number": {"type": "number"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("text", "7", "7"),
+        ("text", ' "a"\\\n<b>\n', ' "a"\\\n<b>\n'),
+        ("text", "", ""),
+        ("maybe", "7", 7),
+        ("maybe", "null", None),
+        ("maybe", "7.5", "7.5"),
+        ("maybe", "seven", "seven"),
+        ("number", " 1e3 ", 1000.0),
+    ],
+)
+def test_a_value_without_quotes_is_what_its_schema_makes_of_it(key: str, written: str, value: object) -> None:
+    forms = {
+        "qwen3-coder": (
+            f"<tool_call>\n<function=f>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+        ),
+        "glm-4": f"<tool_call>f\n<arg_key>{key}</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>",
+    }
+    for name, text in forms.items():
+        for cuts in ([], list(range(1, len(text)))):
+            last = parts_of(text, name, cuts, tools={"f": VALUES})[-1]
+            assert isinstance(last, CallEnded)
+            assert json.loads(last.arguments) == {key: value}
+
+
+def test_a_call_s_own_identifier_is_skipped() -> None:
+    found = family_of(TEMPLATES["mistral-args"] + "[CALL_ID]")
+    assert isinstance(found, Family)
+    parts = Parser(found, TOOLS, None).push(f"[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{SUM}")
+    assert parts[-1] == CALLS[1]
+
+
 SOUP_WORDS = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", "<|/tool_call|>"),
     *("<think>", "</think>", ONE, TWO, "[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", ":", "é", "<", "x"),
     *('{"name": ', '"add"', '"arguments": ', '{"answer": 1}'),
+    *("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>", "```", "[ARGS]", "add"),
+    *("<start_function_call>", "call:add{", "<escape>", "<end_function_call>", "a:1", "<function=add>", "</function>"),
+    *("<parameter=a>", "</parameter>", "add<arg_key>a</arg_key><arg_value>", "</arg_value>", "<|channel|>analysis"),
+    *("<|message|>", "<|end|>", "<|start|>assistant", "<|channel|>commentary to=functions.add", *WRITTEN.values()),
 ]
 SOUP = st.lists(st.sampled_from(SOUP_WORDS), max_size=12).map("".join)
 
@@ -170,7 +263,7 @@ def test_parts_do_not_depend_on_where_the_text_is_cut(text: str, name: str, spli
     assert parts_of(text, name, list(range(1, len(text))), splits_thinking=splits) == whole
 
 
-@given(SOUP, st.sampled_from(sorted(TEMPLATES)), st.booleans())
+@given(SOUP, st.sampled_from(sorted(set(TEMPLATES) - {"harmony"})), st.booleans())
 def test_no_text_is_lost_where_no_call_can_be_whole(text: str, name: str, is_cut: bool) -> None:
     cuts = list(range(1, len(text))) if is_cut else []
-    assert text_in(parts_of(text, name, cuts, names=(), splits_thinking=False)) == text
+    assert text_in(parts_of(text, name, cuts, tools={}, splits_thinking=False)) == text

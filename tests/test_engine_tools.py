@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import jsonschema
 import pytest
+from chat_templates import TEMPLATES
 from engine_world import config_for
 from script_model import write_script_model
 
@@ -113,6 +115,47 @@ async def test_a_call_that_is_demanded_comes_from_a_model_that_would_never_make_
         assert {"add": {"a"}, "weather": {"city"}}[call.name] >= json.loads(call.arguments).keys()
         assert choice in ("required", call.name)
     assert any(answer.tool_calls for answer in last.answers)
+
+
+FORECAST = {
+    "properties": {"city": {"enum": ["Bern", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "mistral-args", "qwen3-coder", "glm-4", "gemma-4", "harmony"])
+async def test_every_form_of_a_call_can_be_demanded(tmp_path: Path, name: str) -> None:
+    tiny = write_model(tmp_path / "tiny.gguf", chat_template=TEMPLATES[name], context_length=2048)
+    forecast = Tool("forecast", "", FORECAST)
+    sampling = SamplingParams(max_tokens=400, temperature=1.5, seed=3)
+    fields: dict[str, Any] = {"tools": (forecast,), "tool_choice": "required", "parallel_tool_calls": False}
+    events = await events_of(tiny, sampling=sampling, reasoning="off", **fields)
+    last = events[-1]
+    assert isinstance(last, Finished)
+    (call,) = last.tool_calls
+    assert "".join(each.arguments for each in events if isinstance(each, ToolCallDelta)) == call.arguments
+    assert "".join(each.text for each in events if isinstance(each, Token)) == ""
+    assert (last.reason, call.name) == ("stop", "forecast")
+    jsonschema.validate(json.loads(call.arguments), FORECAST)
+
+
+async def test_a_schema_that_a_form_of_calls_cannot_keep_to_is_refused_with_its_place(tmp_path: Path) -> None:
+    tiny = write_model(tmp_path / "tiny.gguf", chat_template=TEMPLATES["qwen3-coder"])
+    bad = Tool("bad", "", {"properties": {"x": {"type": "string", "format": "idn-email"}}})
+    with pytest.raises(BadRequest, match=r"tools\[1\]\.parameters\.properties\.x\.format"):
+        await events_of(tiny, tools=(WEATHER, bad))
+
+
+async def test_tools_that_a_template_does_not_show_are_told_in_its_model_s_form(tmp_path: Path) -> None:
+    tiny = write_model(tmp_path / "tiny.gguf", chat_template=TEMPLATES["deepseek-v3"])
+    call = ToolCall("123456789", "weather", ARGUMENTS)
+    messages = (Message("user", "Go."), Message("assistant", "", (call,)), Message("tool", "Rain.", (), call.id))
+    async with open_engine(config_for(tiny)) as engine:
+        text = (await engine.tokenize(Request("a", messages=messages, tools=(WEATHER,)))).text or ""
+    assert "Tells the weather." in text
+    assert "<name>\n```json\n{...}\n```<\uff5ctool\u2581call\u2581end\uff5c>" in text
+    assert f"weather\n```json\n{ARGUMENTS}\n```" in text
 
 
 async def test_arguments_that_the_model_gets_wrong_are_put_right_by_the_grammar(tmp_path: Path) -> None:

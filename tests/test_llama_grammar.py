@@ -40,18 +40,6 @@ def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield model.vocab
 
 
-@pytest.fixture(scope="module")
-def compiler(vocab: Vocab) -> GrammarCompiler:
-    return GrammarCompiler(vocab)
-
-
-@pytest.fixture(scope="module")
-def masks(vocab: Vocab) -> Iterator[GrammarMasks]:
-    made = GrammarMasks(vocab.n_tokens)
-    yield made
-    made.close()
-
-
 def allowed(masks: GrammarMasks, state: GrammarState) -> list[int]:
     masks.begin([state])
     (row,) = masks.wait()

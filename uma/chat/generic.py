@@ -1,4 +1,7 @@
-"""Tools for models whose template knows nothing of them: told in the system message, results as the user's words."""
+"""Tools for models whose template does not show them: told in the system message, in the form of the model's calls.
+
+A template that knows nothing of tools at all shows no earlier calls either: these and their results become plain text.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,39 @@ from collections.abc import Sequence
 
 import attrs
 
+from uma.chat.families import Family
+from uma.chat.forms import NamedForm, ObjectForm
 from uma.types import Message, Tool
 
-_HOW = (
-    "You can call these functions, each given as JSON:\n{tools}\n\n"
-    'To call one, answer with only {{"name": <its name>, "arguments": <an object>}} as JSON, one such object a call.'
-)
+_LIST = "You can call these functions, each given as JSON:\n{tools}\n\n"
+_HOW = 'To call one, answer with only {"name": <its name>, "arguments": <an object>} as JSON, one such object a call.'
+_HOW_IN_FORM = "To call one, write exactly this, with its name and its arguments as a JSON object:\n{form}"
 
 
-def told(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
-    """The conversation as a template without tools can render it, with the tools in its system message."""
-    turns = [_plain(message) for message in messages]
+def told(messages: Sequence[Message], tools: Sequence[Tool], family: Family) -> tuple[Message, ...]:
+    """The conversation with the tools in its system message, and how a model of this family calls them."""
+    turns = list(messages)
     if not tools:
         return tuple(turns)
-    how = _HOW.format(tools="\n".join(json.dumps(attrs.asdict(tool), ensure_ascii=False) for tool in tools))
+    listed = "\n".join(json.dumps(attrs.asdict(tool), ensure_ascii=False) for tool in tools)
+    how = _LIST.format(tools=listed) + _how(family)
     if turns[0].role == "system":
         return (attrs.evolve(turns[0], content=f"{turns[0].content}\n\n{how}"), *turns[1:])
     return (Message("system", how), *turns)
+
+
+def _how(family: Family) -> str:
+    if isinstance(family.form, ObjectForm):
+        return _HOW
+    assert isinstance(family.form, NamedForm), family.name
+    form = family.form
+    call = f"{form.before}<name>{form.after}{{...}}{form.end}"
+    return _HOW_IN_FORM.format(form=f"{family.open}{call}{family.close}")
+
+
+def plain(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The conversation without calls and results as such."""
+    return tuple(_plain(message) for message in messages)
 
 
 def _plain(message: Message) -> Message:

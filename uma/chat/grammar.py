@@ -7,33 +7,17 @@ two spellings: the token, and its text. Both open what the mark opens, as the pa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import attrs
-
+from uma.chat.call_rules import braces_call, named_call, object_call, pairs_call
 from uma.chat.families import Family, Thinking
+from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
+from uma.chat.harmony_grammar import harmony_grammar
+from uma.chat.lark import Rules, Specials, ids, string
+from uma.chat.schema import ANY, UnservableError, literal
 from uma.types import Tool
 
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Arguments look as they do where models were trained: as Python's `json.dumps` writes them."""
-_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_ANY = r"(.|\n)"
 _SPACE = r"[\s\x1c-\x1f]*"
-
-
-@attrs.frozen
-class Specials:
-    """A vocabulary's special tokens, which no text spells: those that are marks, and the others but for its ends."""
-
-    marks: Mapping[str, int]
-    others: Sequence[int]
-
-
-def schema_of(tool: Tool) -> dict[str, Any]:
-    """The JSON Schema of a tool's arguments, which are an object always."""
-    return {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
 
 
 def calls_grammar(
@@ -49,68 +33,84 @@ def calls_grammar(
     """Output of a model that can call `tools`; with `must_call` it consists of thinking and calls alone.
 
     Without `is_parallel` the output ends with its first call. `begins_thinking` says that the prompt ended with the
-    opening mark; `thinking` is None where there can be none.
+    opening mark; `thinking` is None where there can be none. Raises `schema.UnservableError` for what the family's
+    form of calls cannot keep to.
     """
-    lark = _Lark(family, tools, specials, thinking, is_parallel=is_parallel)
+    rules = Rules(specials)
+    if family.has_channels:
+        return harmony_grammar(rules, family, tools, can_think=thinking is not None, must_call=must_call)
+    lark = _Lark(rules, family, tools, thinking, is_parallel=is_parallel)
     rest = lark.thinking_rest() if thinking and (begins_thinking or not must_call) else ""
     body = lark.only_calls(begins_thinking=begins_thinking) if must_call else lark.free()
     start = f"{rest} {body}" if begins_thinking else body
     if begins_thinking and not must_call:
         start = f"{start} | {lark.unfinished_thought()}"
-    return "\n".join([f"start: {start}", *lark.rules.values()])
+    return rules.grammar(start)
 
 
 class _Lark:
-    """Rules by name, made when they are first used."""
+    """The rules of one grammar, made when they are first used."""
 
     def __init__(
-        self, family: Family, tools: Sequence[Tool], specials: Specials, thinking: Thinking | None, *, is_parallel: bool
+        self, rules: Rules, family: Family, tools: Sequence[Tool], thinking: Thinking | None, *, is_parallel: bool
     ) -> None:
-        self.rules: dict[str, str] = {}
+        self._rules = rules
+        self._specials = rules.specials
         self._family = family
         self._tools = tools
-        self._specials = specials
         self._thinking = thinking
         self._is_parallel = is_parallel
-
-    def _rule(self, name: str, body: str) -> str:
-        self.rules.setdefault(name, f"{name}: {body}")
-        return name
 
     # Calls
 
     def _call(self) -> str:
-        """One call's object, as the model was trained to write it."""
-        if "call" not in self.rules:
-            each = [
-                f"{_string(self._head(tool))} {self._arguments(at)} {_string('}')}"
-                for at, tool in enumerate(self._tools)
-            ]
-            self._rule("call", " | ".join(each))
+        """One call, as the model was trained to write it."""
+        if "call" not in self._rules:
+            self._rules.add("call", " | ".join(self._tool_call(tool, at) for at, tool in enumerate(self._tools)))
         return "call"
 
-    def _head(self, tool: Tool) -> str:
-        return f'{{"name": {_quoted(tool.name)}, "{self._family.key}": '
+    def _tool_call(self, tool: Tool, at: int) -> str:
+        try:
+            return self._in_form(tool, at)
+        except UnservableError as error:
+            raise UnservableError(error.place, error.reason, at) from None
 
-    def _arguments(self, at: int) -> str:
-        schema = schema_of(self._tools[at])
-        style = {**_JSON_STYLE, **schema.get("x-guidance", {})}
-        return self._rule(f"args_{at}", f"%json {json.dumps({**schema, 'x-guidance': style})}")
+    def _in_form(self, tool: Tool, at: int) -> str:
+        form = self._family.form
+        if isinstance(form, ObjectForm):
+            return object_call(self._rules, form, tool, at)
+        if isinstance(form, NamedForm):
+            return named_call(self._rules, form, tool, at)
+        if isinstance(form, PairsForm):
+            return pairs_call(self._rules, form, tool, at)
+        assert isinstance(form, BracesForm)
+        return braces_call(self._rules, form, tool, at)
 
     def _more(self, between: str) -> str:
-        return f"({_string(between)} {self._call()})*" if self._is_parallel else ""
+        return f"({string(between)} {self._call()})*" if self._is_parallel else ""
 
     def _calls(self) -> str:
         """What follows the opening mark, with the closing one."""
         family = self._family
         if family.is_list:
-            body = f"{_string(family.lead + '[')} {self._call()} {self._more(', ')} {_string(']' + family.trail)}"
+            body = f"{string(family.lead + '[')} {self._call()} {self._more(', ')} {string(']' + family.trail)}"
+        elif family.is_block:
+            body = f"{string(family.lead)} {self._call()} {self._more(family.separator)} {string(family.trail)}"
         elif family.close:
-            body = f"{_optional(family.lead)} {self._call()} {_optional(family.trail)}"
-        else:
+            body = f"{string(family.lead)} {self._call()} {string(family.trail)}"
+        elif family.is_bare:
             body = f"{self._call()} {self._more(family.separator)}"
+        else:
+            body = self._call()
         close = f" {self._mark(family.close)}" if family.close else ""
-        return self._rule("calls", body + close)
+        return self._rules.add("calls", body + close)
+
+    def _again(self) -> str:
+        """Further calls, each with its marks."""
+        family = self._family
+        if not self._is_parallel or family.is_list or family.is_block:
+            return ""
+        return f"({string(family.separator)} {self._mark(family.open)} {self._calls()})*"
 
     def only_calls(self, *, begins_thinking: bool) -> str:
         """Thinking, where there can be some, and calls."""
@@ -118,12 +118,10 @@ class _Lark:
         if family.is_bare:
             calls = f"{self._call()} {self._more(family.separator)}"
         else:
-            again = f"({_string(family.separator)} {self._mark(family.open)} {self._calls()})*"
-            several = again if self._is_parallel and not family.is_list else ""
-            calls = f"{self._mark(family.open)} {self._calls()} {several}"
+            calls = f"{self._mark(family.open)} {self._calls()} {self._again()}"
         if self._thinking is None:
             return calls
-        self._rule("SPACE", r"/[ \n]+/")
+        self._rules.add("SPACE", r"/[ \n]+/")
         if begins_thinking:
             return f"SPACE? {calls}"
         return f"({self._mark(self._thinking.open)} {self.thinking_rest()} SPACE?)? {calls}"
@@ -131,56 +129,57 @@ class _Lark:
     def _bare(self) -> Iterator[str]:
         """Calls without a mark, with white space and other keys where models put them."""
         for at, tool in enumerate(self._tools):
-            args, end = self._arguments(at), _string("}")
-            for name, opening, close in (("BARE", "", ""), ("LIST", rf"\[{_SPACE}", _string("]"))):
-                head = self._rule(f"{name}_{at}", f"/{_SPACE}{opening}{_named(tool.name)}{_ARGUMENTS_KEY}/")
+            args, end = f"args_{at}", string("}")
+            for name, opening, close in (("BARE", "", ""), ("LIST", rf"\[{_SPACE}", string("]"))):
+                head = self._rules.add(f"{name}_{at}", f"/{_SPACE}{opening}{_named(tool.name)}{_ARGUMENTS_KEY}/")
                 yield f"{head} {args} {end} {self._more(', ' if close else self._family.separator)} {close}"
 
     # Text and thinking
 
     def free(self) -> str:
         """Text, thinking and calls in any order."""
-        if "free" in self.rules:
+        if "free" in self._rules:
             return "free"
-        self.rules["free"] = ""
+        self._rules.begin("free")
         text = f"{self._text()}?"
         family = self._family
         ends = not self._is_parallel or (family.is_bare and not family.close)
         each = [text]
-        each += [f"{opened} {self._calls()} {'' if ends else 'free'}" for opened in self._until(family.open)]
+        after = "" if ends else self._again() if family.ends_answer else "free"
+        each += [f"{opened} {self._calls()} {after}" for opened in self._until(family.open)]
         if self._thinking is not None:
             for opened in self._until(self._thinking.open):
                 each += [f"{opened} {self.thinking_rest()} free", f"{opened} {self.unfinished_thought()}"]
         if self._specials.others:
-            each.append(f"{text} {_ids(self._specials.others)} free")
+            each.append(f"{text} {ids(self._specials.others)} free")
         if family.is_bare:
             each += self._bare()
-        self.rules["free"] = "free: " + " | ".join(each)
+        self._rules.complete("free", " | ".join(each))
         return "free"
 
     def thinking_rest(self) -> str:
         """The thinking behind its opening mark, with the closing one."""
-        if "rest" not in self.rules:
+        if "rest" not in self._rules:
             assert self._thinking is not None
             close = self._thinking.close
-            self._rule("THOUGHT_END", f"/{_ANY}*{_literal(close)}/ & ~/{_ANY}*{_literal(close)}{_ANY}+/")
+            self._rules.add("THOUGHT_END", f"/{ANY}*{literal(close)}/ & ~/{ANY}*{literal(close)}{ANY}+/")
             each = ["THOUGHT_END"]
             if close in self._specials.marks:
-                each.append(f"{self._thought()}? {_ids([self._specials.marks[close]])}")
+                each.append(f"{self._thought()}? {ids([self._specials.marks[close]])}")
             if others := self._specials_in_thought():
-                each.append(f"{self._thought()}? {_ids(others)} rest")
-            self._rule("rest", " | ".join(each))
+                each.append(f"{self._thought()}? {ids(others)} rest")
+            self._rules.add("rest", " | ".join(each))
         return "rest"
 
     def unfinished_thought(self) -> str:
         """Thinking in which the model ends its answer."""
         others = self._specials_in_thought()
-        more = f"({self._thought()}? {_ids(others)})* " if others else ""
-        return self._rule("unfinished", f"{more}{self._thought()}?")
+        more = f"({self._thought()}? {ids(others)})* " if others else ""
+        return self._rules.add("unfinished", f"{more}{self._thought()}?")
 
     def _thought(self) -> str:
         assert self._thinking is not None
-        return self._rule("THOUGHT", f"/{_ANY}+/ & ~/{_ANY}*{_literal(self._thinking.close)}{_ANY}*/")
+        return self._rules.add("THOUGHT", f"/{ANY}+/ & ~/{ANY}*{literal(self._thinking.close)}{ANY}*/")
 
     def _specials_in_thought(self) -> list[int]:
         assert self._thinking is not None
@@ -189,33 +188,33 @@ class _Lark:
 
     def _text(self) -> str:
         """Text without any mark, that begins no call."""
-        return self._rule("TEXT", f"/{_ANY}+/ & ~/{_ANY}*({self._marks})({_ANY})*/{self._not_bare}")
+        return self._rules.add("TEXT", f"/{ANY}+/ & ~/{ANY}*({self._marks})({ANY})*/{self._not_bare}")
 
     def _until(self, mark: str) -> Iterator[str]:
         """Text and the mark at its end, in each of the mark's spellings."""
         name = "TO_CALL" if mark == self._family.open else "TO_THOUGHT"
-        once = f"/{_ANY}*{_literal(mark)}/ & ~/{_ANY}*({self._marks}){_ANY}+/"
-        yield self._rule(name, once + self._not_bare)
+        once = f"/{ANY}*{literal(mark)}/ & ~/{ANY}*({self._marks}){ANY}+/"
+        yield self._rules.add(name, once + self._not_bare)
         if mark in self._specials.marks:
-            yield f"{self._text()}? {_ids([self._specials.marks[mark]])}"
+            yield f"{self._text()}? {ids([self._specials.marks[mark]])}"
 
     @property
     def _marks(self) -> str:
         """All marks that open something, as a regular expression."""
         marks = [self._family.open, *([self._thinking.open] if self._thinking is not None else [])]
-        return "|".join(map(_literal, marks))
+        return "|".join(map(literal, marks))
 
     @property
     def _not_bare(self) -> str:
         if not self._family.is_bare:
             return ""
-        names = "|".join(_literal(_quoted(tool.name)) for tool in self._tools)
-        return rf" & ~/{_SPACE}(\[{_SPACE})?({_named(names, is_pattern=True)}|{_ARGUMENTS_FIRST}){_ANY}*/"
+        names = "|".join(literal(string(tool.name)) for tool in self._tools)
+        return rf" & ~/{_SPACE}(\[{_SPACE})?({_named(names, is_pattern=True)}|{_ARGUMENTS_FIRST}){ANY}*/"
 
     def _mark(self, mark: str) -> str:
         """A mark as the model was trained to write it: its token, where it has one."""
         token = self._specials.marks.get(mark)
-        return _string(mark) if token is None else _ids([token])
+        return string(mark) if token is None else ids([token])
 
 
 _OTHER_KEYS = rf'("(type|id)"{_SPACE}:{_SPACE}"[^"\\]*"{_SPACE},{_SPACE})*'
@@ -225,32 +224,5 @@ _ARGUMENTS_FIRST = rf'\{{{_SPACE}{_OTHER_KEYS}"(arguments|parameters)"'
 
 def _named(name: str, *, is_pattern: bool = False) -> str:
     """A call's object up to its name, as a regular expression."""
-    spelled = name if is_pattern else _literal(_quoted(name))
+    spelled = name if is_pattern else literal(string(name))
     return rf'\{{{_SPACE}{_OTHER_KEYS}"name"{_SPACE}:{_SPACE}({spelled})'
-
-
-def _quoted(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _optional(text: str) -> str:
-    return _string(text) if text else ""
-
-
-def _literal(text: str) -> str:
-    """A regular expression that matches only `text`."""
-    return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
-
-
-def _ids(tokens: Iterable[int]) -> str:
-    ranges: list[list[int]] = []
-    for token in sorted(tokens):
-        if ranges and ranges[-1][1] == token - 1:
-            ranges[-1][1] = token
-        else:
-            ranges.append([token, token])
-    return f"<[{','.join(f'{first}-{last}' if first < last else str(first) for first, last in ranges)}]>"

@@ -7,11 +7,13 @@ cut, but for where a part's own text is divided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
+from uma.chat.calls import CallReader, overlap, reader_of
 from uma.chat.families import Family, Thinking
-from uma.chat.json_call import JsonCall
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
+from uma.chat.forms import NamedForm, ObjectForm
+from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.schema import Schema
 
 
 class Parser:
@@ -20,17 +22,18 @@ class Parser:
     def __init__(
         self,
         family: Family | None,
-        names: Collection[str],
+        tools: Mapping[str, Schema],
         thinking: Thinking | None,
         *,
         splits_thinking: bool = True,
         begins_thinking: bool = False,
     ) -> None:
-        """`names` are the tools'. Without `splits_thinking` the thinking is text, in which no call is looked for.
+        """`tools` are the schemas of the tools' arguments by name. Without `splits_thinking` the thinking is text, in
+        which no call is looked for.
         `begins_thinking` says that the prompt ended with the opening mark.
         """
         self._family = family
-        self._names = frozenset(names)
+        self._tools = tools
         self._thinking = thinking
         self._splits = splits_thinking
         self._parts: list[Part] = []
@@ -40,7 +43,7 @@ class Parser:
         self._is_start = True
         """Nothing but white space, thinking or calls has come."""
         self._is_after_mark = False
-        self._call: JsonCall | None = None
+        self._call: CallReader | None = None
         self._raw = ""
         """All since the last whole call, or since the text before the mark."""
         self._is_list = False
@@ -62,7 +65,7 @@ class Parser:
             self._step = self._read_text
             self._pending, self._raw = self._raw + self._pending, ""
         parts += self._run()
-        if self._step == self._read_thinking:
+        if self._step in (self._read_thinking, self._read_label):
             self._parts.append(self._thought(self._pending))
         else:
             self._emit_text(self._pending)
@@ -101,7 +104,7 @@ class Parser:
                 return bool(stripped)
         found = min(((at, mark) for mark in marks if (at := self._pending.find(mark)) >= 0), default=None)
         if found is None:
-            keep = max((_overlap(self._pending, mark) for mark in marks), default=0)
+            keep = max((overlap(self._pending, mark) for mark in marks), default=0)
             at = len(self._pending) - keep
             self._emit_text(self._pending[:at])
             self._pending = self._pending[at:]
@@ -129,14 +132,24 @@ class Parser:
             self._space, self._is_after_mark = "", True
         else:
             self._emit_text(self._thinking.open)
+        self._step = self._read_label if self._splits and self._thinking.label else self._read_thinking
+
+    def _read_label(self) -> bool:
+        """The word behind the opening mark that says what follows."""
+        assert self._thinking is not None
+        label = self._thinking.label
+        if label != self._pending[: len(label)] and label.startswith(self._pending):
+            return False
+        self._pending = self._pending.removeprefix(label)
         self._step = self._read_thinking
+        return True
 
     def _read_thinking(self) -> bool:
         assert self._thinking is not None
         mark = self._thinking.close
         at = self._pending.find(mark)
         if at < 0:
-            at = len(self._pending) - _overlap(self._pending, mark)
+            at = len(self._pending) - overlap(self._pending, mark)
             if at:
                 self._parts.append(self._thought(self._pending[:at]))
             self._pending = self._pending[at:]
@@ -175,11 +188,13 @@ class Parser:
 
     def _read_calls(self) -> bool:
         """Before a call's object: after the mark, or after a comma of a list."""
+        assert self._family is not None
         char = self._pending[0]
-        if char == "[" and not self._is_list and self._call is None:
+        is_object = isinstance(self._family.form, ObjectForm)
+        if is_object and char == "[" and not self._is_list and self._call is None:
             self._is_list = True
-        elif char == "{":
-            self._call = JsonCall(self._names)
+        elif char == "{" if is_object else not char.isspace():
+            self._call = reader_of(self._family.form, self._tools)
             self._step = self._read_object
             return True
         elif not char.isspace():
@@ -212,7 +227,7 @@ class Parser:
         self._pending = ""
         return False
 
-    def _end_call(self, call: JsonCall) -> None:
+    def _end_call(self, call: CallReader) -> None:
         assert call.name is not None
         self._parts.append(CallEnded(call.name, call.arguments))
         self._call, self._raw = None, ""
@@ -242,7 +257,7 @@ class Parser:
                 self._step = self._read_text
                 return True
             if not self._family.close.startswith(held):
-                return self._leave_calls()
+                return self._begin_next(held) or self._leave_calls()
         elif self._family.is_bare and char == "{":
             self._step = self._read_calls
             return True
@@ -252,6 +267,16 @@ class Parser:
             return self._leave_calls()
         self._raw += char
         self._pending = self._pending[1:]
+        return True
+
+    def _begin_next(self, held: str) -> bool:
+        """Another call of the block that is open, if `held` can begin one; it was read in doubt of the block's end."""
+        assert self._family is not None
+        form = self._family.form
+        if not self._family.is_block or not isinstance(form, NamedForm) or not form.before.startswith(held):
+            return False
+        self._pending, self._raw = self._raw + self._pending, ""
+        self._step = self._read_calls
         return True
 
     def _leave_calls(self) -> bool:
@@ -271,20 +296,3 @@ class Parser:
         self._is_list = False
         self._emit_text(raw)
         self._step = self._read_text
-
-
-def _overlap(text: str, mark: str) -> int:
-    """How much of the beginning of `mark` the text ends with, less than all of it."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
-
-
-def joined(parts: list[Part]) -> list[Part]:
-    """Neighbouring pieces of the same kind as one."""
-    whole: list[Part] = []
-    for part in parts:
-        last = whole[-1] if whole else None
-        if isinstance(part, Text | Reasoning | CallArguments) and type(part) is type(last):
-            whole[-1] = type(part)(last.text + part.text)
-        else:
-            whole.append(part)
-    return whole

@@ -50,3 +50,15 @@ class CallBroken:
 
 
 Part = Text | Reasoning | CallBegun | CallArguments | CallEnded | CallBroken
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Neighbouring pieces of the same kind as one."""
+    whole: list[Part] = []
+    for part in parts:
+        last = whole[-1] if whole else None
+        if isinstance(part, Text | Reasoning | CallArguments) and type(part) is type(last):
+            whole[-1] = type(part)(last.text + part.text)
+        else:
+            whole.append(part)
+    return whole

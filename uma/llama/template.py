@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+import attrs
 from jinja2 import Template, nodes
 
 from uma.errors import TemplateError
@@ -63,7 +64,7 @@ class ChatTemplate:
         process, each for `render_process.DEADLINE_SEC` at most.
         """
         conversation = {
-            "messages": [_turn(message) for message in messages],
+            "messages": [_turn(message, self._taste) for message in messages],
             "tools": [_function(tool) for tool in tools] or None,
             "switches": dict(switches or {}),
         }
@@ -81,6 +82,10 @@ class ChatTemplate:
             self._process.close()
 
     @cached_property
+    def _taste(self) -> _Taste:
+        return _taste_of(self.source)
+
+    @cached_property
     def _template(self) -> Template:
         return compiled(self.source)
 
@@ -89,14 +94,48 @@ class ChatTemplate:
         return not (self.bos and rendered.startswith(self.bos))
 
 
-def _turn(message: Message) -> dict[str, Any]:
+@attrs.frozen
+class _Taste:
+    """How a template wants what Hugging Face leaves open."""
+
+    arguments_as_text: bool = False
+    """It joins a call's arguments to other text with `+`, which only text can be."""
+    no_content_is_none: bool = False
+    """It tells messages that are only calls by their content: none."""
+
+
+def _taste_of(source: str) -> _Taste:
+    try:
+        tree = environment().parse(source)
+    except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
+        return _Taste()
+    added = (side for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
+    tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
+    return _Taste(
+        any(_key_of(side) == "arguments" for side in added), any(_key_of(each) == "content" for each in tested)
+    )
+
+
+def _key_of(node: nodes.Node) -> str | None:
+    """The last part of `message.content` or `message['content']`; None for anything else."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    return getattr(node.arg, "value", None) if isinstance(node, nodes.Getitem) else None
+
+
+def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
+        if not message.content and taste.no_content_is_none:
+            turn["content"] = None
         turn["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if taste.arguments_as_text else json.loads(call.arguments),
+                },
             }
             for call in message.tool_calls
         ]

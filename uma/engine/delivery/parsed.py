@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import attrs
 
+from uma.chat.harmony import HarmonyParser
 from uma.chat.parser import Parser
 from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
 from uma.engine.delivery.detokenize import TextStream
@@ -29,7 +30,7 @@ CALL_ID_CHARS = 9
 class _Spoken:
     """One answer so far."""
 
-    parser: Parser
+    parser: Parser | HarmonyParser
     index: int
     text: str = ""
     thoughts: str = ""
@@ -51,7 +52,7 @@ class ParsedStream:
         self,
         stream: RequestStream,
         request: Request,
-        parser: Callable[[], Parser],
+        parser: Callable[[], Parser | HarmonyParser],
         control_marks: Mapping[int, str],
         piece: Callable[[int], bytes],
     ) -> None:

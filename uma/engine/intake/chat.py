@@ -14,9 +14,12 @@ import attrs
 import trio
 
 from uma.chat.families import GENERIC, family_of, thinking_of
-from uma.chat.generic import told
-from uma.chat.grammar import Specials, calls_grammar, schema_of
+from uma.chat.generic import plain, told
+from uma.chat.grammar import calls_grammar
+from uma.chat.harmony import HarmonyParser
+from uma.chat.lark import Specials
 from uma.chat.parser import Parser
+from uma.chat.schema import UnservableError, schema_of
 from uma.errors import BadRequest
 from uma.llama.model import Model
 from uma.types import Grammar, Request, SamplingParams, Tool
@@ -52,27 +55,33 @@ class ChatAbilities:
         """The request as the model's template can render it. Raises `BadRequest` for what cannot be honoured."""
         if lines := list(self._problems(request)):
             raise BadRequest("\n".join(lines))
-        messages = request.messages
-        if messages is None or self._family is not GENERIC:
+        messages, family = request.messages, self._family
+        if messages is None or isinstance(family, str) or family.knows_tools:
             return request
         tools = request.tools if request.tool_choice != "none" else ()
-        if not tools and not any(message.tool_calls or message.role == "tool" for message in messages):
+        if family is GENERIC and any(message.tool_calls or message.role == "tool" for message in messages):
+            messages = plain(messages)
+        elif not tools:
             return request
-        return attrs.evolve(request, messages=told(messages, tools), tools=())
+        return attrs.evolve(request, messages=told(messages, tools, family), tools=())
 
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
         # A grammar of the request's own leaves no place for thinking, and its text is the answer.
         return _can_call(request) or (request.reasoning is not None and request.sampling.grammar is None)
 
-    def parser(self, request: Request, prompt: array[int]) -> Parser:
+    def parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
         """A parser for one answer of a request that `is_parsed`."""
         family = None if isinstance(self._family, str) or not _can_call(request) else self._family
+        schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if family is not None else {}
+        splits = request.reasoning is not None
+        if not isinstance(self._family, str) and self._family.has_channels:
+            return HarmonyParser(schemas, splits_thinking=splits)
         return Parser(
             family,
-            {tool.name for tool in _tools(request)},
+            schemas,
             self._thinking,
-            splits_thinking=request.reasoning is not None,
+            splits_thinking=splits,
             begins_thinking=self._begins_thinking(prompt),
         )
 
@@ -83,17 +92,27 @@ class ChatAbilities:
         assert not isinstance(self._family, str)
         if self._specials is None:
             self._specials = await trio.to_thread.run_sync(self._read_specials)
-        must_call = request.tool_choice != "auto"
-        source = calls_grammar(
-            self._family,
-            _tools(request),
-            self._specials,
-            None if must_call and request.reasoning == "off" else self._thinking,
-            must_call=must_call,
-            is_parallel=request.parallel_tool_calls and request.tool_choice in _NOT_NAMES,
-            begins_thinking=self._begins_thinking(prompt),
-        )
+        source = self._grammar(request, self._specials, begins_thinking=self._begins_thinking(prompt))
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
+
+    def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
+        """Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
+        assert not isinstance(self._family, str)
+        must_call = request.tool_choice != "auto"
+        tools = _tools(request)
+        try:
+            return calls_grammar(
+                self._family,
+                tools,
+                specials,
+                None if must_call and request.reasoning == "off" else self._thinking,
+                must_call=must_call,
+                is_parallel=request.parallel_tool_calls and request.tool_choice in _NOT_NAMES,
+                begins_thinking=begins_thinking,
+            )
+        except UnservableError as error:
+            at = request.tools.index(tools[error.tool])
+            raise BadRequest(f"tools[{at}].parameters{error.place}: {error.reason}") from None
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
         """The same error with the place in the tool whose arguments no grammar can describe."""
@@ -107,12 +126,12 @@ class ChatAbilities:
 
     def _read_specials(self) -> Specials:
         assert not isinstance(self._family, str)
-        names = [self._family.open, self._family.close]
+        names = list(self._family.marks)
         if self._thinking is not None:
             names += [self._thinking.open, self._thinking.close]
         special = set(self._vocab.special_ids)
         marks = {}
-        for name in filter(None, names):
+        for name in names:
             ids = self._vocab.tokenize(name, add_special=False, parse_special=True).tolist()
             if len(ids) == 1 and ids[0] in special:
                 marks[name] = ids[0]
@@ -123,7 +142,7 @@ class ChatAbilities:
         """Marks that are control tokens, which give no text of their own, by token id."""
         marks = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
         if not isinstance(self._family, str):
-            marks += filter(None, (self._family.open, self._family.close))
+            marks += self._family.marks
         ids = {mark: self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks}
         return {each[0]: mark for mark, each in ids.items() if len(each) == 1 and not self._vocab.piece(each[0])}
 

@@ -20,6 +20,8 @@ from uma.llama.model import Model
 from uma.types import Request, Tokenized
 
 T = TypeVar("T")
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Names by which templates are asked for no thinking: most by the first, DeepSeek's and Granite's by the second."""
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.
@@ -169,7 +171,7 @@ class PromptReader:
 
     def _render(self, request: Request) -> str:
         tools = request.tools if request.tool_choice != "none" else ()
-        switches = {"enable_thinking": False} if request.reasoning == "off" else {}
+        switches = dict.fromkeys(THINKING_SWITCHES, False) if request.reasoning == "off" else {}
         return self._model.chat_template.render(request.messages or (), tools, switches)
 
     def _tokenize(self, request: Request, *, must_fit: bool) -> array[int]:

@@ -1,0 +1,259 @@
+"""The grammar of one tool call in each form of `uma/chat/forms.py`: its readers understand all that it allows.
+
+Arguments that are JSON are llguidance's own affair. Where strings stand without quotes, or keys do, the rules here say
+what a schema allows; what they cannot say raises `UnservableError` before anything is computed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
+from uma.chat.lark import Rules, string
+from uma.chat.schema import (
+    ANY,
+    KINDS,
+    NOT_OF_OBJECTS,
+    Schema,
+    UnservableError,
+    check_object,
+    kinds_of,
+    literal,
+    properties_of,
+    required_of,
+    resolved,
+    schema_of,
+    text_of,
+    text_or_scalar,
+)
+from uma.types import Tool
+
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Arguments look as they do where models were trained: as Python's `json.dumps` writes them."""
+_ID = "[a-zA-Z0-9]{1,16}"
+_SHARED = ("$defs", "definitions")
+
+
+def json_rule(rules: Rules, name: str, schema: Schema) -> str:
+    """A rule for the JSON that a schema allows."""
+    style = {**JSON_STYLE, **schema.get("x-guidance", {})}
+    return rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
+
+
+def object_call(rules: Rules, form: ObjectForm, tool: Tool, at: int) -> str:
+    """`{"name": …, "arguments": {…}}`, as the model was trained to write it."""
+    head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{form.key}": '
+    return f"{string(head)} {json_rule(rules, f'args_{at}', schema_of(tool))} {string('}')}"
+
+
+def named_call(rules: Rules, form: NamedForm, tool: Tool, at: int) -> str:
+    """The name, and the arguments as JSON."""
+    arguments = json_rule(rules, f"args_{at}", schema_of(tool))
+    given_id = f"{rules.spelled(form.id_mark)} {rules.add('CALL_ID', f'/{_ID}/')}" if form.id_mark else ""
+    return (
+        f"{rules.spelled(form.before + tool.name)} {given_id} "
+        f"{rules.spelled(form.after)} {arguments} {rules.spelled(form.end)}"
+    )
+
+
+def pairs_call(rules: Rules, form: PairsForm, tool: Tool, at: int) -> str:
+    """The name, and each argument between its marks, in the order of the schema."""
+    root = schema_of(tool)
+    check_object(root, root, "")
+    needed = required_of(root, root)
+    pairs = []
+    for index, (key, schema) in enumerate(properties_of(root, root).items()):
+        place = f".properties.{key}"
+        if not key.strip() or key != key.strip() or any(char in key for char in "<>\n"):
+            raise UnservableError(place, "this model's calls cannot hold an argument of that name")
+        value = _pair_value(rules, form, schema, root, f"{at}_{index}", place)
+        pair = rules.add(f"pair_{at}_{index}", f"{rules.spelled(form.key_open + key + form.key_close)} {value}")
+        pairs.append(pair if key in needed else f"{pair}?")
+    return f"{rules.spelled(form.before + tool.name + form.after)} {' '.join(pairs)} {rules.spelled(form.end)}"
+
+
+def _pair_value(rules: Rules, form: PairsForm, schema: Schema, root: Schema, name: str, place: str) -> str:
+    """An argument's value with what stands around it."""
+    kinds = kinds_of(schema, root, place)
+    if not kinds:
+        raise UnservableError(place, "no value is valid")
+    begin, end = rules.spelled(form.padding), rules.spelled(form.padding + form.value_close + form.trail)
+    each = []
+    if "string" not in kinds:
+        each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(schema, root))} {end}")
+    else:
+        text = text_of(schema, root, place) if kinds == {"string"} else text_or_scalar(schema, root, place)
+        each.append(f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}")
+        if nested := kinds & {"array", "object"}:
+            narrow = {"allOf": [schema, {"type": sorted(nested)}]}
+            each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root))} {end}")
+    return f"({' | '.join(each)})"
+
+
+def _closed(rules: Rules, form: PairsForm, text: str, name: str) -> str:
+    """A text up to the first mark behind it, with the mark."""
+    mark = literal(form.value_close)
+    if form.value_close in rules.specials.marks:
+        terminal = rules.add(name, f"({text}) & ~/{ANY}*{mark}{ANY}*/")
+        return f"{terminal} {rules.spelled(form.padding + form.value_close)}"
+    whole = rules.add(f"{name}_VALUE", text)
+    body = f"{whole} {string(form.padding + form.value_close)}"
+    return rules.add(name, f"({body}) & ~/{ANY}*{mark}{ANY}+/")
+
+
+def braces_call(rules: Rules, form: BracesForm, tool: Tool, at: int) -> str:
+    """`call:name{…}`, with the members of every object in the order of their names, as templates show them."""
+    root = schema_of(tool)
+    return f"{rules.spelled(form.before + tool.name)} {_Braces(rules, form, root, f'{at}').members(root, '', 0)}"
+
+
+class _Braces:
+    """The values of one tool's arguments."""
+
+    def __init__(self, rules: Rules, form: BracesForm, root: Schema, prefix: str) -> None:
+        self._rules = rules
+        self._form = form
+        self._root = root
+        self._prefix = prefix
+        self._count = 0
+        self._by_reference: dict[str, str] = {}
+
+    def members(self, schema: Schema, place: str, depth: int) -> str:
+        """An object with its braces."""
+        check_object(schema, self._root, place)
+        needed = required_of(schema, self._root)
+        members = []
+        for key, each in sorted(properties_of(schema, self._root).items()):
+            if (
+                not key.strip()
+                or key != key.strip()
+                or any(char in key for char in ":{}[],\n")
+                or self._form.quote in key
+            ):
+                raise UnservableError(f"{place}.properties.{key}", "this model's calls cannot hold a key of that name")
+            value = self._value(each, f"{place}.properties.{key}", depth + 1)
+            members.append((self._name("member", f"{string(f'{key}:')} {value}"), key in needed))
+        return f'"{{" {self._separated(members)} "}}"'
+
+    def _separated(self, members: list[tuple[str, bool]]) -> str:
+        """Members with commas between those that are there: one rule for what follows the first, one for the rest."""
+        rest = ""
+        first: list[str] = []
+        for member, is_needed in reversed(members):
+            tail = f" {rest}" if rest else ""
+            first = [f"{member}{tail}"] + ([] if is_needed else first)
+            follows = f'"," {member}{tail}' if is_needed else f'("," {member})?{tail}'
+            rest = self._name("rest", follows)
+        is_optional = not any(is_needed for _, is_needed in members)
+        return f"({' | '.join(first)}){'?' if is_optional else ''}" if first else ""
+
+    def _value(self, schema: Any, place: str, depth: int) -> str:
+        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            return self._reference(schema, place, depth)
+        if schema is True or not set(schema):
+            return self._anything()
+        kinds = kinds_of(schema, self._root, place)
+        if not kinds or depth > 16:
+            raise UnservableError(place, "no value is valid, or it is nested too deeply")
+        for word in ("enum", "const"):
+            if word in schema and kinds & {"array", "object"}:
+                raise UnservableError(f"{place}.{word}", "lists and objects cannot be among these values here")
+        for word in ("anyOf", "oneOf", "allOf"):
+            if word in schema and kinds & {"array", "object"}:
+                return self._combined(schema, word, place, depth)
+        each = []
+        if "string" in kinds:
+            each.append(self._string(text_of(schema, self._root, place)))
+        if scalars := kinds & {"null", "boolean", "integer", "number"}:
+            narrow = {"allOf": [schema, {"type": sorted(scalars)}]}
+            self._count += 1
+            name = f"scalar_{self._prefix}_{self._count}"
+            each.append(json_rule(self._rules, name, _with_root(narrow, self._root)))
+        if "array" in kinds:
+            each.append(self._array(schema, place, depth))
+        if "object" in kinds:
+            each.append(self._object(schema, place, depth))
+        return f"({' | '.join(each)})"
+
+    def _reference(self, schema: Schema, place: str, depth: int) -> str:
+        pointer = schema["$ref"]
+        if pointer not in self._by_reference:
+            self._count += 1
+            name = self._by_reference[pointer] = f"shared_{self._prefix}_{self._count}"
+            self._rules.begin(name)
+            target = resolved(schema, self._root, place)
+            self._rules.complete(name, self._value(target, place, depth + 1))
+        return self._by_reference[pointer]
+
+    def _combined(self, schema: Schema, word: str, place: str, depth: int) -> str:
+        if word == "allOf" or set(schema) - {word, "title", "description", "default", "$defs", "definitions"}:
+            raise UnservableError(f"{place}.{word}", "not available here, where lists or objects are allowed")
+        branches = [each for each in schema[word] if kinds_of(each, self._root, place)]
+        if word == "oneOf":
+            self._check_apart(branches, place)
+        each = (self._value(one, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(branches))
+        return f"({' | '.join(each)})"
+
+    def _check_apart(self, branches: Iterable[Any], place: str) -> None:
+        seen: set[str] = set()
+        for kinds in (kinds_of(each, self._root, place) for each in branches):
+            if kinds & seen:
+                raise UnservableError(f"{place}.oneOf", "two of its alternatives can be of the same type")
+            seen |= kinds
+
+    def _string(self, text: str) -> str:
+        """A string between the model's quotes."""
+        quote = self._form.quote
+        self._count += 1
+        name = f"TEXT_{self._prefix}_{self._count}"
+        if quote in self._rules.specials.marks:
+            terminal = self._rules.add(name, f"({text}) & ~/{ANY}*{literal(quote)}{ANY}*/")
+            return f"{self._rules.spelled(quote)} {terminal} {self._rules.spelled(quote)}"
+        whole = self._rules.add(f"{name}_VALUE", text)
+        closed = self._rules.add(name, f"({whole} {string(quote)}) & ~/{ANY}*{literal(quote)}{ANY}+/")
+        return f"{string(quote)} {closed}"
+
+    def _array(self, schema: Schema, place: str, depth: int) -> str:
+        for word in ("prefixItems", "uniqueItems", "contains"):
+            if schema.get(word):
+                raise UnservableError(f"{place}.{word}", "not available in this model's calls")
+        item = self._name("item", self._value(schema.get("items", True), f"{place}.items", depth + 1))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[" "]"'
+        again = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        return f'"[" ({item} {again}){"?" if least == 0 else ""} "]"'
+
+    def _object(self, schema: Schema, place: str, depth: int) -> str:
+        narrow = {word: each for word, each in schema.items() if word not in NOT_OF_OBJECTS}
+        extra = schema.get("additionalProperties", True)
+        if schema.get("properties") or schema.get("required") or extra is False:
+            return self.members(narrow, place, depth)
+        check_object(narrow, self._root, place)
+        return self._dictionary(self._value(extra, f"{place}.additionalProperties", depth + 1))
+
+    def _dictionary(self, value: str) -> str:
+        """An object with keys of the model's own."""
+        key = self._rules.add("KEY", r"/[a-zA-Z_][a-zA-Z0-9_\-]*/")
+        member = self._name("member", f'{key} ":" {value}')
+        return f'"{{" ({member} ("," {member})*)? "}}"'
+
+    def _anything(self) -> str:
+        if "anything" not in self._rules:
+            self._rules.begin("anything")
+            scalar = json_rule(self._rules, "scalar", {"type": sorted(KINDS - {"string", "array", "object"})})
+            text = self._string(f"/{ANY}*/")
+            array = '"[" (anything ("," anything)*)? "]"'
+            self._rules.complete("anything", f"{scalar} | {text} | {array} | {self._dictionary('anything')}")
+        return "anything"
+
+    def _name(self, kind: str, body: str) -> str:
+        self._count += 1
+        return self._rules.add(f"{kind}_{self._prefix}_{self._count}", body)
+
+
+def _with_root(schema: Schema, root: Schema) -> Schema:
+    """A part of a schema that its references still lead out of."""
+    return {**{word: root[word] for word in _SHARED if word in root}, **schema}

@@ -1,0 +1,347 @@
+"""One tool call that is no JSON object, read a character at a time into a name and the JSON of its arguments.
+
+Each form of `uma/chat/forms.py` has a reader, written as a generator that takes one character at each `yield`: it can
+stop anywhere and goes on with the next. White space between the parts of a call counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Generator, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
+from uma.chat.json_call import JsonCall
+from uma.chat.schema import KINDS, Schema, UnservableError, kinds_of, properties_of, value_in_text
+
+Reading = Generator[None, str, str]
+"""Takes characters and returns the text that they make up."""
+_SPACE = " \t\r\n"
+
+
+class CallReader(Protocol):
+    """What the parser asks of a call that is being read."""
+
+    @property
+    def name(self) -> str | None:
+        """The tool's name, once it is known."""
+
+    @property
+    def arguments(self) -> str:
+        """The arguments' JSON; complete when `is_whole`."""
+
+    @property
+    def is_whole(self) -> bool:
+        """The call is complete: the next character is not part of it."""
+
+    @property
+    def problem(self) -> str:
+        """Why this is no call of these tools; empty while it can become one."""
+
+    def push(self, char: str) -> str:
+        """Take the next character. Returns the arguments' text that it sets free."""
+
+
+def reader_of(form: Form, tools: Mapping[str, Schema]) -> CallReader:
+    """A reader of one call to one of `tools`, which are the schemas of their arguments by name."""
+    if isinstance(form, NamedForm):
+        return _NamedCall(form, tools)
+    if isinstance(form, PairsForm):
+        return _PairsCall(form, tools)
+    if isinstance(form, BracesForm):
+        return _BracesCall(form, tools)
+    assert isinstance(form, ObjectForm)
+    return JsonCall(tools.keys())
+
+
+class _NoCallError(Exception):
+    """What comes is no call, for this reason."""
+
+
+class _Call(ABC):
+    """The pushing side of a generator that reads."""
+
+    def __init__(self, tools: Mapping[str, Schema]) -> None:
+        self._tools = tools
+        self._out = ""
+        self.name: str | None = None
+        self.arguments = ""
+        self.is_whole = False
+        self.problem = ""
+        self._reading = self._read()
+        next(self._reading)
+
+    def push(self, char: str) -> str:
+        """Take the next character. Returns the arguments' text that it sets free."""
+        try:
+            self._reading.send(char)
+        except StopIteration:
+            self._end()
+        except _NoCallError as error:
+            self.problem = str(error)
+        sent, self._out = self._out, ""
+        return sent
+
+    @abstractmethod
+    def _read(self) -> Reading:
+        """All of the call."""
+
+    def _end(self) -> None:
+        try:
+            value = json.loads(self.arguments, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            self.problem = "its arguments are not JSON"
+            return
+        self.is_whole = isinstance(value, dict)
+        self.problem = "" if self.is_whole else "its arguments are no JSON object"
+
+    def _give(self, text: str) -> None:
+        self.arguments += text
+        self._out += text
+
+    def _one_of(self, *texts: str) -> Reading:
+        """One of these texts, white space aside."""
+        packed = {_packed(text): text for text in texts}
+        read = ""
+        while read not in packed:
+            char = yield
+            if char.isspace():
+                continue
+            read += char
+            if not any(each.startswith(read) for each in packed):
+                raise _NoCallError("it is not of this model's form")
+        return packed[read]
+
+    def _name_before(self, names: Collection[str], *stops: str) -> Generator[None, str, tuple[str, str]]:
+        """One of these names and the text behind it, white space between the two aside."""
+        read = ""
+        ends = [(_packed(name + stop), name, stop) for name in names for stop in stops]
+        while True:
+            read += yield
+            packed = _packed(read)
+            ends = [each for each in ends if each[0].startswith(packed) and _is_name(read, each[1])]
+            if not ends:
+                raise _NoCallError("no tool of that name was offered")
+            for whole, name, stop in ends:
+                if packed == whole:
+                    return name, stop
+
+    def _until(self, mark: str) -> Reading:
+        """The text before a mark, which is taken as well."""
+        read = ""
+        while not read.endswith(mark):
+            read += yield
+        return read.removesuffix(mark)
+
+    def _object(self) -> Reading:
+        """A JSON object, given as it comes."""
+        yield from self._one_of("{")
+        self._give("{")
+        depth, in_string, is_escaped = 1, False, False
+        while depth:
+            char = yield
+            if in_string:
+                in_string = is_escaped or char != '"'
+                is_escaped = char == "\\" and not is_escaped
+            else:
+                in_string = char == '"'
+                depth += (char in "{[") - (char in "}]")
+            self._give(char)
+        return self.arguments
+
+
+class _NamedCall(_Call):
+    def __init__(self, form: NamedForm, tools: Mapping[str, Schema]) -> None:
+        self._form = form
+        super().__init__(tools)
+
+    def _read(self) -> Reading:
+        form = self._form
+        yield from self._one_of(form.before)
+        stops = (form.after, form.id_mark) if form.id_mark else (form.after,)
+        name, stop = yield from self._name_before(self._tools, *stops)
+        if stop != form.after:
+            yield from self._until(form.after)
+        self.name = name
+        yield from self._object()
+        return (yield from self._one_of(form.end))
+
+
+class _PairsCall(_Call):
+    def __init__(self, form: PairsForm, tools: Mapping[str, Schema]) -> None:
+        self._form = form
+        self._seen: set[str] = set()
+        super().__init__(tools)
+
+    def _read(self) -> Reading:
+        form = self._form
+        yield from self._one_of(form.before)
+        after = [form.after] if _packed(form.after) else [form.key_open, form.end]
+        name, stop = yield from self._name_before(self._tools, *after)
+        schema = self._tools[name]
+        properties = properties_of(schema, schema)
+        self.name = name
+        if stop == form.after:
+            stop = yield from self._one_of(form.key_open, form.end)
+        self._give("{")
+        while stop == form.key_open:
+            yield from self._pair(properties, schema)
+            stop = yield from self._one_of(form.key_open, form.end)
+        self._give("}")
+        return self.arguments
+
+    def _pair(self, properties: Mapping[str, Schema], root: Schema) -> Reading:
+        form = self._form
+        key, _ = yield from self._name_before(properties.keys() - self._seen, form.key_close)
+        kinds = _kinds(properties[key], root)
+        self._give(f"{', ' if self._seen else ''}{_quoted(key)}: ")
+        self._seen.add(key)
+        if kinds == {"string"}:
+            return (yield from self._text())
+        text = (yield from self._until(form.value_close)).removeprefix(form.padding).removesuffix(form.padding)
+        try:
+            self._give(value_in_text(text, kinds))
+        except ValueError as error:
+            raise _NoCallError(str(error)) from None
+        return text
+
+    def _text(self) -> Reading:
+        """A string, given as it comes, but for what can be the mark behind it."""
+        padding, mark = self._form.padding, self._form.value_close
+        self._give('"')
+        held, is_first = "", True
+        while not held.endswith(mark):
+            held += yield
+            if is_first and padding:
+                if padding.startswith(held) and held != padding:
+                    continue
+                held, is_first = held.removeprefix(padding), False
+            keep = max(overlap(held, padding + mark), overlap(held, mark))
+            if not held.endswith(mark):
+                self._give(_escaped(held[: len(held) - keep]))
+                held = held[len(held) - keep :]
+        self._give(_escaped(held.removesuffix(mark).removesuffix(padding)) + '"')
+        return mark
+
+
+class _BracesCall(_Call):
+    def __init__(self, form: BracesForm, tools: Mapping[str, Schema]) -> None:
+        self._form = form
+        super().__init__(tools)
+
+    def _read(self) -> Reading:
+        yield from self._one_of(self._form.before)
+        self.name, _ = yield from self._name_before(self._tools, "{")
+        yield from self._braces()
+        return self.arguments
+
+    def _braces(self) -> Generator[None, str, None]:
+        """The members of an object whose brace has come, with the closing one."""
+        self._give("{")
+        char, comma = (yield from self._visible()), ""
+        while char != "}":
+            key = char + (yield from self._until(":"))
+            if not key.strip() or any(each in key for each in "{}[],") or self._form.quote in key:
+                raise _NoCallError("an argument has no name")
+            self._give(f"{comma}{_quoted(key.strip())}: ")
+            char, comma = (yield from self._value((yield from self._visible()), "}")), ", "
+            if char == ",":
+                char = yield from self._visible()
+        self._give("}")
+
+    def _brackets(self) -> Generator[None, str, None]:
+        """The items of an array whose bracket has come, with the closing one."""
+        self._give("[")
+        char = yield from self._visible()
+        while char != "]":
+            if (yield from self._value(char, "]")) == "]":
+                break
+            self._give(", ")
+            char = yield from self._visible()
+        self._give("]")
+
+    def _value(self, char: str, close: str) -> Reading:
+        """A value that begins with `char`. Returns the comma or the closing character that follows."""
+        if char == "{":
+            yield from self._braces()
+        elif char == "[":
+            yield from self._brackets()
+        elif char == self._form.quote[0]:
+            yield from self._quoted()
+        else:
+            return (yield from self._word(char, close))
+        char = yield from self._visible()
+        if char not in (",", close):
+            raise _NoCallError("a value has no end")
+        return char
+
+    def _word(self, char: str, close: str) -> Reading:
+        """A number, `true`, `false` or `null`."""
+        word = ""
+        while char not in (",", close):
+            word += char
+            char = yield
+        try:
+            value = json.loads(word, parse_constant=_refuse)
+        except ValueError:
+            value = ""
+        if isinstance(value, str | list | dict):
+            raise _NoCallError("a value is neither a number nor a word that JSON knows")
+        self._give(word.strip())
+        return char
+
+    def _quoted(self) -> Generator[None, str, None]:
+        quote = self._form.quote
+        for expected in quote[1:]:
+            if (yield) != expected:
+                raise _NoCallError("a value is not between this model's quotes")
+        self._give('"')
+        held = ""
+        while not held.endswith(quote):
+            held += yield
+            keep = len(held) if held.endswith(quote) else overlap(held, quote)
+            self._give(_escaped(held[: len(held) - keep]))
+            held = held[len(held) - keep :]
+        self._give('"')
+
+    def _visible(self) -> Reading:
+        """The next character that is no white space."""
+        char = yield
+        while char.isspace():
+            char = yield
+        return char
+
+
+def _kinds(schema: Schema, root: Schema) -> frozenset[str]:
+    with suppress(UnservableError):
+        return kinds_of(schema, root)
+    return KINDS
+
+
+def _is_name(read: str, name: str) -> bool:
+    """Whether what was read is the beginning of this name or the name and more, each space of it counted."""
+    begun = read.lstrip()
+    return name.startswith(begun) or begun.startswith(name)
+
+
+def _packed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def overlap(text: str, mark: str) -> int:
+    """How much of the beginning of `mark` the text ends with, less than all of it."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,159 @@
+"""gpt-oss's channels: from a model's text, in pieces cut anywhere, to answer, thinking and tool calls.
+
+An answer is a row of messages, each with a header that names its channel, and a recipient where it is a call:
+`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`. The prompt ends behind the first
+`<|start|>assistant`. Text without a header is the answer itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from uma.chat.calls import CallReader, overlap, reader_of
+from uma.chat.forms import NamedForm
+from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.schema import Schema
+
+START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_BODY = NamedForm(before="", after=MESSAGE)
+"""A call behind its recipient's name, where the header has nothing else to say."""
+_BEGINNINGS = (START, CHANNEL, " to=")
+MAX_HEADER_CHARS = 256
+"""Maximum length of a header; a longer one is text."""
+_HEADER = re.compile(
+    r"(?:<\|start\|>assistant)?"
+    r"(?: to=(?P<to>[^\s<]+))?\s?"
+    r"(?:<\|channel\|>(?P<channel>\w+))?"
+    r"(?: to=(?P<also>[^\s<]+))?"
+    r"\s?(?:<\|constrain\|>)?\w*",
+    re.ASCII,
+)
+
+
+class HarmonyParser:
+    """One answer's parser, as `parser.Parser` is for other families."""
+
+    def __init__(self, tools: Mapping[str, Schema], *, splits_thinking: bool = True) -> None:
+        """Without `splits_thinking` the thinking is text, with its header and its end."""
+        self._tools = tools
+        self._splits = splits_thinking
+        self._parts: list[Part] = []
+        self._pending = ""
+        self._part: type[Text | Reasoning] = Text
+        self._keeps_end = False
+        self._call: CallReader | None = None
+        self._raw = ""
+        """All of the call that is read, with its header."""
+        self._step: Callable[[], bool] = self._read_header
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that are certain once this text has come."""
+        self._pending += text
+        while self._pending and self._step():
+            pass
+        parts, self._parts = self._parts, []
+        return joined(parts)
+
+    def finish(self) -> list[Part]:
+        """What is left when no more text comes."""
+        if self._call is not None:
+            self._break("the output ended inside it")
+        if self._pending:
+            self._parts.append(self._part(self._pending) if self._step == self._read_body else Text(self._pending))
+        self._pending = ""
+        return self.push("")
+
+    def _read_header(self) -> bool:
+        """A header up to its end; what can be none is the answer's text."""
+        window = self._pending[:MAX_HEADER_CHARS]
+        if not any(begin.startswith(window[: len(begin)]) for begin in _BEGINNINGS):
+            return self._leave_header()
+        at = window.find(MESSAGE)
+        if at < 0:
+            return len(window) == MAX_HEADER_CHARS and self._leave_header()
+        found = _HEADER.fullmatch(window[:at])
+        if found is None:
+            return self._leave_header()
+        header, self._pending = self._pending[: at + len(MESSAGE)], self._pending[at + len(MESSAGE) :]
+        self._open(header, found["channel"] or "", found["to"] or found["also"] or "")
+        return True
+
+    def _leave_header(self) -> bool:
+        """Its first character is text for certain, so that no header is looked for in the same place again."""
+        self._parts.append(Text(self._pending[0]))
+        self._pending = self._pending[1:]
+        self._begin_message(Text)
+        return True
+
+    def _open(self, header: str, channel: str, recipient: str) -> None:
+        name = recipient.removeprefix("functions.")
+        if recipient and name != recipient and name in self._tools:
+            self._raw = header
+            self._call = reader_of(_BODY, {name: self._tools[name]})
+            for char in name + MESSAGE:
+                self._call.push(char)
+            self._parts.append(CallBegun(name))
+            self._step = self._read_call
+        elif recipient and recipient != "assistant":
+            self._parts.append(Text(header))
+            self._begin_message(Text)
+        elif channel == "analysis":
+            if not self._splits:
+                self._parts.append(Text(header))
+            self._begin_message(Reasoning if self._splits else Text, keeps_end=not self._splits)
+        else:
+            self._begin_message(Text)
+
+    def _begin_message(self, part: type[Text | Reasoning], *, keeps_end: bool = False) -> None:
+        self._part = part
+        self._keeps_end = keeps_end
+        self._step = self._read_body
+
+    def _read_body(self) -> bool:
+        found = min(((at, mark) for mark in (*ENDS, START) if (at := self._pending.find(mark)) >= 0), default=None)
+        at = found[0] if found else len(self._pending) - max(overlap(self._pending, mark) for mark in (*ENDS, START))
+        if at:
+            self._parts.append(self._part(self._pending[:at]))
+        self._pending = self._pending[at:]
+        if found is None:
+            return False
+        if found[1] != START:
+            self._pending = self._pending[len(found[1]) :]
+            if self._keeps_end:
+                self._parts.append(Text(found[1]))
+        self._step = self._read_header
+        return True
+
+    def _read_call(self) -> bool:
+        call = self._call
+        assert call is not None
+        for at, char in enumerate(self._pending, 1):
+            arguments = call.push(char)
+            if call.problem:
+                self._raw += self._pending[:at]
+                self._pending = self._pending[at:]
+                self._break(call.problem)
+                return True
+            if arguments:
+                self._parts.append(CallArguments(arguments))
+            if call.is_whole:
+                assert call.name is not None
+                self._parts.append(CallEnded(call.name, call.arguments))
+                self._call = None
+                self._pending = self._pending[at:]
+                self._begin_message(Text)
+                return True
+        self._raw += self._pending
+        self._pending = ""
+        return False
+
+    def _break(self, reason: str) -> None:
+        """What was taken for a call is text."""
+        call, self._call = self._call, None
+        assert call is not None
+        assert call.name is not None
+        self._parts.append(CallBroken(call.name, reason))
+        self._parts.append(Text(self._raw))
+        self._begin_message(Text)

@@ -1,0 +1,65 @@
+"""What gpt-oss can write when it can call tools: messages with a header each, the last of which is answer or call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uma.chat.call_rules import json_rule
+from uma.chat.families import Family
+from uma.chat.harmony import CHANNEL, ENDS, MESSAGE, START
+from uma.chat.lark import Rules, ids
+from uma.chat.schema import ANY, literal, schema_of
+from uma.types import Tool
+
+
+def harmony_grammar(rules: Rules, family: Family, tools: Sequence[Tool], *, can_think: bool, must_call: bool) -> str:
+    """See `grammar.calls_grammar`. A call ends the answer, so that there is one at most."""
+    thought = _message(rules, "analysis") if can_think else ""
+    call = rules.add("call", " | ".join(_call(rules, tool, at) for at, tool in enumerate(tools)))
+    if must_call:
+        return rules.grammar(f"{thought}* {call}" if thought else call)
+    preamble = _message(rules, "commentary")
+    before = rules.add("before", " | ".join(filter(None, [thought, preamble])))
+    begun = rules.spelled(f"{CHANNEL}final{MESSAGE}")
+    final = rules.add("final", f"{begun} {_body(rules)}")
+    unfinished = [
+        rules.spelled(f"{CHANNEL}{channel}{MESSAGE}") + f" {_body(rules)}" for channel in _channels(can_think)
+    ]
+    last = " | ".join([call, final, *unfinished])
+    return rules.grammar(f"{before}* ({last})")
+
+
+def _channels(can_think: bool) -> list[str]:
+    return ["analysis", "commentary"] if can_think else ["commentary"]
+
+
+def _message(rules: Rules, channel: str) -> str:
+    """A message that another one follows."""
+    header, after = rules.spelled(f"{CHANNEL}{channel}{MESSAGE}"), rules.spelled(START)
+    end = literal(ENDS[0])
+    if ENDS[0] in rules.specials.marks:
+        return rules.add(channel, f"{header} {_body(rules)} {rules.spelled(ENDS[0])} {after}")
+    closed = rules.add(f"CLOSED_{channel.upper()}", f"/{ANY}*{end}/ & ~/{ANY}*({_marks()}){ANY}+/")
+    return rules.add(channel, f"{header} {closed} {after}")
+
+
+def _body(rules: Rules) -> str:
+    """Text that ends no message."""
+    text = rules.add("BODY", f"/{ANY}*/ & ~/{ANY}*({_marks()}){ANY}*/")
+    others = rules.specials.others
+    return rules.add("body", f"{text} ({ids(others)} {text})*") if others else text
+
+
+def _marks() -> str:
+    return "|".join(map(literal, (*ENDS, START)))
+
+
+def _call(rules: Rules, tool: Tool, at: int) -> str:
+    """In the commentary channel, with the recipient behind it or before it; the model knows both."""
+    name = tool.name
+    arguments = json_rule(rules, f"args_{at}", schema_of(tool))
+    heads = (
+        f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}",
+        f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}",
+    )
+    return f"({' | '.join(rules.spelled(head) for head in heads)}) {arguments}"

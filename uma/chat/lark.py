@@ -1,0 +1,77 @@
+"""Rules of a grammar in llguidance's form of Lark's notation, and how texts are spelled in one.
+
+A mark that is one special token of the vocabulary is spelled by that token: no text matches it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Specials:
+    """A vocabulary's special tokens, which no text spells: those that are marks, and the others but for its ends."""
+
+    marks: Mapping[str, int]
+    others: Sequence[int]
+
+
+class Rules:
+    """Rules by name, made when they are first used."""
+
+    def __init__(self, specials: Specials) -> None:
+        self.specials = specials
+        self._lines: dict[str, str] = {}
+        longest_first = sorted(specials.marks, key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._lines
+
+    def add(self, name: str, body: str) -> str:
+        """The rule's name; it is defined by the first body that is given for it."""
+        self._lines.setdefault(name, f"{name}: {body}")
+        return name
+
+    def begin(self, name: str) -> None:
+        """Keep a place for a rule that its own body refers to; `complete` defines it."""
+        self._lines[name] = ""
+
+    def complete(self, name: str, body: str) -> None:
+        """Define what `begin` has begun."""
+        self._lines[name] = f"{name}: {body}"
+
+    def grammar(self, start: str) -> str:
+        """The whole grammar."""
+        return "\n".join([f"start: {start}", *self._lines.values()])
+
+    def spelled(self, text: str) -> str:
+        """A text as models write it, with special tokens for the marks in it; empty for an empty one."""
+        if self._marks is None:
+            return string(text)
+        marks = self._marks.findall(text)
+        between = self._marks.split(text)
+        parts = [string(between[0])]
+        for mark, after in zip(marks, between[1:], strict=True):
+            parts += [ids([self.specials.marks[mark]]), string(after)]
+        return " ".join(filter(None, parts))
+
+
+def string(text: str) -> str:
+    """A text as one string; empty for an empty one, which Lark has no string for."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def ids(tokens: Iterable[int]) -> str:
+    """Any one of these tokens."""
+    ranges: list[list[int]] = []
+    for token in sorted(tokens):
+        if ranges and ranges[-1][1] == token - 1:
+            ranges[-1][1] = token
+        else:
+            ranges.append([token, token])
+    return f"<[{','.join(f'{first}-{last}' if first < last else str(first) for first, last in ranges)}]>"

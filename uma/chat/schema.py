@@ -1,0 +1,329 @@
+"""What a tool's JSON Schema says of a single value, for models that do not write their calls' arguments as JSON.
+
+Such a form has text where JSON has a string between quotes, so that no JSON grammar describes it: regular expressions
+do. What they cannot describe raises `UnservableError` with its place in the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from uma.types import Tool
+
+Schema = dict[str, Any]
+KINDS = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+"""JSON's types. A schema that allows numbers allows integers."""
+ANY = r"(.|\n)"
+"""Any character, as a regular expression of llguidance."""
+MAX_DEPTH = 16
+"""Maximum references and combinations followed to find what one value can be."""
+MAX_ALTERNATIVES = 64
+"""Maximum ways in which the parts of one string's schema are combined."""
+
+_NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+_NOTES = frozenset(
+    """
+    $schema $id $comment $defs definitions title description default examples deprecated readOnly writeOnly x-guidance
+    """.split()  # noqa: SIM905  (a word a line would be a page)
+)
+"""Keywords that say nothing of what is valid."""
+_CHOICES = frozenset({"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
+_OF_STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
+_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"})
+_OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+_OF_OTHERS = _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
+NOT_OF_OBJECTS = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS
+"""Keywords that say nothing of an object."""
+
+_DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_FORMATS = {
+    "date": _DAY,
+    "time": _TIME,
+    "date-time": f"{_DAY}T{_TIME}",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "email": r"[a-zA-Z0-9_%+\-]+(\.[a-zA-Z0-9_%+\-]+)*@[a-zA-Z0-9]([a-zA-Z0-9\-]*[a-zA-Z0-9])?(\.[a-zA-Z]{2,12})+",
+    "uri": r"[a-z][a-z0-9+.\-]*:\/\/[a-zA-Z0-9.\-]+(:[0-9]{1,5})?(\/[a-zA-Z0-9._~%\-]*)*(\?[a-zA-Z0-9._~%=&\-]*)?",
+}
+"""Each a part of what the format allows: the days that every month has, say."""
+_SCALARS = {"null": "null", "boolean": "true|false", "integer": "-?(0|[1-9][0-9]*)"}
+_SCALARS["number"] = _SCALARS["integer"] + r"(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
+
+
+class UnservableError(Exception):
+    """A part of a schema that a form of calls cannot keep to: its place, such as `.properties.x.not`, and why.
+
+    `tool` is the tool's place among those that can be called.
+    """
+
+    def __init__(self, place: str, reason: str, tool: int = 0) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+        self.tool = tool
+
+
+def schema_of(tool: Tool) -> Schema:
+    """The JSON Schema of a tool's arguments, which are an object always."""
+    return {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
+
+
+def properties_of(schema: Schema, root: Schema) -> dict[str, Schema]:
+    """An object's properties by name, with those that `required` alone names."""
+    schema = _object(schema, root, "")
+    given = schema.get("properties", {})
+    known = {name: {} if each is True else each for name, each in given.items() if each is not False}
+    return known | {name: {} for name in schema.get("required", ()) if name not in given}
+
+
+def check_object(schema: Schema, root: Schema, place: str) -> None:
+    """Raises `UnservableError` where an object's validity is not that of each of its properties."""
+    schema = _object(schema, root, place)
+    for word in schema:
+        if word not in _NOTES | {"type", "properties", "required", "additionalProperties"}:
+            raise UnservableError(f"{place}.{word}", "this model's calls have each argument for itself")
+    for name in schema.get("required", ()):
+        if schema.get("properties", {}).get(name) is False:
+            raise UnservableError(f"{place}.required", f"{name!r} is required and forbidden")
+
+
+def required_of(schema: Schema, root: Schema) -> frozenset[str]:
+    """The names of an object's required properties."""
+    return frozenset(_object(schema, root, "").get("required", ()))
+
+
+def _object(schema: Schema, root: Schema, place: str) -> Schema:
+    """A schema that a `$ref` with `type` beside it can stand for."""
+    if "$ref" in schema:
+        schema = {word: each for word, each in schema.items() if word != "type"}
+    return resolved(schema, root, place)
+
+
+def resolved(schema: Schema, root: Schema, place: str) -> Schema:
+    """The schema that a `$ref` leads to; one without is itself."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, dict):
+            raise UnservableError(place, "expected a schema")
+        pointer = schema.get("$ref")
+        if pointer is None:
+            return schema
+        if set(schema) - _NOTES - {"$ref"}:
+            raise UnservableError(f"{place}.$ref", "other keywords beside it are not available here")
+        schema = _target(pointer, root, place)
+    raise UnservableError(f"{place}.$ref", "it leads to references only")
+
+
+def kinds_of(schema: Any, root: Schema, place: str = "", depth: int = 0) -> frozenset[str]:
+    """The JSON types that a value can have."""
+    if schema is True:
+        return KINDS
+    if not isinstance(schema, dict):
+        return frozenset()
+    if depth > MAX_DEPTH:
+        raise UnservableError(place, "it is nested too deeply")
+    schema = resolved(schema, root, place)
+    kinds = KINDS
+    if "type" in schema:
+        named = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        kinds &= frozenset(named) | ({"integer"} if "number" in named else set())
+    for value_list in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+        if value_list is not None:
+            kinds &= frozenset(kind for value in value_list for kind in _kinds_of_value(value))
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            each = (kinds_of(one, root, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(schema[word]))
+            kinds &= frozenset().union(*each)
+    for at, one in enumerate(schema.get("allOf", ())):
+        kinds &= kinds_of(one, root, f"{place}.allOf[{at}]", depth + 1)
+    return kinds
+
+
+def text_of(schema: Schema, root: Schema, place: str) -> str:
+    """The strings that a schema allows, as a terminal of Lark: whatever other types it allows is left out."""
+    ways = _ways(schema, root, place, 0)
+    return " | ".join(f"({' & '.join(f'/{regex}/' for regex in way or [f'{ANY}*'])})" for way in ways)
+
+
+def text_or_scalar(schema: Schema, root: Schema, place: str) -> str:
+    """The same, and the JSON of whatever else but arrays and objects is allowed. A string that reads as one of these
+    is none: the reader takes it for the JSON (`value_in_text`)."""
+    kinds = kinds_of(schema, root, place)
+    scalars = [_SCALARS[kind] for kind in ("null", "boolean", "integer", "number") if kind in kinds]
+    _check_scalars(schema, root, place, 0)
+    text = text_of(schema, root, place)
+    if kinds & {"array", "object"}:
+        scalars_text = [rf"[ \t\r\n]*[\[\{{]{ANY}*", *(rf"[ \t\r\n]*({each})[ \t\r\n]*" for each in scalars)]
+    else:
+        scalars_text = [rf"[ \t\r\n]*({each})[ \t\r\n]*" for each in scalars]
+    text = f"({text})" + "".join(f" & ~/{each}/" for each in scalars_text)
+    return " | ".join([f"({text})", *(f"/{each}/" for each in scalars)])
+
+
+def value_in_text(text: str, kinds: frozenset[str]) -> str:
+    """The JSON of an argument that stands as `text` where its schema allows `kinds`. Raises `ValueError` for none."""
+    if kinds == {"string"}:
+        return json.dumps(text, ensure_ascii=False)
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        if "string" not in kinds or (kinds & {"array", "object"} and text.lstrip(" \t\r\n")[:1] in ("[", "{")):
+            raise ValueError("an argument is not JSON") from None
+        return json.dumps(text, ensure_ascii=False)
+    if "string" not in kinds or (not isinstance(value, str) and kinds.intersection(_kinds_of_value(value))):
+        return text.strip(" \t\r\n")
+    if kinds & {"array", "object"} and isinstance(value, list | dict):
+        raise ValueError("an argument has none of its schema's types")
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _ways(schema: Schema, root: Schema, place: str, depth: int) -> list[list[str]]:
+    """The strings of a schema, as regular expressions: those of one of the inner lists must all match."""
+    if depth > MAX_DEPTH:
+        raise UnservableError(place, "it is nested too deeply")
+    schema = resolved(schema, root, place)
+    for word in schema:
+        if word not in _NOTES | _CHOICES | _OF_STRINGS | _OF_OTHERS:
+            raise UnservableError(f"{place}.{word}", "not available for a text, which this model's calls do not quote")
+    own = list(_own(schema, place))
+    choices = [[own]]
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            choices.append(_either(word, schema[word], root, place, depth))
+    choices += [_ways(each, root, f"{place}.allOf[{at}]", depth + 1) for at, each in enumerate(schema.get("allOf", ()))]
+    combined = [[regex for way in ways for regex in way] for ways in product(*choices)]
+    if len(combined) > MAX_ALTERNATIVES:
+        raise UnservableError(place, "too many alternatives")
+    return combined
+
+
+def _either(word: str, branches: list[Any], root: Schema, place: str, depth: int) -> list[list[str]]:
+    texts = [
+        (at, each) for at, each in enumerate(branches) if "string" in kinds_of(each, root, f"{place}.{word}[{at}]")
+    ]
+    if word == "oneOf" and len(texts) > 1:
+        values = [value for _, each in texts for value in _values(each, place)]
+        if len(set(map(json.dumps, values))) < len(values):
+            raise UnservableError(f"{place}.oneOf", "two of its alternatives allow the same text")
+    return [
+        way
+        for at, each in texts
+        for way in _ways(each if each is not True else {}, root, f"{place}.{word}[{at}]", depth + 1)
+    ]
+
+
+def _values(schema: Any, place: str) -> list[Any]:
+    if isinstance(schema, dict) and ("enum" in schema or "const" in schema):
+        return list(schema["enum"]) if "enum" in schema else [schema["const"]]
+    raise UnservableError(f"{place}.oneOf", "several alternatives that are texts, but for lists of values")
+
+
+def _own(schema: Schema, place: str) -> Iterator[str]:
+    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+        if values is not None:
+            texts = [literal(value) for value in values if isinstance(value, str)]
+            if not texts:
+                raise UnservableError(place, "it allows no text where one is expected")
+            yield "|".join(texts)
+    if "minLength" in schema or "maxLength" in schema:
+        yield f"{ANY}{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+    if "pattern" in schema:
+        yield _searched(schema["pattern"], f"{place}.pattern")
+    if "format" in schema:
+        if schema["format"] not in _FORMATS:
+            known = ", ".join(_FORMATS)
+            raise UnservableError(
+                f"{place}.format", f"this model's calls do not quote texts, where these can be: {known}"
+            )
+        yield _FORMATS[schema["format"]]
+
+
+def _searched(pattern: str, place: str) -> str:
+    """A pattern that can match anywhere in a string, as one that matches all of it."""
+    ways = []
+    for branch in _branches(pattern, place):
+        begins, ends = branch.startswith("^"), branch.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", branch)
+        inner = branch[begins : len(branch) - ends]
+        ways.append(f"{'' if begins else ANY + '*'}({inner}){'' if ends else ANY + '*'}")
+    try:
+        return str(regex_to_lark("|".join(ways), "dw"))
+    except ValueError as error:
+        raise UnservableError(place, str(error).partition("\n")[0]) from None
+
+
+def _branches(pattern: str, place: str) -> list[str]:
+    """A pattern's alternatives. Raises `UnservableError` for `^` and `$` in another place than their ends."""
+    branches, depth, in_class, at = [""], 0, False, 0
+    while at < len(pattern):
+        char = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
+        at += len(char)
+        if char == "|" and not depth and not in_class:
+            branches.append("")
+            continue
+        if not in_class:
+            depth += (char == "(") - (char == ")")
+            is_end = at == len(pattern) or (pattern[at] == "|" and not depth)
+            if (char == "^" and branches[-1]) or (char == "$" and (depth or not is_end)):
+                raise UnservableError(place, f"{char} stands within the expression, where it is not available")
+        in_class = char == "[" or (in_class and char != "]")
+        branches[-1] += char
+    return branches
+
+
+def _check_scalars(schema: Any, root: Schema, place: str, depth: int) -> None:
+    """A value that is a text or a number cannot have bounds as a number."""
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return
+    schema = resolved(schema, root, place)
+    for word in schema.keys() & _OF_NUMBERS:
+        raise UnservableError(f"{place}.{word}", "not available for a value that can be a text as well")
+    for word in ("enum", "const"):
+        values = schema.get(word, ()) if word == "enum" else [schema[word]] if word in schema else []
+        if any(value is not None and not isinstance(value, str) for value in values):
+            raise UnservableError(f"{place}.{word}", "texts and other values together are not available")
+    for word in ("anyOf", "oneOf", "allOf"):
+        for at, each in enumerate(schema.get(word, ())):
+            _check_scalars(each, root, f"{place}.{word}[{at}]", depth + 1)
+
+
+def _target(pointer: Any, root: Schema, place: str) -> Schema:
+    found: Any = root
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        raise UnservableError(f"{place}.$ref", "only places within the schema can be referred to")
+    for step in filter(None, pointer[1:].split("/")):
+        key = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or key not in found:
+            raise UnservableError(f"{place}.$ref", f"there is no {pointer}")
+        found = found[key]
+    if not isinstance(found, dict):
+        raise UnservableError(f"{place}.$ref", f"{pointer} is no schema")
+    return found
+
+
+def _kinds_of_value(value: Any) -> Iterable[str]:
+    if value is None:
+        return ("null",)
+    if isinstance(value, bool):
+        return ("boolean",)
+    if isinstance(value, int):
+        return ("integer", "number")
+    if isinstance(value, float):
+        return ("number",)
+    return ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object",)
+
+
+def literal(text: str) -> str:
+    """A regular expression of llguidance that matches only `text`."""
+    return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
