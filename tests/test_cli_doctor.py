@@ -130,7 +130,7 @@ def test_a_socket_folder_that_others_can_write_to_is_told(capsys: Capsys, tmp_pa
     (tmp_path / "uma").chmod(0o777)
     code, found = run(capsys)
     assert code == 1
-    assert "someone else" in found["socket"]["todo"]
+    assert "other users" in found["socket"]["todo"]
 
 
 def test_a_server_that_runs_is_asked_for_a_token(capsys: Capsys, server: ServerProcess) -> None:

@@ -51,7 +51,7 @@ def a_file(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (others_may_write, "can be written by someone else"),
+        (others_may_write, "can be written by other users"),
         (a_link_to_elsewhere, "no directory of its own"),
         (a_file, "no directory of its own"),
     ],
@@ -87,9 +87,9 @@ async def test_what_belongs_to_another_user_is_used_by_neither_end(
         else:
             # Only root can give files away: so it is we who become someone else.
             monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-        with pytest.raises(ConfigError, match="belongs to someone else"):
+        with pytest.raises(ConfigError, match="belongs to another user"):
             socketfile.listen(path, 0o600)
-        with pytest.raises(ConnectionLost, match="belongs to someone else"):
+        with pytest.raises(ConnectionLost, match="belongs to another user"):
             async with connect(path):
                 pass
 

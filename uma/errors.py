@@ -43,13 +43,13 @@ class TemplateError(UmaError):
 
 
 class ConnectionLost(UmaError):
-    """The server went away, or was never there. Whatever was running there is cancelled by it."""
+    """The server ended the connection, or none listens. Its requests of this session are cancelled."""
 
     code = "E_CONNECTION"
 
 
 class FrameTooLarge(UmaError):
-    """A frame's length is 0 or over the cap: told from the header alone."""
+    """A frame's length, which its header states, is 0 or over the cap."""
 
     code = "E_PROTO_FRAME_TOO_LARGE"
 
@@ -115,7 +115,7 @@ class InternalError(UmaError):
 
 
 class ContractViolation(UmaError):
-    """What this side was about to answer, or what it was told, breaks a contract. Names each broken rule."""
+    """An answer of this side, or a message to it, breaks a contract. Names each broken rule."""
 
     code = "E_RUNTIME_CONTRACT"
 
@@ -159,8 +159,8 @@ def sole_error(
 ) -> BaseException:
     """The one error inside the groups that nested nurseries, at most `levels` of them, have made of it.
 
-    Where a group holds several, the answer is that group; with `or_first` it is the first of them, for whoever has a
-    single line to say what went wrong.
+    Where a group holds several, the answer is that group; with `or_first` it is the first of them, for messages
+    that have a single line.
     """
     error: BaseException = group
     while levels > 0 and isinstance(error, BaseExceptionGroup) and (or_first or len(error.exceptions) == 1):

@@ -95,6 +95,6 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: object) 
 
 
 def _trace(error: BaseException) -> None:
-    import traceback  # noqa: PLC0415  (only for those who look for a fault)
+    import traceback  # noqa: PLC0415  (needed only where UMA_DEBUG asks for it)
 
     say.plain("".join(traceback.format_exception(error)))

@@ -27,7 +27,7 @@ from uma.errors import ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, 
 from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
-"""How a session ends that the server has closed while nobody spoke."""
+"""Errors that end a session which the server has closed while no request ran."""
 __all__ = ["COMMANDS", "Chat", "main"]
 
 
@@ -101,7 +101,7 @@ class Chat:
     is_interactive: bool = attrs.field(factory=lambda: os.isatty(0) and os.isatty(1))
 
     def meet(self, opened: Opened) -> None:
-        """There is someone to talk to: say who, unless it is the same as before."""
+        """Take a source into use, and introduce its model unless it is the same as before."""
         is_known = self.is_hung_up_on and opened.source.info == self.info
         self.opened, self.info = opened, opened.source.info
         self.bond, self.is_local = Bond(self.info.model) if opened.is_server else None, not opened.is_server
@@ -122,7 +122,7 @@ class Chat:
             self.view.tell("/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.")
 
     async def talk(self, question: str | None) -> str | None:
-        """Take turns until the person leaves (None), or asks something while there is nobody to answer (that)."""
+        """Take turns until the user leaves (None), or asks a question while no source is open (that question)."""
         while not self.is_over:
             if question is not None and self.opened is None:
                 return question
@@ -178,7 +178,7 @@ class Chat:
                     failure = error
         was_hung_up_on, self.is_hung_up_on = self.is_hung_up_on, False
         if failure is not None:
-            # A session that was silent for long is closed by the server: no reason to bother anyone.
+            # The server closes a session that was idle for long: reconnecting needs no message.
             if isinstance(failure, HUNG_UP) and self.opened.is_server and not answer and not was_hung_up_on:
                 self.opened, self.is_hung_up_on = None, True
             else:

@@ -228,7 +228,7 @@ def server(config: RuntimeConfig) -> Check:
         return Check("server", "does not answer", remedy)
     except ConnectionLost as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
-            # In nobody's way: the next server takes its path.
+            # It is in no server's way: the next one takes its path.
             return Check("server", "none runs; one has left its socket")
         return Check("server", "cannot be reached", error.message)
     except UmaError as error:

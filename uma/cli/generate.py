@@ -90,7 +90,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def quiet(loaded: Loaded) -> Loaded:
-    """The same with a log of warnings alone, unless someone chose a level: the text is what is asked for."""
+    """The same with a log of warnings alone, unless a level was chosen: the output is the text."""
     if loaded.origins["log_level"] != "default":
         return loaded
     return attrs.evolve(loaded, config=attrs.evolve(loaded.config, log_level="warning"))

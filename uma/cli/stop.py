@@ -68,7 +68,7 @@ class Process:
         except ProcessLookupError:
             pass
         except PermissionError:
-            raise StopError(f"process {self.pid} belongs to another user, who alone can stop it") from None
+            raise StopError(f"process {self.pid} belongs to another user: only that user can stop it") from None
 
     async def gone(self) -> None:
         """Wait until it has ended."""

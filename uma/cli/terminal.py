@@ -73,7 +73,7 @@ class Output:
 
 @attrs.define(eq=False)
 class SilentTyping:
-    """A terminal that does not show what is typed; it is there for whoever reads next. Ctrl-C and Ctrl-Z still work.
+    """A terminal that does not echo; the next reader of standard input gets what is typed. Ctrl-C and Ctrl-Z work.
 
     Does nothing where the descriptor is no terminal, or one that has gone away.
     """

@@ -1,8 +1,8 @@
 """Trio under a command: what signals mean, and one error out of the groups that nurseries make.
 
 Ctrl-C cancels whatever the command says it should at that moment, and else the whole command. SIGTERM and a terminal
-that goes away always cancel the whole command, so that everything it holds is given back. Whoever cannot wait for
-that goes on pressing Ctrl-C.
+that goes away always cancel the whole command, so that it frees all it holds. Pressing Ctrl-C again ends
+it at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stop:
     """How one piece of work is stopped: by asking politely first, and by cancelling it where that takes too long.
 
-    Calling it again cancels at once; whoever still has to call after that may leave the process.
+    The second call cancels at once; a third may end the process.
     """
 
     politely: Callable[[], None] | None = None

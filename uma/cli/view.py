@@ -1,4 +1,4 @@
-"""What a chat needs of whoever sits in front of it, and the plainest one: text in, text out.
+"""What a chat needs of its user interface, and the plainest one: text in, text out.
 
 The plain view puts the answers alone on standard output, so that a chat can be part of a script; everything else that
 is to be said goes to standard error.

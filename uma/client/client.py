@@ -80,9 +80,9 @@ class Client:
 
     Any number of requests run at once. Every method raises the server's own errors by class, and `ConnectionLost`
     once the server is gone. Leaving a `generate` block cancels at the server; events that are still on their way are
-    dropped. A caller that takes its events too slowly keeps up to `stream.BUFFER_EVENTS` of them waiting without
-    disturbing anyone; past that, the whole client stops reading until it has caught up, and a server hangs up on a
-    client that reads next to nothing for its `tx_timeout_sec`.
+    dropped. Of a caller that takes its events slowly up to `stream.BUFFER_EVENTS` wait without any effect on the
+    other requests; past that, the whole client stops reading until the caller has caught up, and a server closes the
+    session of a client that reads next to nothing for its `tx_timeout_sec`.
     """
 
     _where: str
@@ -274,7 +274,7 @@ class Client:
             question.resolve(error)
 
     def _lose(self, error: UmaError) -> None:
-        """The session is over: everyone who waits learns why, the first reason given being the one that counts."""
+        """End the session: all that wait get the error, the first one that was given."""
         if self._failure is None:
             self._failure = error
         for stream in self._streams.values():
@@ -286,7 +286,7 @@ class Client:
         self._lost.set()
 
     async def lost(self) -> UmaError:
-        """Wait until the session is over, whoever ended it; the reason."""
+        """Wait until the session is over, ended by either side; the reason."""
         await self._lost.wait()
         assert self._failure is not None
         return self._failure

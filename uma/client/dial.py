@@ -31,15 +31,15 @@ MAX_UNSENT_BYTES = 4_194_304
 async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> AsyncIterator[Client]:
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
 
-    Raises `ConnectionLost` where nobody answers (it says how to start a server) and the server's own error where it
+    Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
     refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
-    directory and someone else could be listening there. Leaving the block hangs up: whatever still runs is cancelled.
+    directory and another user could be listening there. Leaving the block hangs up, which cancels its requests.
     """
     require_trio("connect")
     if (problem := objection(Path(path))) is not None:
         raise ConnectionLost(problem)
     sock = await _dial(Path(path))
-    # The server may be busy for as long as it likes: a caller who has waited enough can cancel.
+    # A server can be busy for any time: a caller that has waited long enough can cancel.
     link = Link(sock, MAX_UNSENT_BYTES, stall_timeout_sec=float("inf"))
     try:
         async with trio.open_nursery() as nursery:

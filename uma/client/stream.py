@@ -1,7 +1,7 @@
-"""What one running request looks like from the client: events come in from the socket, the caller takes them out.
+"""One running request of a client: the socket's reader puts its events in, the caller takes them out.
 
-The buffer between the two is bounded, since a caller may be slower than the model. Up to the bound, a slow caller is
-nobody else's business; past it the client stops reading its socket, and so the server learns of it.
+The buffer between the two is bounded, since a caller can be slower than the model. Up to the bound a slow caller has no
+effect on other requests; past it the client stops reading its socket, which is backpressure for the server.
 """
 
 from __future__ import annotations

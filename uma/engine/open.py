@@ -32,9 +32,9 @@ _log = logging.getLogger("uma.engine")
 
 @asynccontextmanager
 async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engine]:
-    """Load the model and serve requests until the block is left, which cancels whatever still runs.
+    """Load the model and serve requests until the block is left, which cancels the requests that run.
 
-    Raises `ModelError` or `ConfigError` where that cannot be. Loading happens in a thread; it cannot be interrupted.
+    Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, which cannot be interrupted.
     Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
     engine cancels the block and is raised from it.
     """

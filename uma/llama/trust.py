@@ -1,11 +1,11 @@
-"""Which of llama.cpp's extra buffer types compute correctly on this CPU: asked of a process that may die, remembered.
+"""Finds out, in a child process that can crash, which of llama.cpp's extra buffer types compute correctly on this CPU.
 
 A type's code can be at fault for one compiler and one CPU (GCC 12 leaves half of AMX's tile configuration unwritten),
 and the fault is a signal that ends the process. So before this process loads weights for such a type, a child process
 computes with it and without it, and only types with the same results are used.
 
-The answer is kept in `$XDG_CACHE_HOME/uma`, for one library file on one CPU. Two processes that ask at the same moment
-both find out, and either's file is whole.
+The verdict is cached in `$XDG_CACHE_HOME/uma`, for one library file on one CPU. Two processes that start at the same
+moment both run the probe; either leaves a complete file.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _lock = threading.Lock()
 
 @attrs.frozen
 class Verdict:
-    """What was found out about a library on a CPU."""
+    """The result of the probe: which extra buffer types a library can use on a CPU."""
 
     usable: tuple[str, ...] = ()
     """Extra buffer types that computed as the plain way does, or that the probe's model has no tensors for."""
     faults: tuple[tuple[str, str], ...] = ()
     """Types left out, each with what was seen."""
     unknown: str = ""
-    """Why the question could not be asked; then no type is used."""
+    """Why the probe could not run; then no type is used."""
     expires: float | None = None
     """Unix time; None: never."""
 
@@ -76,7 +76,7 @@ class Verdict:
 
 @attrs.frozen
 class Child:
-    """What came of one child process."""
+    """The result of one child process."""
 
     logits: dict[str, bytes]
     """By way; empty for a type that the model has no tensors for."""
@@ -90,11 +90,10 @@ class Child:
 
 
 def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verdict:
-    """What is known of this library on this CPU; finds it out, in 0.2 to 0.5 s, where nothing is known yet.
+    """The verdict on this library and this CPU: from the cache, or from a probe that takes 0.2 to 0.5 s.
 
-    Any thread. `command` is the child program instead of `uma.llama.probe`; `anew` asks again, and logs
-    nothing. Raises `ModelError`
-    where the library does not compute on this CPU at all.
+    Any thread can call it. `command` is the child program instead of `uma.llama.probe`; `anew` ignores the cache and
+    logs nothing. Raises `ModelError` where the library does not compute on this CPU at all.
     """
     with _lock:
         path, key = cache_file(), _key()
@@ -110,7 +109,7 @@ def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verd
 
 
 def ask(command: Sequence[str]) -> Verdict:
-    """Let children compute until every way is known. Raises `ModelError` where the plain way is at fault."""
+    """Start child processes until each way has a result. Raises `ModelError` where the plain way fails."""
     logits: dict[str, bytes] = {}
     faults: dict[str, str] = {}
     has_hung = False
@@ -152,7 +151,7 @@ def _run(command: Sequence[str], known: Sequence[str]) -> Child:
     if getattr(sys, "frozen", False) or not command[0]:
         return Child({}, LOADING, "this program has no Python interpreter to start", is_fault=False)
     arguments = [str(builtin_path()), str(min(THREADS, core_count())), str(int(HANG_SEC * 2)), ",".join(known)]
-    # Threads that wait passively leave the cores of a busy machine to whoever computes; GPUs are not asked for.
+    # Threads that wait passively leave the cores of a busy machine to other programs; GPUs are not used.
     env = {**os.environ, "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
     try:
         # Its own session: a Ctrl-C meant for this process does not look like a fault of the library.

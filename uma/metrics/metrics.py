@@ -1,4 +1,4 @@
-"""What an engine counts. The decode thread writes, anyone reads: every field has exactly one writer."""
+"""The engine's counters. The decode thread writes, any thread reads: every field has exactly one writer."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class EngineMetrics:
                 flat |= value.snapshot()
             else:
                 flat[field.name] = round(value, 3) if isinstance(value, float) else value
-        # Two writers, two fields; whoever reads them is told the sum.
+        # Two writers, two fields; a snapshot has their sum.
         flat["requests_cancelled"] += self.requests_withdrawn
         flat["tokens_generated_total"] -= self.tokens_dropped_total
         return flat

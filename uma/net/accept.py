@@ -15,8 +15,8 @@ RETRY_ACCEPT_SEC = 0.1
 async def accept_forever(
     listener: socket.socket, admit: Callable[[socket.socket], None], note: Callable[[OSError], None]
 ) -> None:
-    """Hand each connection to `admit`, until cancelled. `note` hears when there are no file descriptors left; those who
-    wait in line can wait until a connection ends. Raises `OSError` where the listener itself is broken."""
+    """Hand each connection to `admit`, until cancelled. `note` is called when no file descriptors are left: connections
+    in the backlog then wait until another one ends. Raises `OSError` where the listener itself is broken."""
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
         try:

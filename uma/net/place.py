@@ -1,8 +1,8 @@
-"""Whose directory a default socket lies in.
+"""The owner of the directory of a default socket.
 
-The default's name can be guessed by everyone and, in a shared temporary folder, made by everyone: whoever made it first
-could listen there in a server's place and read what clients ask. So both ends look before they use it. A directory that
-the user names is the user's own affair.
+Every user can guess the default's name and, in a shared temporary folder, create it: the user that creates it first
+could listen there in a server's place and read what clients ask. So both ends check the owner before they use it. A
+directory that the user names is not checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def objection(path: Path) -> str | None:
         return f"{problem}; {REMEDY}"
     inside = _lstat(path)
     if inside is not None and inside.st_uid != os.geteuid():
-        return f"{path} belongs to someone else (uid {inside.st_uid}); {REMEDY}"
+        return f"{path} belongs to another user (uid {inside.st_uid}); {REMEDY}"
     return None
 
 
@@ -36,14 +36,14 @@ def directory_objection(directory: Path) -> str | None:
     if not stat.S_ISDIR(status.st_mode):
         return f"{directory} is no directory of its own"
     if status.st_uid != os.geteuid():
-        return f"{directory} belongs to someone else (uid {status.st_uid})"
+        return f"{directory} belongs to another user (uid {status.st_uid})"
     if status.st_mode & 0o022:
-        return f"{directory} can be written by someone else, who may have made what is in it"
+        return f"{directory} can be written by other users, who may have made what is in it"
     return None
 
 
 def _lstat(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
-    except OSError:  # not there, or out of reach: then whoever goes on is told so
+    except OSError:  # not there, or out of reach: using it then fails with the reason
         return None

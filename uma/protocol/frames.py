@@ -1,6 +1,6 @@
 """Frames: `uint32_le length | JSON bytes`, cut out of a byte stream at any split.
 
-The length is judged from the header alone, so that a peer who announces 4 GiB costs nobody a byte of memory.
+The length is judged from the header alone, so that a peer that announces 4 GiB costs no memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The socket's file: who may see it, whose it is, and what happens to one that is already there.
+"""The socket's file: its permissions, its owner, and what happens to a file that is already there.
 
-A path is taken over only from a server that is dead: its socket refuses connections. A live server's socket, and a
-file that is no socket, stay as they are, and whoever wanted the path is told so in one sentence.
+A server takes a path over only from a dead server, whose socket refuses connections. A live server's socket, and a file
+that is no socket, stay as they are: the start fails with a `ConfigError` that names the path.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _make_directory(path: Path) -> None:
 def _alone_in(directory: Path) -> Iterator[None]:
     """Keep two servers that start together from both reclaiming one stale socket.
 
-    A directory of someone else's (`/tmp`) is not locked: anyone could hold that lock for ever.
+    Another user's directory (`/tmp`) is not locked: any user could hold that lock for ever.
     """
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -129,8 +129,8 @@ def _is_alive(path: Path) -> bool:
         probe.setblocking(False)
         result = probe.connect_ex(str(path))
     if result in (errno.EACCES, errno.EPERM, errno.EPROTOTYPE):
-        raise ConfigError(f"socket: {path}: is someone else's socket; choose another --socket")
-    # EAGAIN is a server whose backlog is full; only a refusal says that nobody is there.
+        raise ConfigError(f"socket: {path}: is another user's socket; choose another --socket")
+    # EAGAIN is a server whose backlog is full; only a refusal says that no process listens.
     return result != errno.ECONNREFUSED
 
 
@@ -139,7 +139,7 @@ def _bind(path: Path, mode: int) -> SocketFile:
     try:
         sock.setblocking(False)
         sock.bind(str(path))
-        # Until `listen` every connection is refused, so nobody slips in before the mode is right.
+        # Until `listen` every connection is refused, so no client connects before the mode is set.
         path.chmod(mode)
         sock.listen(BACKLOG)
         return SocketFile(path, sock, _identity(path))

@@ -21,7 +21,7 @@ def _token_lists(lists: Iterable[Iterable[int]] | None) -> Any:
 
 @attrs.frozen
 class EmbedRequest:
-    """Embeddings asked for. Exactly one of `texts` and `token_ids` is given (`ValueError` otherwise).
+    """A request for embeddings. Exactly one of `texts` and `token_ids` is given (`ValueError` otherwise).
 
     Each text stands alone. One that does not fit the context refuses the whole request: none is ever cut.
     """
@@ -39,7 +39,7 @@ class EmbedRequest:
     ) = attrs.field(default=None, converter=_token_lists)
     """Texts as token ids, taken literally."""
     dimensions: Annotated[int, Range(1)] | None = None
-    """Keep the first so many figures of each embedding; None: all. What is kept is normalised after the cut."""
+    """Number of leading dimensions to keep of each embedding; None: all. Normalisation follows the cut."""
     normalize: bool = True
     """Scale each embedding to length 1."""
     priority: Literal[-1, 0, 1] = 0
@@ -65,7 +65,7 @@ class Embeddings:
 
 @attrs.frozen
 class RerankRequest:
-    """Documents to be ordered by how well each answers a query. It needs a model that was trained for that."""
+    """Documents to rank by how well each answers a query. It needs a model that was trained as a reranker."""
 
     id: Annotated[str, Length(1, 128)]
     query: Annotated[str, Length(1), Text()]
@@ -73,7 +73,7 @@ class RerankRequest:
         converter=tuple_or_none
     )
     top_n: Annotated[int, Range(1)] | None = None
-    """Tell only so many, the best ones; None: all."""
+    """Number of documents to return, the best ones; None: all."""
     priority: Literal[-1, 0, 1] = 0
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
@@ -89,7 +89,7 @@ class Ranked:
     index: int
     """Of the document in the request."""
     score: float
-    """What the model's classifier gave for it: higher is better; which range it has depends on the model."""
+    """The model's classifier score: higher is better; its range depends on the model."""
 
 
 @attrs.frozen

@@ -22,7 +22,7 @@ class Usage:
 
 @attrs.frozen
 class Speculation:
-    """What drafts were worth for a request. Its tokens are those that it would have been given without."""
+    """What drafts were worth for a request. They never change its tokens."""
 
     drafted: int = 0
     """Tokens that were guessed and verified."""
@@ -45,7 +45,7 @@ class RequestMetrics:
     ttft_ms: float
     """From arrival to the first token; 0 where there was none."""
     batch_size: int
-    """Most sequences it shared one batch with, itself included."""
+    """Maximum number of sequences in one of its batches, itself included."""
     tokens_per_second: float
     """Completion tokens after the first, over `decode_ms`."""
     decode_iterations: int

@@ -15,7 +15,7 @@ from uma.types.sampling import SamplingParams
 Role = Literal["system", "user", "assistant", "tool"]
 ReasoningMode = Literal["auto", "off"]
 Pace = Literal["auto", "off"]
-"""Whether tokens computed ahead are handed out evenly."""
+"""Whether tokens decoded ahead are delivered evenly."""
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class Message:
 
 @attrs.frozen
 class Tool:
-    """A function that the model can ask to have called."""
+    """A function that the model can call."""
 
     name: Annotated[str, Length(1, 128), Text()]
     description: Annotated[str, Text()] = ""
@@ -65,12 +65,12 @@ class Tool:
 
 @attrs.frozen
 class Slo:
-    """What the asker hopes for; None: the engine's own target."""
+    """Per-request latency targets; None: the engine's own target."""
 
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
     """Time to first token."""
     target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
-    """Time between tokens. Where they come faster, several are handed over together, two fifths of it late at most."""
+    """Time between tokens. Faster ones are delivered several at a time, each at most two fifths of this target late."""
 
     def __attrs_post_init__(self) -> None:
         check(self)
@@ -98,7 +98,7 @@ def prompt_problem(given: Sequence[str]) -> str | None:
 
 @attrs.frozen
 class Request:
-    """One generation asked for. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
+    """A generation request. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
 
     `prompt` is taken as it stands (BOS is added where the model wants one); `messages` go through the model's chat
     template; `token_ids` are taken literally.
@@ -118,18 +118,18 @@ class Request:
     priority: Literal[-1, 0, 1] = 0
     slo: Slo = Slo()
     pace: Pace = "auto"
-    """`auto`: while other prompts are read, tokens computed ahead are given evenly, `target_tbt_ms` apart at most.
-    `off`: each as soon as it is computed."""
+    """`auto`: while other prompts are prefilled, tokens decoded ahead are delivered evenly, `target_tbt_ms` apart at
+    most. `off`: each as soon as it is computed."""
     tools: Annotated[tuple[Tool, ...], Length(0, 128, "tools")] = attrs.field(default=(), converter=tuple_or_none)
-    """What the model can ask to have called; with `messages` only. Its calls are told apart from the text."""
+    """Functions that the model can call; with `messages` only. Its calls are separated from the text."""
     tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"
     """`auto`, `none`, `required`, or the name of the one tool that must be called. A grammar holds the model to it, and
     arguments to the tool's schema."""
     parallel_tool_calls: bool = True
     """False: the output ends with its first call."""
     reasoning: ReasoningMode | None = None
-    """`auto`: what stands between the template's thinking marks is told apart from the text. `off`: the same, and the
-    template is asked for no thinking, where it has a switch for that. None: thinking stays in the text."""
+    """`auto`: text between the template's thinking marks is separated from the answer. `off`: the same, and thinking is
+    switched off where the template has a switch for it. None: thinking stays in the text."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
 

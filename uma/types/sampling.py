@@ -97,7 +97,7 @@ class SamplingParams:
     """
 
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Most tokens to generate; None: the engine's limit."""
+    """Maximum tokens to generate; None: the engine's limit."""
     min_tokens: Annotated[int, Range(0)] = 0
     """The end of text is not sampled before this many tokens. Stop strings still end the output."""
     temperature: Temperature | None = None
@@ -110,29 +110,29 @@ class SamplingParams:
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     seed: Annotated[int, Range(0, MAX_SEED)] | None = None
-    """None: one is drawn, and told in `Finished.seed`."""
+    """None: the engine draws one, which `Finished.seed` reports."""
     stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] = attrs.field(
         default=(), converter=tuple_of_strings
     )
     """Strings that end the output and are not part of it."""
     ignore_eos: bool = False
-    """Go on to `max_tokens`, whatever the model would like."""
+    """Generate `max_tokens` tokens, also where the model would end earlier."""
     grammar: Grammar | None = None
     """What the output must look like. Its end ends the output, before any stop string that comes with it."""
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
-    """With each generated token its log probability and those of so many likeliest tokens. None: neither."""
+    """Number of likeliest tokens reported with each generated token, all with log probabilities. None: no report."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
-    """The same for each prompt token but the first, told in the `Prompt` event. The whole prompt is computed for it."""
+    """The same for each prompt token but the first, in the `Prompt` event. The whole prompt is computed for it."""
     logit_bias: Annotated[dict[str, float], Length(0, 1024, "tokens"), Values(Range(-100, 100))] | None = attrs.field(
         default=None, converter=_bias_by_name
     )
-    """Added to tokens' logits. A key is a token id in decimal digits, or a text, each of whose tokens it counts for."""
+    """Added to tokens' logits. A key is a token id in decimal digits, or a text, and counts for each of its tokens."""
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1
-    """Answers to the one prompt, which is read once. Answer i is drawn with `seed` + i."""
+    """Answers to the one prompt, which is prefilled once. Answer i is drawn with `seed` + i."""
     best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
     """Answers drawn, of which the `n` of highest mean log probability are given. Not with `stream`."""
     echo: bool = False
-    """Tell the prompt's text and tokens in a `Prompt` event, before the first token."""
+    """Report the prompt's text and tokens in a `Prompt` event, before the first token."""
     penalty_window: Annotated[int, Range(0, 65_536)] = 64
     """Tokens of prompt and output that repetition, frequency and presence penalties look back over."""
     typical_p: Annotated[float, Range(gt=0, le=1)] = 1.0

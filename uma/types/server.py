@@ -84,7 +84,7 @@ class Limits:
 
 @attrs.frozen
 class ServerInfo:
-    """Who answers: the model, what can be asked of it, and how much."""
+    """A server or engine: its model, what can be asked of it, and how much."""
 
     server: str
     """`uma/X.Y.Z`."""
@@ -95,7 +95,7 @@ class ServerInfo:
 
 @attrs.frozen
 class Health:
-    """The answer to a health question. With a probe, one token really went through the engine."""
+    """The answer to a health query. With a probe, the engine really generated one token."""
 
     status: HealthStatus
     latency_ms: float

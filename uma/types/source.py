@@ -16,8 +16,8 @@ class EventStream(Protocol):
     """One request's events, in order: a `Prompt` where one was asked for, `Token`s, then exactly one `Finished`."""
 
     tap: Callable[[Token], bool] | None
-    """Where set, it is offered each token as it comes, and says whether it took it. What it leaves, and the last event,
-    are iterated as ever. It spares a task's turn for each token; it must neither wait nor raise."""
+    """Where set, it is called with each token as it comes, and returns whether it took the token. The iteration gives
+    the tokens that it left, and the last event. It saves a task switch a token; it must neither wait nor raise."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """The stream is its own iterator."""
@@ -28,20 +28,20 @@ class EventStream(Protocol):
     def cancel(self) -> None:
         """End the request at the next token, and let the stream end with `Finished` of reason `cancelled`.
 
-        For those who want the last event and its usage; leaving `generate`'s block cancels without one.
+        This is for callers that want the last event and its usage; leaving `generate`'s block cancels without one.
         """
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Whoever generates: an `Engine` in this process or a `Client` on a socket. Everything else is written against it.
+    """A generator of text: an `Engine` in this process or a `Client` on a socket. All other code is written against it.
 
     All methods belong to the Trio thread that opened the source.
     """
 
     @property
     def info(self) -> ServerInfo:
-        """Who answers."""
+        """The server or engine that answers."""
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
         """`async with source.generate(request) as stream: async for event in stream: ...`

@@ -132,7 +132,7 @@ def _worker_config(options: WorkerOptions, card: Card, name: str) -> WorkerConfi
 
 
 class UmaBackend(LLMEngine):  # type: ignore[misc]
-    """One engine as a Dynamo backend. See `dynamo.common.backend.LLMEngine` for who calls what."""
+    """One engine as a Dynamo backend. See `dynamo.common.backend.LLMEngine` for the order of calls."""
 
     def __init__(self, config: RuntimeConfig, options: WorkerOptions, card: Card, name: str) -> None:
         self._options, self._card, self._name = options, card, name

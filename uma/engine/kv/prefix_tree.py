@@ -1,7 +1,7 @@
 """Which KV cells hold which tokens: a radix tree over token ids, in which running and finished sequences meet.
 
 Every node is a run of cells that were computed once; a sequence is the path from the root to the node it ends in. A
-request takes the longest path that anyone has computed, be that sequence finished, decoding or still being prefilled,
+request takes the longest path that is computed, whether its sequence is finished, decoding or still being prefilled,
 and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are cache,
 dropped from the ends inwards, the longest unused first.
 
