@@ -1,0 +1,127 @@
+"""What `LLM`'s methods were given, checked: `TypeError` at the call for what is of another kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+import attrs
+
+from uma.config import RuntimeConfig, nearest, settings
+from uma.constraints import show
+from uma.errors import BadRequest, ConfigError
+from uma.types import Message, SamplingParams, Tool
+
+T = TypeVar("T")
+Conversation = Sequence[Message | Mapping[str, str]]
+Sampling = SamplingParams | Mapping[str, Any]
+"""Sampling parameters, or a dict of their fields."""
+
+
+def config_of(model: str, given: dict[str, Any]) -> RuntimeConfig:
+    """The configuration of these keywords. Raises `ConfigError` for an unknown one, with the nearest known."""
+    known = settings()
+    unknown = [f"{name}: no such setting{nearest(name, known)}" for name in given if name not in known]
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    if isinstance(given.get("draft"), PathLike):
+        given = {**given, "draft": fspath(given["draft"])}
+    return RuntimeConfig(model=model, **given)
+
+
+def params_for(number: int, given: Sampling | Sequence[Sampling] | None) -> Iterable[SamplingParams]:
+    """Sampling parameters for each prompt. Raises `TypeError`, or `ValueError` where their number is not `number`."""
+    if given is None or isinstance(given, SamplingParams | Mapping):
+        return repeat(sampling_of(given, "sampling_params"), number)
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise TypeError(f"sampling_params: expected SamplingParams, a dict of its fields, or a list, not {show(given)}")
+    if len(given) != number:
+        raise ValueError(f"sampling_params: {len(given)} came for {number} prompts; give one for all, or one for each")
+    return [sampling_of(each, f"sampling_params[{index}]") for index, each in enumerate(given)]
+
+
+def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
+    """`SamplingParams` as given, or of a dict of its fields. Raises `TypeError` that begins with `where`."""
+    if given is None or isinstance(given, SamplingParams):
+        return given or SamplingParams()
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {show(given)}")
+    known = [field.name for field in attrs.fields(SamplingParams)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{where}: {show(name)} is no field of SamplingParams{nearest(str(name), known)}")
+    return SamplingParams(**given)
+
+
+def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:
+    """The texts, each of them a string (`TypeError`, which says `hint` where one is a message or a conversation)."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"{name}: expected a string or a list of strings, not {show(given)}")
+    found = list(given)
+    for index, each in enumerate(found):
+        if not isinstance(each, str):
+            hinted = hint if isinstance(each, Message | Mapping) else ""
+            raise TypeError(f"{name}[{index}]: expected a string, not {show(each)}{hinted}")
+    return found
+
+
+def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple[Any, ...]]:
+    """The conversations, each a tuple of messages or dicts (`TypeError`). What is in a dict is looked at later."""
+    expected = "expected a list of messages, each a Message or a dict of role and content"
+    if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
+        hint = "; llm.generate takes plain prompts" if isinstance(given, str) else ""
+        raise TypeError(f"conversations: {expected}, not {show(given)}{hint}")
+    every: Any = list(given)
+    if every and isinstance(every[0], Message | Mapping):
+        every = [every]
+    found = []
+    for index, each in enumerate(every):
+        if isinstance(each, str | bytes | Mapping | Message) or not isinstance(each, Iterable):
+            raise TypeError(f"conversations[{index}]: {expected}, not {show(each)}")
+        messages = tuple(each)
+        for place, message in enumerate(messages):
+            if not isinstance(message, Message | Mapping):
+                raise TypeError(f"conversations[{index}][{place}]: {expected}, not {show(message)}")
+        found.append(messages)
+    return found
+
+
+def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:
+    """A request's field for one prompt or one conversation. `TypeError` for neither, `BadRequest` for a wrong one."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, bytes | Mapping | Message) or not isinstance(prompt, Iterable):
+        raise TypeError(f"prompt: expected a string, or a list of messages, not {show(prompt)}")
+    ((*messages,),) = conversations_of([tuple(prompt)])
+    return {"messages": make_request(lambda: tuple(map(message_of, messages)))}
+
+
+def make_request(make: Callable[..., T], **fields: Any) -> T:
+    """What `make` makes, its `ValueError` as `BadRequest`: what the engine would call it."""
+    try:
+        return make(**fields)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def message_of(given: Message | Mapping[str, str]) -> Message:
+    """A turn of a conversation. Raises `ValueError` for what is none: one bad conversation must not cost the others."""
+    if isinstance(given, Message):
+        return given
+    if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
+        raise ValueError(f"messages: expected a Message, or a dict of role and content, not {show(given)}")
+    return Message(**given)
+
+
+def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
+    """A tool as given, or of a dict in OpenAI's form. Raises `TypeError` that begins with `where`."""
+    if isinstance(given, Tool):
+        return given
+    inner = given.get("function", given) if isinstance(given, Mapping) else None
+    if not isinstance(inner, Mapping) or "name" not in inner:
+        raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {show(given)}")
+    return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"))

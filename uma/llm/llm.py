@@ -1,0 +1,201 @@
+"""`LLM`: the synchronous way in, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uma.constraints import show
+from uma.llm.arguments import (
+    Conversation,
+    Sampling,
+    config_of,
+    conversations_of,
+    make_request,
+    params_for,
+    prompt_fields,
+    sampling_of,
+    texts_of,
+    tool_of,
+)
+from uma.llm.batch import generate_all, progress_bar, warn_of_failures
+from uma.llm.results import RequestOutput
+from uma.llm.stream import LLMStream
+from uma.llm.thread import EngineThread
+from uma.types import MAX_TEXTS, EmbedRequest, Ranked, ReasoningMode, Request, RerankRequest, ServerInfo, Tool
+
+
+class LLM:
+    """A model, loaded, ready to answer prompts. Safe to use from several threads; close it or use it in a `with` block.
+
+        with LLM("model.gguf", n_ctx=8192) as llm:
+            for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
+                print(out.outputs[0].text if out.error is None else out.error)
+
+    `model` is a GGUF file, a name in the `UMA_MODELS` folder, or nothing for the built-in model. Further keywords are
+    the fields of `RuntimeConfig`; nothing else counts, no `UMA_…` setting and no file. Raises `ModelError` or
+    `ConfigError` where the model cannot be loaded. It belongs to the process that made it: a forked child gets
+    `RuntimeError`, and can make its own.
+    """
+
+    def __init__(self, model: str | PathLike[str] = "builtin", **settings: Any) -> None:
+        if not isinstance(model, str | PathLike):
+            raise TypeError(f"model: expected a path or a name, not {show(model)}")
+        self.config = config_of(fspath(model), settings)
+        self._loop = EngineThread(self.config)
+        # An LLM that is never closed must not keep the interpreter from ending, nor outlive its last reference.
+        self._finalizer = weakref.finalize(self, self._loop.close)
+        self._numbers = count(1)
+
+    @property
+    def info(self) -> ServerInfo:
+        """The model, what it can do, and its limits."""
+        return self._loop.engine.info
+
+    def __repr__(self) -> str:
+        state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
+        return f"<uma.LLM {self.config.model!r}: {self._loop.engine.info.model.name}, {state}>"
+
+    def generate(
+        self,
+        prompts: str | Iterable[str],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt, all batched together; results in the order of the prompts.
+
+        `sampling_params` is one for all or one for each prompt (`ValueError` where their number differs). `progress`
+        shows a bar on standard error; by default on a terminal. A prompt that fails is a result with `error` set, and
+        one `UserWarning` says how many failed; what is no prompt at all is a `TypeError`. Ctrl-C cancels what runs and
+        raises `KeyboardInterrupt`; the LLM remains usable.
+        """
+        return self._run(
+            [
+                (prompt, {"prompt": prompt})
+                for prompt in texts_of(prompts, "prompts", hint="; llm.chat takes conversations")
+            ],
+            sampling_params,
+            progress,
+        )
+
+    def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning: ReasoningMode | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer each conversation, through the model's chat template. Otherwise as `generate`.
+
+        A conversation is a list of `Message`s, or of dicts with `role` and `content`; one alone may be given as it is.
+        Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
+        on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
+        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
+        """
+        fields = {
+            "tools": tuple(tool_of(each, f"tools[{index}]") for index, each in enumerate(tools)),
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "reasoning": reasoning,
+        }
+        asked = [(each, {"messages": each, **fields}) for each in conversations_of(conversations)]
+        return self._run(asked, sampling_params, progress)
+
+    def stream(self, prompt: str | Conversation, sampling_params: Sampling | None = None) -> LLMStream:
+        """The continuation of a prompt, or the answer to a conversation, piece by piece as it is generated.
+
+            for text in llm.stream("Once upon a time"):
+                print(text, end="", flush=True)
+
+        The pieces are whole characters; afterwards `LLMStream.finished` has usage and figures. A failure is raised, as
+        an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
+        """
+        fields = prompt_fields(prompt)
+        sampling = sampling_of(sampling_params, "sampling_params")
+        request = make_request(Request, id=f"stream-{next(self._numbers)}", sampling=sampling, **fields)
+        return LLMStream(self._loop, request)
+
+    def embed(
+        self, texts: str | Iterable[str], *, dimensions: int | None = None, normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """An embedding of each text, as the rows of an array in their order; of one string, a single row.
+
+        Each has length 1 unless `normalize` is false; `dimensions` keeps its first figures, normalised after the cut.
+        Raises `PromptTooLarge` for a text that does not fit the context (none is ever cut), and `BadRequest` where the
+        model gives no embeddings.
+        """
+        asked = texts_of(texts, "texts")
+        parts = [asked[start : start + MAX_TEXTS] for start in range(0, len(asked), MAX_TEXTS)]
+        requests = [
+            make_request(EmbedRequest, id=f"embed-{index}", texts=part, dimensions=dimensions, normalize=normalize)
+            for index, part in enumerate(parts)
+        ]
+        rows = [row for request in requests for row in self._loop.call(self._loop.engine.embed, request).vectors]
+        width = len(rows[0]) if rows else 0
+        return np.array(rows, np.float32).reshape(len(rows), width)
+
+    def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
+        """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.
+
+        `Ranked.index` says which document it is. Raises `BadRequest` where the model is no reranker, and otherwise what
+        `embed` does.
+        """
+        request = make_request(
+            RerankRequest, id="rerank", query=query, documents=texts_of(documents, "documents"), top_n=top_n
+        )
+        return list(self._loop.call(self._loop.engine.rerank, request).results)
+
+    def tokenize(self, prompt: str | Conversation) -> list[int]:
+        """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
+
+        Raises `BadRequest` where it can be no prompt, and `PromptTooLarge` where it is over `max_prompt_bytes`.
+        """
+        request = make_request(Request, id="tokenize", **prompt_fields(prompt))
+        return list(self._loop.call(self._loop.engine.tokenize, request).token_ids)
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
+        if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Iterable):
+            raise TypeError(f"token_ids: expected a list of integers, not {show(token_ids)}")
+        ids = tuple(token_ids)
+        if not ids:
+            return ""
+        request = make_request(Request, id="detokenize", token_ids=ids)
+        return self._loop.call(self._loop.engine.tokenize, request).text or ""
+
+    def close(self) -> None:
+        """Free the model. Harmless when repeated."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        asked: list[tuple[Any, dict[str, Any]]],
+        sampling_params: Sampling | Sequence[Sampling] | None,
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        params = params_for(len(asked), sampling_params)
+        self._loop.check_process()
+        with progress_bar(len(asked), progress) as advance:
+            outputs = self._loop.call(generate_all, self._loop.engine, asked, params, advance)
+        warn_of_failures(outputs)
+        return outputs

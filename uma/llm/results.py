@@ -1,0 +1,117 @@
+"""What `LLM` returns for each prompt, made from a request's last event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from uma.errors import UmaError
+from uma.types import (
+    Answer,
+    Finished,
+    FinishReason,
+    Logprobs,
+    Message,
+    Prompt,
+    RequestMetrics,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
+
+
+@attrs.frozen
+class Completion:
+    """What was generated for one prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    index: int = 0
+    """Which of the prompt's answers it is."""
+    logprobs: tuple[dict[int, TokenLogprob], ...] | None = None
+    """Where `logprobs` asked for them: for each token, by token id, itself and the likeliest ones."""
+    cumulative_logprob: float | None = None
+    """Sum of its tokens' log probabilities, likewise."""
+    stop_reason: str | None = None
+    """Of the `stop` strings the one that ended it; None where something else did."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls of the `tools` that `LLM.chat` was given; `text` does not have them."""
+    reasoning: str | None = None
+    """The model's thinking, where `reasoning` asked for it to be told apart."""
+
+
+@attrs.frozen
+class RequestOutput:
+    """One prompt's result. Where `error` is set the request failed, and the completion is empty."""
+
+    prompt: str | tuple[Message, ...] | None
+    """As it was asked; of a conversation that failed, the messages as they were given."""
+    outputs: tuple[Completion, ...]
+    """Its answers, by index: one, unless `n` asked for more."""
+    error: UmaError | None = None
+    usage: Usage | None = None
+    metrics: RequestMetrics | None = None
+    seed: int | None = None
+    warnings: tuple[str, ...] = ()
+    """What was asked for and not done, such as a `max_tokens` over the limit."""
+    prompt_text: str | None = None
+    """The prompt as the model got it, a conversation rendered. Where `echo` or `prompt_logprobs` asked; so are those
+    below."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: tuple[dict[int, TokenLogprob] | None, ...] | None = None
+    """Where `prompt_logprobs` asked: for each token, by token id, itself and the likeliest ones; None for the first."""
+
+
+def completions_of(finished: Finished) -> tuple[Completion, ...]:
+    """The answers of a finished request, by index."""
+    only = Answer(
+        index=0,
+        reason=finished.reason,
+        seed=finished.seed,
+        completion_tokens=finished.usage.completion_tokens,
+        text=finished.text,
+        token_ids=finished.token_ids,
+        logprobs=finished.logprobs,
+        stop_string=finished.stop_string,
+        tool_calls=finished.tool_calls,
+        reasoning=finished.reasoning,
+    )
+    return tuple(map(_completion, finished.answers or (only,)))
+
+
+def _completion(answer: Answer) -> Completion:
+    known = answer.logprobs
+    return Completion(
+        answer.text or "",
+        answer.token_ids or (),
+        answer.reason,
+        answer.index,
+        logprobs=None if known is None else tuple(map(_by_token, known)),
+        cumulative_logprob=None if known is None else sum(each.chosen.logprob for each in known),
+        stop_reason=answer.stop_string,
+        tool_calls=answer.tool_calls,
+        reasoning=answer.reasoning,
+    )
+
+
+def told_of(prompt: Prompt | None) -> dict[str, Any]:
+    """`RequestOutput`'s fields about the prompt, where it was reported."""
+    if prompt is None:
+        return {}
+    known = prompt.logprobs
+    return {
+        "prompt_text": prompt.text,
+        "prompt_token_ids": prompt.token_ids,
+        "prompt_logprobs": None if known is None else tuple(each and _by_token(each) for each in known),
+    }
+
+
+def _by_token(known: Logprobs) -> dict[int, TokenLogprob]:
+    return {each.token_id: each for each in (known.chosen, *known.top)}
+
+
+def failed(prompt: Any, error: UmaError) -> RequestOutput:
+    """The result of a prompt that failed."""
+    return RequestOutput(prompt, (Completion("", (), "error"),), error=error)

@@ -1,0 +1,137 @@
+"""An engine on a Trio loop in a thread of its own, called from synchronous code."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import outcome
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import open_engine
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """An open engine on a Trio loop in its own thread."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._config = config
+        self._process_id = os.getpid()
+        self.is_closed = False
+        self._stop = trio.Event()
+        self._is_ready = threading.Event()
+        self._ended: outcome.Outcome[None] | None = None
+        loop: SimpleQueue[trio.lowlevel.TrioToken] = SimpleQueue()
+        # A daemon: at the interpreter's end the finalizer stops it; a thread that is none would be waited for first.
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="uma-llm", daemon=True)
+        self._thread.start()
+        self._token = loop.get()
+        try:
+            self._is_ready.wait()
+        except BaseException:
+            # The caller never gets this LLM, so its model must not stay loaded.
+            self._post(self._stop.set)
+            raise
+        if self._ended is not None:
+            self._ended.unwrap()
+
+    def check_process(self) -> None:
+        """Raise `RuntimeError` in a forked child, which has the memory of an engine and none of its threads."""
+        if os.getpid() != self._process_id:
+            raise RuntimeError(
+                "this LLM belongs to the process that made it, and a forked child has none of its threads; "
+                "make the LLM in the child (with multiprocessing: in the worker's initializer, or use 'spawn')"
+            )
+
+    def spawn(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start an async function on the loop. Raises where the loop has ended."""
+
+        async def start() -> None:
+            self._nursery.start_soon(function, *args)
+
+        self.call(start)
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run an async function on the loop and wait for its result. Ctrl-C cancels it first, then is raised."""
+        self.check_process()
+        done = threading.Event()
+        result: list[outcome.Outcome[T]] = []
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            try:
+                with scope:
+                    ended = await outcome.acapture(function, *args)
+                    # What is no `Exception` is the end of the loop: no result.
+                    if isinstance(ended, outcome.Value) or isinstance(ended.error, Exception):
+                        result.append(ended)
+            finally:
+                done.set()
+
+        def start() -> None:
+            if self._is_open:
+                self._nursery.start_soon(run)
+            else:
+                done.set()
+
+        try:
+            if self._post(start):
+                done.wait()
+        except BaseException:
+            self._post(scope.cancel)
+            done.wait()
+            raise
+        if not result:
+            raise self._why_closed()
+        return result[0].unwrap()
+
+    def close(self) -> None:
+        """Cancel what runs, free the model, end the thread. In a forked child there is nothing to end."""
+        if os.getpid() != self._process_id:
+            return
+        self.is_closed = True
+        self._post(self._stop.set)
+        # The garbage collector may end an LLM on any thread, even on its own.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop soon, if there is one in this process."""
+        if os.getpid() == self._process_id:
+            self._post(function)
+
+    def _post(self, function: Callable[[], object]) -> bool:
+        """Call a function on the loop soon; False if that has ended."""
+        try:
+            self._token.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def _why_closed(self) -> Exception:
+        self._thread.join()
+        if isinstance(self._ended, outcome.Error) and isinstance(self._ended.error, Exception):
+            return self._ended.error
+        return ValueError("this LLM is closed")
+
+    def _run(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
+        self._ended = outcome.capture(trio.run, self._serve, loop)
+        self._is_ready.set()
+
+    async def _serve(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
+        self._is_open = False
+        loop.put(trio.lowlevel.current_trio_token())
+        async with open_engine(self._config) as self.engine, trio.open_nursery() as self._nursery:
+            self._is_open = True
+            self._is_ready.set()
+            try:
+                await self._stop.wait()
+            finally:
+                self._is_open = False
+                self._nursery.cancel_scope.cancel()
