@@ -6,7 +6,8 @@ and the output weights lead from each token to the one after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gguf
@@ -21,10 +22,14 @@ HEAD = 32
 PIECE_CHARS = 4
 
 
-def write_script_model(path: Path, text: str, *, context_length: int = 4096, template: str = CHATML) -> Path:
+def write_script_model(
+    path: Path, text: str, *, context_length: int = 4096, template: str = CHATML, controls: Sequence[str] = ()
+) -> Path:
     """Write a model to `path` whose every answer is `text`. Its chat template, ChatML by default, must end with a
-    line break."""
-    pieces = list(pieces_of(text))
+    line break. `controls` are parts of the text that are control tokens, each in it once."""
+    parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", text) if controls else [text]
+    seen = set(controls)
+    pieces = [piece for part in parts for piece in ([part] if part in controls else pieces_of(part, seen))]
     first = 256 + len(SPECIALS) + 1
     n_vocab = first + len(pieces)
     width = -(-n_vocab // HEAD) * HEAD
@@ -47,7 +52,12 @@ def write_script_model(path: Path, text: str, *, context_length: int = 4096, tem
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*byte_spellings(), *SPECIALS, MERGED, *pieces])
     normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
-    writer.add_token_types([normal] * 256 + [control] * len(SPECIALS) + [normal] + [shown] * len(pieces))
+    writer.add_token_types(
+        [normal] * 256
+        + [control] * len(SPECIALS)
+        + [normal]
+        + [control if each in controls else shown for each in pieces]
+    )
     writer.add_token_merges([" ".join(MERGED)])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(end)
@@ -74,9 +84,8 @@ def write_script_model(path: Path, text: str, *, context_length: int = 4096, tem
     return path
 
 
-def pieces_of(text: str) -> Iterator[str]:
-    """`text` in pieces no two of which are the same, as a vocabulary's tokens have to be."""
-    seen: set[str] = set()
+def pieces_of(text: str, seen: set[str]) -> Iterator[str]:
+    """`text` in pieces none of which is among those `seen`, as a vocabulary's tokens have to be different."""
     begin = 0
     while begin < len(text):
         end = begin + PIECE_CHARS

@@ -198,3 +198,39 @@ async def test_the_output_ends_with_its_first_call_where_no_other_is_wanted(tmp_
     assert isinstance(last, Finished)
     assert (last.reason, len(last.tool_calls)) == ("stop", 1)
     assert "".join(each.text for each in events if isinstance(each, Token)) == ""
+
+
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "thoughts", "text", "calls"),
+    [
+        ((), "Which city?", "Moment.", 1),
+        (("Mom", "zzz"), "Which city?", "", 0),
+        (("city?x",), "Which city?", "Moment.", 1),  # the thinking ends with the beginning of it
+        (("city?</think>Mo",), "Which ", "", 0),
+    ],
+)
+async def test_marks_that_are_control_tokens_go_together_with_stop_strings(
+    tmp_path: Path, is_streamed: bool, stop: tuple[str, ...], thoughts: str, text: str, calls: int
+) -> None:
+    model = write_script_model(tmp_path / "controls.gguf", SAID, template=QWEN, controls=MARKS)
+    sampling = SamplingParams(max_tokens=200, stop=stop)
+    events = await events_of(model, tools=(WEATHER,), reasoning="auto", sampling=sampling, stream=is_streamed)
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert len(last.tool_calls) == calls
+    assert (last.stop_string is None) == bool(calls)
+    if is_streamed:
+        assert "".join(each.text for each in events if isinstance(each, ReasoningDelta)) == thoughts
+        assert "".join(each.text for each in events if isinstance(each, Token)) == text
+    else:
+        assert (last.reasoning, last.text) == (thoughts, text)
+
+
+async def test_marks_that_are_control_tokens_have_no_text_where_nothing_is_parsed(tmp_path: Path) -> None:
+    model = write_script_model(tmp_path / "controls.gguf", "<think>Hm</think>Yes!", template=QWEN, controls=MARKS)
+    events = await events_of(model)
+    assert "".join(each.text for each in events if isinstance(each, Token)) == "HmYes!"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -157,9 +157,11 @@ class Engine:
         except trio.Cancelled:
             self._metrics.requests_withdrawn += 1
             raise
-        stream = self._submit(request, tokens, grammar, forced, bias, report)
+        # For the parser, a copy: the decode thread appends what it generates to `tokens`.
+        prompt = tokens[:] if self._chat.is_parsed(asked) else None
+        stream = self._submit(request, tokens, grammar, forced, bias, report, self._chat.spellings(asked))
         try:
-            yield self._parsed(asked, tokens, stream) if self._chat.is_parsed(asked) else stream
+            yield stream if prompt is None else self._parsed(asked, prompt, stream)
         finally:
             stream.abandon()
 
@@ -303,10 +305,11 @@ class Engine:
         self,
         request: Request,
         tokens: array[int],
-        grammar: GrammarState | None = None,
-        forced: Iterable[int] = (),
-        bias: Bias | None = None,
-        report: PromptReport | None = None,
+        grammar: GrammarState | None,
+        forced: Iterable[int],
+        bias: Bias | None,
+        report: PromptReport | None,
+        spellings: Mapping[int, bytes],
     ) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers."""
         sampling = request.sampling.over(self.config.sampler)
@@ -323,6 +326,7 @@ class Engine:
                 forced=list(forced),
                 bias=bias,
                 report=report if index == 0 else None,
+                spellings=spellings,
             )
             for index in range(features.answers(sampling))
         ]
@@ -377,9 +381,8 @@ class Engine:
             each.stream = AnswerPort(group, index, partial(self._forget, each))
         return group.stream
 
-    def _parsed(self, request: Request, tokens: array[int], stream: RequestStream) -> ParsedStream:
-        marks, piece = self._chat.control_marks, self._context.model.vocab.piece
-        return ParsedStream(stream, request, lambda: self._chat.parser(request, tokens), marks, piece)
+    def _parsed(self, request: Request, prompt: array[int], stream: RequestStream) -> ParsedStream:
+        return ParsedStream(stream, request, lambda: self._chat.parser(request, prompt))
 
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens

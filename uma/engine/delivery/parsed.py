@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import attrs
@@ -16,7 +16,6 @@ import attrs
 from uma.chat.harmony import HarmonyParser
 from uma.chat.parser import Parser
 from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
-from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Answer, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta
 
@@ -48,19 +47,10 @@ class ParsedStream:
     Every token is told. What one token sets free of thinking and calls comes before it, and each kind in its order.
     """
 
-    def __init__(
-        self,
-        stream: RequestStream,
-        request: Request,
-        parser: Callable[[], Parser | HarmonyParser],
-        control_marks: Mapping[int, str],
-        piece: Callable[[int], bytes],
-    ) -> None:
+    def __init__(self, stream: RequestStream, request: Request, parser: Callable[[], Parser | HarmonyParser]) -> None:
         self._stream = stream
         self._request = request
         self._parser = parser
-        self._marks = control_marks
-        self._piece = piece
         self._answers: dict[int, _Spoken] = {}
         self._events: deque[Event] = deque()
         self.tap: Callable[[Token], bool] | None = None
@@ -93,7 +83,7 @@ class ParsedStream:
     def _take_token(self, token: Token) -> None:
         spoken = self._spoken(token.index)
         spoken.last_token = token.token_id
-        deltas, text = self._told(spoken, spoken.parser.push(token.text or self._marks.get(token.token_id, "")))
+        deltas, text = self._told(spoken, spoken.parser.push(token.text))
         self._events.extend(deltas)
         self._events.append(token if text == token.text else attrs.evolve(token, text=text))
 
@@ -163,12 +153,4 @@ class ParsedStream:
     def _parse_whole(self, finished: Finished) -> None:
         for end in finished.answers or (finished,):
             spoken = self._spoken(end.index if isinstance(end, Answer) else 0)
-            ids = end.token_ids or ()
-            if self._marks.keys().isdisjoint(ids):
-                self._told(spoken, spoken.parser.push(end.text or ""))
-                continue
-            text = TextStream(self._request.sampling.stop)
-            for token in ids:
-                written = text.push(self._piece(token)) or self._marks.get(token, "")
-                self._told(spoken, spoken.parser.push(written))
-            self._told(spoken, spoken.parser.push(text.finish()))
+            self._told(spoken, spoken.parser.push(end.text or ""))

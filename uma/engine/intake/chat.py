@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property
 
 import attrs
@@ -137,29 +137,30 @@ class ChatAbilities:
                 marks[name] = ids[0]
         return Specials(marks, sorted(special - set(marks.values()) - self._vocab.eog))
 
+    def spellings(self, request: Request) -> Mapping[int, bytes]:
+        """What marks that are control tokens, without text of their own, are written as for a parsed request."""
+        return self._control_marks if self.is_parsed(request) else {}
+
     @cached_property
-    def control_marks(self) -> dict[int, str]:
-        """Marks that are control tokens, which give no text of their own, by token id."""
+    def _control_marks(self) -> dict[int, bytes]:
         marks = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
         if not isinstance(self._family, str):
             marks += self._family.marks
         ids = {mark: self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks}
-        return {each[0]: mark for mark, each in ids.items() if len(each) == 1 and not self._vocab.piece(each[0])}
+        return {
+            each[0]: mark.encode() for mark, each in ids.items() if len(each) == 1 and not self._vocab.piece(each[0])
+        }
 
     def _begins_thinking(self, prompt: array[int]) -> bool:
         if self._thinking is None:
             return False
-        pieces = (
-            self._vocab.piece(token) or self.control_marks.get(token, "").encode() for token in prompt[-_TAIL_TOKENS:]
-        )
+        pieces = (self._vocab.piece(token) or self._control_marks.get(token, b"") for token in prompt[-_TAIL_TOKENS:])
         return b"".join(pieces).rstrip().endswith(self._thinking.open.encode())
 
     def _problems(self, request: Request) -> Iterator[str]:
         yield from _wrong_tools(request)
         if _can_call(request):
             yield from self._unable(request)
-        if self.is_parsed(request) and request.sampling.stop and self.control_marks:
-            yield "stop: not available with tools or reasoning, for this model's marks are control tokens"
 
     def _unable(self, request: Request) -> Iterator[str]:
         if isinstance(self._family, str):

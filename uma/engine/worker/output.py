@@ -65,10 +65,11 @@ class Output:
             return "stop"
         sequence.tokens.append(token)
         is_last = sequence.generated + 1 >= sequence.max_tokens
+        piece = sequence.spellings.get(token) or self._vocab.piece(token)
         if sampled.is_end:
-            text = sequence.text.end(self._vocab.piece(token))
+            text = sequence.text.end(piece)
         else:
-            text = sequence.text.push(self._vocab.piece(token))
+            text = sequence.text.push(piece)
             if is_last and not sequence.text.stopped:
                 text += sequence.text.finish()
         given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms) if sequence.is_paced else now_ms

@@ -7,6 +7,7 @@ name for a state raises `IllegalTransitionError`: no sequence can hold a slot tw
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -140,6 +141,9 @@ class Sequence:
     warnings: tuple[str, ...] = ()
     report: PromptReport | None = None
     """What its reader is told of its prompt before the first token; None: nothing."""
+
+    spellings: Mapping[int, bytes] = attrs.field(factory=dict)
+    """Control tokens that count as text, because the answer is parsed by them, and how they are written."""
 
     stream: Any = None
     """Where events go: opaque here, the Trio side's."""

@@ -1,0 +1,142 @@
+"""What users of other servers complain about most does not happen here, in any dialect.
+
+What is not here is beside what it belongs to: cancels in `test_http_hangups`, keys and origins in `test_http_door`,
+tools in `test_http_tools`, log probabilities in `test_http_openai`, faults in `test_http_fuzz`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer, RawHttp, running_http
+
+from harness import short_directory, until
+
+LONG = "a fox " * 9000
+"""More than the built-in model's context."""
+
+
+def turns(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": turns(LONG)}),
+        ("/v1/completions", {"prompt": ["a fox", LONG]}),
+        ("/v1/responses", {"input": LONG}),
+        ("/v1/messages", {"messages": turns(LONG), "max_tokens": 2}),
+        ("/api/chat", {"messages": turns(LONG)}),
+        ("/api/generate", {"prompt": LONG}),
+        ("/completion", {"prompt": LONG}),
+    ],
+)
+def test_a_prompt_is_refused_and_never_cut(
+    http_server: HttpServer, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    refused = http_server.ask("POST", path, {**body, "stream": stream})
+    assert refused.status == 400
+    assert refused.headers["content-type"] == "application/json"
+    assert "prompt too large" in str(refused.json["error"])
+
+
+IMPOSSIBLE = {"type": "object", "properties": {"kind": {"not": {"const": 1}}}}
+"""A schema that no grammar describes."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": turns("x"),
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": IMPOSSIBLE}},
+            },
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": IMPOSSIBLE}}},
+        ),
+        ("/api/chat", {"messages": turns("x"), "format": IMPOSSIBLE}),
+        ("/api/generate", {"prompt": "x", "format": IMPOSSIBLE}),
+        ("/completion", {"prompt": "x", "json_schema": IMPOSSIBLE}),
+    ],
+)
+def test_a_schema_is_enforced_or_refused_with_the_place_in_it(
+    http_server: HttpServer, path: str, body: dict[str, Any]
+) -> None:
+    refused = http_server.ask("POST", path, body)
+    assert refused.status == 400
+    assert "properties.kind" in str(refused.json["error"])
+
+
+def test_tokens_can_be_counted_and_turned_back_into_text(http_server: HttpServer) -> None:
+    text = "The fox said: “Grüße, 狐!”"
+    found = http_server.ask("POST", "/tokenize", {"content": text, "with_pieces": True}).json
+    ids = [each["id"] for each in found["tokens"]]
+    assert http_server.ask("POST", "/detokenize", {"tokens": ids}).json["content"] == text
+    assert found["count"] == len(ids)
+    whole = http_server.ask("POST", "/tokenize", {"content": text, "add_special": True}).json["count"]
+    done = http_server.ask("POST", "/v1/completions", {"prompt": text, "max_tokens": 1}).json
+    assert done["usage"]["prompt_tokens"] == whole
+    rendered = http_server.ask("POST", "/apply-template", {"messages": turns(text)}).json["prompt"]
+    assert text in rendered
+    counted = http_server.ask("POST", "/v1/messages/count_tokens", {"messages": turns(text)}).json["input_tokens"]
+    chat = http_server.ask("POST", "/v1/chat/completions", {"messages": turns(text), "max_tokens": 1}).json
+    assert chat["usage"]["prompt_tokens"] == counted
+
+
+def test_usage_tells_the_cached_tokens_streamed_or_not(http_server: HttpServer) -> None:
+    messages = turns("Tell me of the heron who counted the same eleven reeds twice, and of nothing else")
+    asked = {"messages": messages, "max_tokens": 2}
+    first = http_server.ask("POST", "/v1/chat/completions", asked).json["usage"]
+    again = http_server.ask("POST", "/v1/chat/completions", asked).json["usage"]
+    cached = again["prompt_tokens_details"]["cached_tokens"]
+    assert again["prompt_tokens"] == first["prompt_tokens"]
+    assert first["prompt_tokens_details"]["cached_tokens"] < cached < again["prompt_tokens"]
+    streamed = http_server.ask(
+        "POST", "/v1/chat/completions", {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert b'"cached_tokens":%d' % cached in streamed.body
+    claude = http_server.ask("POST", "/v1/messages", asked).json["usage"]
+    assert (claude["cache_read_input_tokens"], claude["input_tokens"]) == (cached, again["prompt_tokens"] - cached)
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Path) -> Iterator[HttpServer]:
+    """A server that computes one request at a time, for long."""
+    flags = ("--model", str(tiny), "--max-sequences", "1", "--n-ctx", "32768", "--max-tokens", "30000")
+    with short_directory() as directory, running_http(directory, *flags) as process:
+        yield process
+
+
+def test_a_stream_that_waits_shows_that_it_lives_and_leaves_the_queue_with_its_client(narrow: HttpServer) -> None:
+    endless = {"max_tokens": 30_000, "ignore_eos": True, "stream": True}
+    waiting: list[tuple[str, dict[str, Any], bytes]] = [
+        ("/v1/completions", {"prompt": "a", **endless}, b": waiting\n\n"),
+        ("/v1/messages", {"messages": turns("a"), **endless}, b"event: ping\n"),
+        ("/api/generate", {"prompt": "a", "options": {"num_predict": 9}}, b" "),
+    ]
+    raws = [RawHttp(narrow.port) for _ in range(4)]
+    try:
+        raws[0].send("POST", "/v1/completions", {"prompt": "a", **endless})
+        assert raws[0].head()[0] == 200
+        for raw, (path, body, _) in zip(raws[1:], waiting, strict=True):
+            raw.send("POST", path, body)
+        for raw, (_, _, sign) in zip(raws[1:], waiting, strict=True):
+            assert raw.head()[0] == 200
+            assert next(chunk for chunk in raw.chunks() if sign in chunk)
+        assert narrow.process.metrics()["queued_requests"] == 3
+        for raw in raws[1:]:
+            raw.close()
+        found = until(narrow.process.metrics, lambda metrics: metrics["requests_cancelled"] == 3)
+        assert (found["queued_requests"], found["active_sequences"]) == (0, 1)
+    finally:
+        for raw in raws:
+            raw.close()
