@@ -329,3 +329,25 @@ def test_a_background_row_that_sorts_before_the_head_keeps_its_place() -> None:
     head = make_row(9, lane=0, due_ms=100_000.0)
     before, behind = make_row(1, lane=-1, due_ms=10_000.0), make_row(2, lane=-1, due_ms=90_000.0)
     assert gives_way(head, [before, behind], now_ms=0.0) == [behind]
+
+
+@pytest.mark.parametrize("has_flash_attention", [True, False])
+@pytest.mark.parametrize("has_stream", [True, False])
+def test_without_flash_attention_the_cells_of_others_make_a_piece_smaller(
+    has_stream: bool, has_flash_attention: bool
+) -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64, has_flash_attention=has_flash_attention))
+    for size in SIZES[:9] * 3:
+        for attended in (0, 8_000, 16_000):
+            scheduler.cost.observe_prefill(size, attended, size * (0.3 + attended / 20_000))
+    decoding = [make_row(1, last_token_ms=NOW)] if has_stream else []
+    prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
+
+    def piece(used_cells: int) -> int:
+        plan = scheduler.plan(State(decoding, [prompt], 10_000, used_cells), NOW)
+        return sum(count for _, count in plan.prefill)
+
+    if has_flash_attention:
+        assert piece(16_000) == piece(0)
+    else:
+        assert SMALLEST_CHUNK <= piece(16_000) < piece(0)

@@ -45,7 +45,7 @@ def allowed_ms(alone_ms: float) -> float:
     Of a wait only that part counts which was the server's own doing: attackers, and whatever else this machine does,
     compute on the same cores.
     """
-    return 20 * alone_ms + 500
+    return 10 * alone_ms + 500
 
 
 def main() -> int:

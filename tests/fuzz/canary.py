@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,18 +26,21 @@ class Cores:
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
         self._before = self._read()
+        self._stolen_before_ms = _stolen_ms()
 
     def own_ms(self, wait_ms: float) -> float:
         """How much of a wait since the last call was the process's own doing, and not a wait for a core.
 
-        That is at least what its threads computed, and at least the time in which none of them stood ready to run. All
-        of it where the system does not tell.
+        That is at least what one of its threads computed, and at least the time in which none of them stood ready to
+        run and the machine under this one had not taken the cores away. All of it where the system does not tell.
         """
         before, self._before = self._before, self._read()
+        stolen_before_ms, self._stolen_before_ms = self._stolen_before_ms, _stolen_ms()
+        stolen_ms = self._stolen_before_ms - stolen_before_ms
         spent = [(now, before.get(thread, (0.0, 0.0))) for thread, now in self._before.items()]
-        computed_ms = sum(now[0] - then[0] for now, then in spent)
+        computed_ms = max((now[0] - then[0] for now, then in spent), default=wait_ms)
         ready_ms = sum(now[1] - then[1] for now, then in spent)
-        return min(wait_ms, max(computed_ms, wait_ms - ready_ms))
+        return min(wait_ms, max(computed_ms, wait_ms - ready_ms - stolen_ms))
 
     def _read(self) -> dict[str, tuple[float, float]]:
         threads = {}
@@ -45,6 +49,14 @@ class Cores:
                 computed, ready, _ = map(int, file.read_text().split())
                 threads[file.parent.name] = (computed / 1e6, ready / 1e6)
         return threads
+
+
+def _stolen_ms() -> float:
+    """Time in which another virtual machine had this one's cores, all cores together."""
+    with suppress(OSError, IndexError):
+        ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+        return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 @attrs.define

@@ -167,12 +167,13 @@ class Engine:
 
     async def _grammar(self, request: Request, tokens: array[int]) -> tuple[GrammarState | None, list[int]]:
         sampling = await self._chat.constrained(request, tokens)
+        compiled = partial(self._constraints.grammar, lane=request.priority)
         try:
-            return await self._constraints.grammar(sampling)
+            return await compiled(sampling)
         except BadRequest as error:
             if sampling is request.sampling:
                 raise
-            raise await self._chat.blame(request, error, self._constraints.grammar) from None
+            raise await self._chat.blame(request, error, compiled) from None
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `types.Source.embed`."""
@@ -411,4 +412,5 @@ def _targets(config: RuntimeConfig, context: Context) -> Targets:
         config.slo_ttft_ms,
         context.n_ubatch,
         mixes_prompts=context.params.kv_unified,
+        has_flash_attention=context.params.flash_attn != "off",
     )

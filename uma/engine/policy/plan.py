@@ -7,7 +7,7 @@ from functools import partial
 
 import attrs
 
-from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Spent
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Position, Spent
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, decoding_ms, lead_ms, longest_piece_ms, pace_ms, steps_before
@@ -165,7 +165,8 @@ class Scheduler:
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
-                needed_ms = self.cost.prefill_ms(row.remaining, row.position)
+                position = self._position([row], state)
+                needed_ms = self.cost.prefill_ms(row.remaining, position(row.remaining))
                 if now_ms + needed_ms > row.arrived_ms + (1 - AT_RISK) * target_ms:
                     return True
         return False
@@ -183,8 +184,9 @@ class Scheduler:
         waiting = self._readable_together(first_token_first(waiting))
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(row.lane < min(waiting[0].lane, 0) for row in decode):
-            waiting = self._ending_together(waiting)
-            piece = Piece(self.targets.solo_tokens)
+            solo_tokens = self._solo_tokens(state)
+            waiting = self._ending_together(waiting, solo_tokens)
+            piece = Piece(solo_tokens)
         else:
             piece = self._choose_piece(waiting, decode, state, free_cells, now_ms)
         left = min(room - (piece.steps - 1) * len(decode), piece.tokens)
@@ -209,13 +211,27 @@ class Scheduler:
         others = (row for row in waiting[1:] if row.remaining == head.remaining or row.position == head.position == 0)
         return [head, *others]
 
-    def _ending_together(self, waiting: list[Row]) -> list[Row]:
+    def _solo_tokens(self, state: State) -> int:
+        """Prefill tokens of one batch while nothing decodes, for whose end the next request waits.
+
+        Where they take time with the cells of others too, so many that they take no longer than a first token should.
+        """
+        most = self.targets.solo_tokens
+        if not self.targets.attends_all:
+            return most
+        longest_ms = TTFT_SHARE * self.targets.slo_ttft_ms
+        fitting = [
+            size for size in SIZES if size <= most and self.cost.prefill_ms(size, state.used_cells) <= longest_ms
+        ]
+        return max(fitting, default=SMALLEST_CHUNK)
+
+    def _ending_together(self, waiting: list[Row], solo_tokens: int) -> list[Row]:
         """Of the rows in their order, those of one lane that end in a batch as large as is computed at once.
 
         None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
         """
         chosen: list[Row] = []
-        left = self.targets.solo_tokens
+        left = solo_tokens
         for row in waiting:
             left -= row.remaining
             if left < 0 or row.lane != waiting[0].lane:
@@ -228,6 +244,7 @@ class Scheduler:
     ) -> Piece:
         """The piece that reads most tokens a millisecond of those that no reader has to wait for."""
         wanted = min(sum(row.remaining for row in waiting), self.targets.batch_tokens, free_cells)
+        position = self._position(waiting, state)
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
         # The target of a background stream throttles no prompt, nor does one that decoding alone cannot meet.
         interactive = [row for row in decode if row.lane >= 0]
@@ -243,42 +260,46 @@ class Scheduler:
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
         longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, covered_ms)
         beside_ms = partial(decoding_ms, pace=pace, step_ms=step_ms)
-        tokens = self._tokens_for_cycle(longest_ms, covered_ms, beside_ms, waiting, wanted)
-        piece_ms = self.cost.prefill_ms(tokens, _mean_position(waiting, tokens))
+        tokens = self._tokens_for_cycle(longest_ms, covered_ms, beside_ms, position, wanted)
+        piece_ms = self.cost.prefill_ms(tokens, position(tokens))
         return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, told_ms)
 
+    def _position(self, waiting: list[Row], state: State) -> Position:
+        """By tokens read next, the tokens that each of them attends to, on the average."""
+        if self.targets.attends_all:
+            return lambda _: state.used_cells
+        return partial(_mean_position, waiting)
+
     def _tokens_for_cycle(
-        self, longest_ms: float, covered_ms: float, beside_ms: Spent, waiting: list[Row], wanted: int
+        self, longest_ms: float, covered_ms: float, beside_ms: Spent, position: Position, wanted: int
     ) -> int:
         """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
 
         Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
         """
-        tokens = self._tokens_within(longest_ms, beside_ms, waiting, wanted)
-        is_deep = _mean_position(waiting, TILE_TOKENS) >= TILE_TOKENS
-        if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, waiting, TILE_TOKENS):
+        tokens = self._tokens_within(longest_ms, beside_ms, position, wanted)
+        is_deep = position(TILE_TOKENS) >= TILE_TOKENS
+        if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, position, TILE_TOKENS):
             tokens = TILE_TOKENS
         if covered_ms > longest_ms:
-            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), beside_ms, waiting, wanted)
-        if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, waiting, wanted):
+            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), beside_ms, position, wanted)
+        if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, position, wanted):
             tokens = wanted  # what would be left fills no tile
         return tokens
 
-    def _larger(self, tokens: int, longest_ms: float, beside_ms: Spent, waiting: list[Row], wanted: int) -> int:
+    def _larger(self, tokens: int, longest_ms: float, beside_ms: Spent, position: Position, wanted: int) -> int:
         """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
-        position = partial(_mean_position, waiting)
         larger = self.cost.best_chunk(longest_ms, position, wanted, beside_ms)
         if larger <= tokens:
             return tokens
         gain = self.cost.prefill_ms(tokens, position(tokens)) * larger
         return larger if gain > WORTH_WAITING * tokens * self.cost.prefill_ms(larger, position(larger)) else tokens
 
-    def _reads_within(self, longest_ms: float, waiting: list[Row], tokens: int) -> bool:
-        return self.cost.prefill_ms(tokens, _mean_position(waiting, tokens)) <= longest_ms
+    def _reads_within(self, longest_ms: float, position: Position, tokens: int) -> bool:
+        return self.cost.prefill_ms(tokens, position(tokens)) <= longest_ms
 
-    def _tokens_within(self, longest_ms: float, beside_ms: Spent, waiting: list[Row], wanted: int) -> int:
+    def _tokens_within(self, longest_ms: float, beside_ms: Spent, position: Position, wanted: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
-        position = partial(_mean_position, waiting)
         chunk = self.cost.best_chunk(longest_ms, position, wanted, beside_ms)
         if chunk < wanted:
             self._limited += 1

@@ -108,6 +108,13 @@ class Targets:
     the next request would wait for all of it."""
     mixes_prompts: bool = True
     """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
+    has_flash_attention: bool = True
+    """Whether attention skips the cells of other sequences."""
+
+    @property
+    def attends_all(self) -> bool:
+        """Whether a token's attention takes time with all cells in use, and not with the tokens before it alone."""
+        return self.mixes_prompts and not self.has_flash_attention
 
 
 @attrs.define(slots=True)

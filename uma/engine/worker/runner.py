@@ -153,15 +153,21 @@ class ModelRunner:
         """
         is_read = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
-        behind = sum(count * sequence.computed for sequence, count in work)
-        expected_ms = self._cost.prefill_ms(tokens, behind / tokens) or math.inf
+        position = self._position(work, tokens)
+        expected_ms = self._cost.prefill_ms(tokens, position) or math.inf
         code, took_ms, ends = self._extend(work, tokens, expected_ms)
         if code == DONE:
             self._metrics.prefill_tokens_total += tokens
             if not is_read:
-                self._cost.observe_prefill(tokens, behind / tokens, took_ms)
+                self._cost.observe_prefill(tokens, position, took_ms)
             self._trace.batch("prefill", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
+
+    def _position(self, work: Work, tokens: int) -> float:
+        """Tokens that each of these attends to, on the average: as `policy` plans with it."""
+        if self._context.params.flash_attn == "off" and not self._pool.in_id_order:
+            return self._pool.used_cells
+        return sum(count * sequence.computed for sequence, count in work) / tokens
 
     def decode_several(self, work: Work) -> tuple[int, dict[Sequence, int]]:
         """Decode rows that have more than one token to compute: those that were given several in one step.
