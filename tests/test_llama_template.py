@@ -177,6 +177,13 @@ def test_after_a_rendering_that_was_killed_the_next_one_is_right() -> None:
     template.close()
 
 
+def test_a_rendering_that_takes_long_leaves_a_process_for_another() -> None:
+    template = ChatTemplate("{% set x = 1 %}{{ messages[0].content }}", "", "")
+    with template._renderer():
+        assert template.render(TALK) == "Be brief."
+    template.close()
+
+
 def test_a_child_process_that_was_killed_is_told_of_and_replaced() -> None:
     with child_of(ChatTemplate("{% set x = 1 %}{{ messages[0].content }}", "", "")) as (template, child):
         child.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -80,7 +81,11 @@ class MessagesBody(Conversation):
 
 async def messages(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/messages`."""
-    body = read(await http.fields(), MessagesBody, http)
+    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJob:
+    body = read(fields, MessagesBody, http)
     model = gateway.names.check(body.model)
     prompt = _prompt(gateway, body)
     params = sampling(
@@ -93,14 +98,18 @@ async def messages(gateway: Gateway, http: Exchange) -> None:
     )
     how = urgency(body, http)
     request = Request(http.id, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo, **prompt)
-    await gateway.generate(http, MessagesJob([request], bool(body.stream), f"msg_{http.id}", model))
+    return MessagesJob([request], bool(body.stream), f"msg_{http.id}", model)
 
 
 async def count_tokens(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/messages/count_tokens`: the prompt's tokens, as a request with it would use them."""
-    body = read(await http.fields(), Conversation, http)
-    gateway.names.check(body.model)
-    found = await gateway.source.tokenize(Request(http.id, **_prompt(gateway, body)))
+
+    def request(fields: dict[str, Any]) -> Request:
+        body = read(fields, Conversation, http)
+        gateway.names.check(body.model)
+        return Request(http.id, **_prompt(gateway, body))
+
+    found = await gateway.source.tokenize(await http.built(request))
     await http.answer_json({"input_tokens": len(found.token_ids)})
 
 

@@ -35,6 +35,7 @@ from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
 from uma.http.page import Page
 from uma.http.problem import NotFound, Problem, WrongMethod
+from uma.net.client import CLIENT
 from uma.net.logfmt import log
 from uma.version import __version__
 
@@ -210,6 +211,7 @@ class _Entrance:
             await http.write(b"", is_last=True)
             return
         http.account = self.door.account(http)
+        CLIENT.set(http.account or http.scope.get("client"))
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
         await self.inner(http.scope, http.receive, http.send)
@@ -217,7 +219,8 @@ class _Entrance:
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         config = self.gateway.config
         id = secrets.token_hex(12)
-        http = Exchange(scope, receive, send, id, config.max_http_body_bytes, config.http_timeout_sec)
+        bounds = config.max_http_body_bytes, config.http_timeout_sec
+        http = Exchange(scope, receive, send, id, *bounds, self.gateway.parsing)
         http.extra_headers += [(b"x-request-id", id.encode()), (b"request-id", id.encode()), *_VERSIONS]
         scope[EXCHANGE] = http
         return http

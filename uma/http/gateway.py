@@ -24,6 +24,9 @@ from uma.types import EmbedRequest, Request, RerankRequest, Source
 W = TypeVar("W", EmbedRequest, RerankRequest)
 R = TypeVar("R")
 
+MAX_PARSING = 2
+"""Threads that read large bodies: they share one interpreter lock, so more would only wait for each other."""
+
 
 @attrs.define(eq=False)
 class Gateway:
@@ -37,12 +40,16 @@ class Gateway:
     connections_refused_total: int = 0
     answers: Counter[int] = attrs.field(factory=Counter)
     """Requests by the status of their answer; 0: the client went away before there was one."""
+    parsing: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_PARSING), init=False)
+    """For threads that read large bodies."""
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
     """For what outlives the connection that asked for it; there while the service runs."""
     writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
     """Threads that write large answers."""
     at_abort: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called by `abort`: ends what runs in `tasks`."""
+    at_end: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    """Called once nothing runs any more: frees what the endpoints hold."""
     _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
 
     @classmethod

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
 import orjson
+import trio
 
 from uma.constraints import Length, Range, Text, show
 from uma.errors import BadRequest
@@ -75,7 +77,11 @@ class CompletionBody(Common):
 
 async def completion(gateway: Gateway, http: Exchange) -> None:
     """`POST /completion`: one prompt, a string or a list of token ids."""
-    body = read(await http.fields(), CompletionBody, http)
+    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
+    body = read(fields, CompletionBody, http)
     if body.image_data:
         abilities.media("image_data", "image_data")
     given = prompts(body.prompt, "prompt")
@@ -101,8 +107,7 @@ async def completion(gateway: Gateway, http: Exchange) -> None:
     request = Request(
         http.id, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo, **given[0]
     )
-    job = CompletionJob([request], bool(body.stream), gateway.names.name, returns_tokens=bool(body.return_tokens))
-    await gateway.generate(http, job)
+    return CompletionJob([request], bool(body.stream), gateway.names.name, returns_tokens=bool(body.return_tokens))
 
 
 def _tokens(n_predict: int | None) -> int | None:
@@ -215,7 +220,7 @@ class TokenizeBody:
 
 async def tokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /tokenize`: the ids of a text, without the beginning of text unless `add_special` asks for it."""
-    body = read(await http.fields(), TokenizeBody, http)
+    body = await http.built(lambda fields: read(fields, TokenizeBody, http))
     text = body.content if body.content is not None else body.prompt
     if text is None:
         raise BadRequest("content: is required (a string)")
@@ -234,6 +239,7 @@ async def _token_ids(gateway: Gateway, http: Exchange, text: str, *, add_special
 
 
 async def _piece(gateway: Gateway, http: Exchange, token: int) -> str:
+    await trio.lowlevel.checkpoint()  # a text of a million tokens leaves others their turn
     return (await gateway.source.tokenize(Request(http.id, token_ids=(token,)))).text or ""
 
 
@@ -246,10 +252,13 @@ class DetokenizeBody:
 
 async def detokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /detokenize`: the text of token ids. Special tokens have none."""
-    body = read(await http.fields(), DetokenizeBody, http)
-    text = ""
-    if body.tokens:
-        text = (await gateway.source.tokenize(Request(http.id, token_ids=body.tokens))).text or ""
+
+    def request(fields: dict[str, Any]) -> Request | None:
+        body = read(fields, DetokenizeBody, http)
+        return Request(http.id, token_ids=body.tokens) if body.tokens else None
+
+    asked = await http.built(request)
+    text = "" if asked is None else (await gateway.source.tokenize(asked)).text or ""
     await http.answer_json({"content": text})
 
 
@@ -270,12 +279,15 @@ class TemplateBody:
 
 async def apply_template(gateway: Gateway, http: Exchange) -> None:
     """`POST /apply-template`: a conversation as the model's template renders it."""
-    body = read(await http.fields(), TemplateBody, http)
-    messages = tuple(
-        Message(each.role, text_of(each.content, f"messages[{index}].content"))
-        for index, each in enumerate(body.messages)
-    )
-    found = await gateway.source.tokenize(Request(http.id, messages=messages))
+
+    def request(fields: dict[str, Any]) -> Request:
+        messages = tuple(
+            Message(each.role, text_of(each.content, f"messages[{index}].content"))
+            for index, each in enumerate(read(fields, TemplateBody, http).messages)
+        )
+        return Request(http.id, messages=messages)
+
+    found = await gateway.source.tokenize(await http.built(request))
     await http.answer_json({"prompt": found.text})
 
 

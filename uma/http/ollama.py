@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 import attrs
@@ -136,7 +138,16 @@ class GenerateBody(_Body):
 
 async def chat(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/chat`. Without messages it only says that the model is loaded."""
-    body = read(_with_options(await http.fields()), ChatBody, http)
+    job = await http.built(partial(_chat_job, gateway, http))
+    if isinstance(job, str):
+        await _say_loaded(http, job, {"message": {"role": "assistant", "content": ""}})
+    else:
+        await gateway.generate(http, job)
+
+
+def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
+    """The job, or the model's name where there is nothing to generate."""
+    body = read(_with_options(fields), ChatBody, http)
     model = gateway.names.check(body.model)
     able = gateway.source.info.capabilities
     for index, message in enumerate(body.messages):
@@ -145,34 +156,62 @@ async def chat(gateway: Gateway, http: Exchange) -> None:
         if message.tool_calls:
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
-        await _say_loaded(http, model, {"message": {"role": "assistant", "content": ""}})
-        return
+        return model
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
     prompt = {"messages": with_names(list(_messages(body.messages))), **offered}
-    await gateway.generate(http, _job(gateway, body, http, model, prompt, _chat_piece))
+    return _job(gateway, body, http, model, prompt, _chat_piece)
 
 
 def _messages(bodies: Sequence[ChatMessage]) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
-    count, waiting = 0, list[ToolCall]()
+    count, waiting = 0, _Unanswered()
     for body in bodies:
         calls = []
         for call in body.tool_calls or ():
             arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
             calls.append(ToolCall(f"{count:09}", call.function.name, arguments))
+            waiting.add(calls[-1])
             count += 1
-        waiting += calls
-        of = None
-        if body.role == "tool":
-            name = body.tool_name or body.name
-            of = next((each for each in waiting if name in (None, each.name)), None)
-            waiting = [each for each in waiting if each is not of]
+        of = waiting.take(body.tool_name or body.name) if body.role == "tool" else None
         yield Message(body.role, body.content, tuple(calls), None if of is None else of.id, body.tool_name or body.name)
+
+
+class _Unanswered:
+    """Calls without a result. Each step takes the same time, however many there are."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[str | None, deque[ToolCall]] = defaultdict(deque)
+        """By name; under None all of them."""
+        self._answered: set[str] = set()
+
+    def add(self, call: ToolCall) -> None:
+        """A call was made."""
+        self._queues[call.name].append(call)
+        self._queues[None].append(call)
+
+    def take(self, name: str | None) -> ToolCall | None:
+        """The first call of this name (None: of any) that has no result yet, which it has from now on."""
+        queue = self._queues[name]
+        while queue:
+            call = queue.popleft()
+            if call.id not in self._answered:
+                self._answered.add(call.id)
+                return call
+        return None
 
 
 async def generate(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/generate`. Without a prompt it only says that the model is loaded."""
-    body = read(_with_options(await http.fields()), GenerateBody, http)
+    job = await http.built(partial(_generate_job, gateway, http))
+    if isinstance(job, str):
+        await _say_loaded(http, job, {"response": ""})
+    else:
+        await gateway.generate(http, job)
+
+
+def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
+    """As `_chat_job`."""
+    body = read(_with_options(fields), GenerateBody, http)
     model = gateway.names.check(body.model)
     abilities.suffix(body.suffix)
     if body.images:
@@ -180,14 +219,13 @@ async def generate(gateway: Gateway, http: Exchange) -> None:
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
-        await _say_loaded(http, model, {"response": ""})
-        return
+        return model
     if body.raw:
         prompt: dict[str, Any] = {"prompt": body.prompt}
     else:
         system = [Message("system", body.system)] if body.system else []
         prompt = {"messages": (*system, Message("user", body.prompt))}
-    await gateway.generate(http, _job(gateway, body, http, model, prompt, _generate_piece))
+    return _job(gateway, body, http, model, prompt, _generate_piece)
 
 
 def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +429,7 @@ class ShowBody:
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/show`."""
-    body = read(await http.fields(), ShowBody, http)
+    body = await http.built(lambda fields: read(fields, ShowBody, http))
     asked = body.model or body.name
     if asked is not None and not gateway.names.knows(asked) and not gateway.names.takes_any:
         raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")

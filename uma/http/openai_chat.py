@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -80,14 +81,16 @@ class ChatBody(Common):
 
 async def chat_completions(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/chat/completions`."""
-    body = read(await http.fields(), ChatBody, http)
+    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
+    body = read(fields, ChatBody, http)
     model = gateway.names.check(body.model)
     _refuse(body)
     request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    await gateway.generate(
-        http, ChatJob([request], bool(body.stream), f"chatcmpl-{http.id}", model, include_usage=usage_wanted)
-    )
+    return ChatJob([request], bool(body.stream), f"chatcmpl-{http.id}", model, include_usage=usage_wanted)
 
 
 def _refuse(body: ChatBody) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -47,14 +48,16 @@ class CompletionBody(Common):
 
 async def completions(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/completions`."""
-    body = read(await http.fields(), CompletionBody, http)
+    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
+    body = read(fields, CompletionBody, http)
     model = gateway.names.check(body.model)
     abilities.suffix(body.suffix)
     requests = _requests(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    await gateway.generate(
-        http, CompletionJob(requests, bool(body.stream), f"cmpl-{http.id}", model, include_usage=usage_wanted)
-    )
+    return CompletionJob(requests, bool(body.stream), f"cmpl-{http.id}", model, include_usage=usage_wanted)
 
 
 def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -92,7 +93,11 @@ class _Output:
 
 async def responses(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/responses`."""
-    body = read(await http.fields(), ResponsesBody, http)
+    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJob:
+    body = read(fields, ResponsesBody, http)
     model = gateway.names.check(body.model)
     _refuse(body)
     form = None if body.text is None else body.text.format
@@ -121,7 +126,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
             is_parallel=body.parallel_tool_calls,
         ),
     )
-    await gateway.generate(http, ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body))
+    return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body)
 
 
 def _refuse(body: ResponsesBody) -> None:

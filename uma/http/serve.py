@@ -82,6 +82,8 @@ class HttpService:
                 nursery.cancel_scope.cancel()
         finally:
             listener.close()
+            for end in self.gateway.at_end:
+                end()
 
     def begin_drain(self) -> None:
         """Take no more connections and requests, and let `serve` come to its end."""

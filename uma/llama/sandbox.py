@@ -1,25 +1,24 @@
 """The sandbox in which a model's chat template runs, and the child process that runs templates which may take long.
 
 Templates come inside model files, so they are other people's programs: they run in jinja2's sandbox, with the few
-names that Hugging Face's templates expect and nothing else. This file is also a program, `main`, and imports nothing
-but jinja2 and the standard library: the child starts in a fraction of the time that all of UMA would need.
+names that Hugging Face's templates expect and nothing else. This file is also a program, `main`, and imports next to
+nothing but jinja2 and the standard library: the child starts in a fraction of the time that all of UMA would need.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2 import TemplateError as JinjaError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from uma.child import serve
 
 MAX_STEPS = 1_000_000
 """Most steps of all of one rendering's `range` loops together."""
@@ -31,7 +30,6 @@ MAX_TEXT_CHARS = 16_000_000
 """Longest text that a rendering may give."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of the child process, where the system bounds that."""
-HEADER_BYTES = 4
 
 
 class UnusableError(Exception):
@@ -164,39 +162,24 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def write_message(stream: BinaryIO, message: Any) -> None:
-    """Write one message of the conversation between parent and child."""
-    payload = json.dumps(message).encode()
-    stream.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
-    stream.flush()
-
-
 def main() -> None:
     """The child: take a template, then render conversations until the parent closes its end."""
-    with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    given, answers = sys.stdin.buffer, sys.stdout.buffer
-    source, bos, eos = _read_message(given)
+    serve(_renderer, MAX_MEMORY_BYTES)
+
+
+def _renderer(setup: list[str]) -> Callable[[dict[str, Any]], dict[str, str]]:
+    source, bos, eos = setup
     template: Template | None = None
-    write_message(answers, {})  # ready: what comes now is on the clock
-    while True:
-        try:
-            conversation = _read_message(given)
-        except EOFError:
-            return
+
+    def render(conversation: dict[str, Any]) -> dict[str, str]:
+        nonlocal template
         try:
             template = template or compiled(source)
-            answer = {"text": rendered(template, conversation, bos, eos)}
+            return {"text": rendered(template, conversation, bos, eos)}
         except UnusableError as error:
-            answer = {"problem": str(error)}
-        write_message(answers, answer)
+            return {"problem": str(error)}
 
-
-def _read_message(stream: BinaryIO) -> Any:
-    header = stream.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        raise EOFError
-    return json.loads(stream.read(int.from_bytes(header, "little")))
+    return render
 
 
 if __name__ == "__main__":

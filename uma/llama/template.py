@@ -8,10 +8,10 @@ conversation can hold up more than its own request.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from queue import LifoQueue
 from typing import Any
 
 import attrs
@@ -30,6 +30,10 @@ PLAIN_TEMPLATE = (
 )
 """For models without a template: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
 
+RENDERERS = 2
+"""Maximum child processes: as many as prompts are prepared at once, so that the one that is kept free of background
+work finds a process as well as a thread. The second is started where it is needed."""
+
 
 class ChatTemplate:
     """A model's chat template, or the plain one where `source` is None. Safe to use from several threads."""
@@ -39,8 +43,9 @@ class ChatTemplate:
         self.source = PLAIN_TEMPLATE if source is None else source
         self.bos = bos
         self.eos = eos
-        self._process = RenderProcess([self.source, bos, eos])
-        self._lock = threading.Lock()
+        self._idle: LifoQueue[RenderProcess] = LifoQueue()
+        for _ in range(RENDERERS):
+            self._idle.put(RenderProcess([self.source, bos, eos]))
 
     @cached_property
     def is_cheap(self) -> bool:
@@ -50,8 +55,8 @@ class ChatTemplate:
     def start(self) -> None:
         """Start the child process, if there will be one, so that the first rendering need not wait for it."""
         if not self.is_cheap:
-            with self._lock, suppress(UnusableError):  # `render` will say so
-                self._process.start()
+            with self._renderer() as process, suppress(UnusableError):  # `render` will say so
+                process.start()
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), switches: Mapping[str, Any] | None = None
@@ -60,8 +65,8 @@ class ChatTemplate:
         that Hugging Face gives them; `switches` are the template's own names, such as `enable_thinking`.
 
         Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
-        these messages. Unless `is_cheap` and without `tools`, it waits for other threads' renderings and for a child
-        process, each for `render_process.DEADLINE_SEC` at most.
+        these messages. Unless `is_cheap` and without `tools`, it waits for a child process, for
+        `render_process.DEADLINE_SEC` at most, and where `RENDERERS` other threads render, for one of them first.
         """
         conversation = {
             "messages": [_turn(message, self._taste) for message in messages],
@@ -71,15 +76,25 @@ class ChatTemplate:
         try:
             if self.is_cheap and not tools:
                 return rendered(self._template, conversation, self.bos, self.eos)
-            with self._lock:
-                return self._process.render(conversation)
+            with self._renderer() as process:
+                return process.render(conversation)
         except UnusableError as error:
             raise TemplateError(f"messages: the model's chat template {error}") from error.__cause__
 
     def close(self) -> None:
-        """End the child process for good. Harmless when repeated."""
-        with self._lock:
-            self._process.close()
+        """End the child processes for good, once they have rendered what they were given. Harmless when repeated."""
+        every = [self._idle.get() for _ in range(RENDERERS)]
+        for each in every:
+            each.close()
+            self._idle.put(each)
+
+    @contextmanager
+    def _renderer(self) -> Iterator[RenderProcess]:
+        process = self._idle.get()
+        try:
+            yield process
+        finally:
+            self._idle.put(process)
 
     @cached_property
     def _taste(self) -> _Taste:

@@ -19,6 +19,7 @@ import trio
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
 from uma.http.page.markdown import GrowingText
+from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
 from uma.net.metering import metered
 from uma.net.quota import Account
@@ -70,11 +71,11 @@ class Answer:
         """The request's id."""
         return self.request.id
 
-    async def run(self, source: Source, renderers: trio.CapacityLimiter) -> None:
+    async def run(self, source: Source, renderer: Renderer) -> None:
         """Generate and render, until the answer has had no reader for `keep_sec`: then it is cancelled if need be."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._generate, source)
-            nursery.start_soon(self._render, renderers)
+            nursery.start_soon(self._render, renderer)
             await self._wait_until_unwanted()
             nursery.cancel_scope.cancel()
 
@@ -147,8 +148,8 @@ class Answer:
             self.error = error
         self._arrival.unpark_all()
 
-    async def _render(self, renderers: trio.CapacityLimiter) -> None:
-        growing = GrowingText()
+    async def _render(self, renderer: Renderer) -> None:
+        growing = GrowingText(renderer.parse, renderer.render)
         while not self.is_over:
             while not self._is_due():
                 await self._arrival.park()
@@ -156,7 +157,7 @@ class Answer:
             is_end = self.finished is not None or self.error is not None
             text = self.text + "".join(self._arrived)
             self._arrived.clear()
-            await trio.to_thread.run_sync(growing.finish if is_end else growing.update, text, limiter=renderers)
+            await trio.to_thread.run_sync(growing.finish if is_end else growing.update, text, limiter=renderer.turns)
             self._publish(text, growing.blocks, is_end)
             took = trio.current_time() - began
             await trio.sleep(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1)))
@@ -195,10 +196,11 @@ class Answers:
 
     gateway: Gateway
     _by_token: dict[str, Answer] = attrs.field(factory=dict, init=False)
-    _renderers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    _renderer: Renderer = attrs.field(factory=Renderer, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.gateway.at_abort.append(self.abort)
+        self.gateway.at_end.append(self._renderer.close)
 
     def abort(self) -> None:
         """End all, and tell their readers that the server stops."""
@@ -227,7 +229,7 @@ class Answers:
 
     async def _run(self, answer: Answer, token: str) -> None:
         try:
-            await answer.run(self.gateway.source, self._renderers)
+            await answer.run(self.gateway.source, self._renderer)
         except Exception:
             # A bug that one answer has met ends that answer. The others know nothing of it.
             logger.exception("event=page.answer_crashed request=%s", answer.id)

@@ -19,7 +19,7 @@ from uma.http.gateway import Gateway
 from uma.http.page.answers import Answer, Answers, event
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
-from uma.http.page.markdown import render
+from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound, Problem
 from uma.protocol.converter import unstructure
 from uma.types import Activity, Message, Request, SamplerSettings, SamplingParams
@@ -59,9 +59,11 @@ class Page:
     answers: Answers = attrs.field(init=False)
     live: LiveFeed = attrs.field(init=False)
     _assets: dict[str, Asset] = attrs.field(factory=load, init=False)
-    _renderers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    _renderer: Renderer = attrs.field(factory=Renderer, init=False)
+    """Of texts that the browser has kept. Answers that are being written have one of their own."""
 
     def __attrs_post_init__(self) -> None:
+        self.gateway.at_end.append(self._renderer.close)
         self.answers = Answers(self.gateway)
         self.live = LiveFeed(self.gateway.source)
 
@@ -85,7 +87,7 @@ class Page:
 
     async def ask(self, http: Exchange) -> None:
         """Begin an answer, and stream it."""
-        body = read(await http.fields(), AnswerBody, http)
+        body = await http.built(lambda fields: read(fields, AnswerBody, http))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
             raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
         wish = urgency(body, http)
@@ -113,10 +115,10 @@ class Page:
 
     async def render(self, http: Exchange) -> None:
         """The blocks of finished texts, for conversations that the browser has kept as text."""
-        body = read(await http.fields(), MarkdownBody, http)
+        body = await http.built(lambda fields: read(fields, MarkdownBody, http))
         found = []
         for text in body.texts:
-            found.append(await trio.to_thread.run_sync(render, text, limiter=self._renderers))
+            found.append(await trio.to_thread.run_sync(self._renderer.render, text, limiter=self._renderer.turns))
         await http.answer_json({"blocks": found}, headers=[NO_CACHE])
 
     async def watch(self, http: Exchange) -> None:

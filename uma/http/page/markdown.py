@@ -2,14 +2,15 @@
 
 A block that is followed by another one does not change any more, so each update parses only the text from the last
 block on. Everything that leaves this file has gone through `nh3`, whatever the parser made of it; raw HTML is not even
-parsed. Pure, and slow enough to belong in a thread of its own.
+parsed. What a text costs cannot be told beforehand: a lexer's regular expression may take for ever, and no other thread
+runs meanwhile. So this file is also a program, `main`, which `renderer` runs as a child process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import nh3
 from markdown_it import MarkdownIt
@@ -20,10 +21,14 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import STANDARD_TYPES
 from pygments.util import ClassNotFound
 
+from uma.child import serve
+
 MAX_BLOCK_CHARS = 32_768
 """A block that grows beyond this is shown as plain text: parsing it ten times a second would take all of a core."""
 MAX_WHOLE_CHARS = 262_144
 """A finished text up to this length is parsed once as a whole, so that its references hold everywhere."""
+MAX_MEMORY_BYTES = 2**30
+"""Address space of the child process, where the system bounds that."""
 HEADING_OFFSET = 2
 """The page's own headings are of level 1 and 2, so a text's begin at 3."""
 
@@ -123,10 +128,35 @@ def render(text: str) -> list[str]:
     return [_render(group, env) for group in _groups(tokens)]
 
 
-class GrowingText:
-    """A text's blocks while it is being written. One thread at a time."""
+class Parsed(NamedTuple):
+    """A text's blocks, where each begins in it, and the references that it defines."""
 
-    def __init__(self) -> None:
+    blocks: list[str]
+    starts: list[int]
+    env: dict[str, Any]
+
+
+def parse(text: str, env: dict[str, Any]) -> Parsed:
+    """The blocks of a text behind another one, whose references are in `env`."""
+    tokens = _PARSER.parse(text, env)
+    _dressed(tokens)
+    groups = list(_groups(tokens))
+    return Parsed([_render(group, env) for group in groups], _starts(text, groups), env)
+
+
+class GrowingText:
+    """A text's blocks while it is being written. One thread at a time.
+
+    `parse` and `render` do the work; the default is to do it here.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[str, dict[str, Any]], Parsed] = parse,
+        render: Callable[[str], list[str]] = render,
+    ) -> None:
+        self._parse = parse
+        self._render = render
         self.blocks: list[str] = []
         self._settled = 0
         """Blocks that do not change any more."""
@@ -140,13 +170,9 @@ class GrowingText:
         if len(tail) > MAX_BLOCK_CHARS:
             self.blocks[self._settled :] = [plain(tail)]
             return
-        tokens = _PARSER.parse(tail, self._env)
-        _dressed(tokens)
-        groups = list(_groups(tokens))
-        self.blocks[self._settled :] = [_render(group, self._env) for group in groups]
+        self.blocks[self._settled :], starts, self._env = self._parse(tail, self._env)
         # A line that is still being written can turn from a block of its own into more of the block before it.
         complete = tail.rfind("\n") + 1
-        starts = _starts(tail, groups)
         settled = max((index for index, start in enumerate(starts) if start < complete), default=0)
         if settled:
             self._begin += starts[settled]
@@ -155,7 +181,7 @@ class GrowingText:
     def finish(self, text: str) -> None:
         """The text is complete: its blocks as a whole parse has them."""
         if len(text) <= MAX_WHOLE_CHARS:
-            self.blocks = render(text)
+            self.blocks = self._render(text)
         else:
             self.update(text)
 
@@ -169,3 +195,16 @@ def _starts(text: str, groups: Sequence[Sequence[Token]]) -> list[int]:
 def _normal(text: str) -> str:
     """With the line ends that the parser counts by. What a text begins with stays so as it grows."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def main() -> None:
+    """The child: render texts until the parent closes its end. A question is a whole text, or a tail and its `env`."""
+    serve(lambda _: _answer, MAX_MEMORY_BYTES)
+
+
+def _answer(question: dict[str, Any]) -> Any:
+    return parse(question["tail"], question["env"]) if "tail" in question else render(question["text"])
+
+
+if __name__ == "__main__":
+    main()

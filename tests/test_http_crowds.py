@@ -1,0 +1,58 @@
+"""What one HTTP client can send, and that the thread which serves all of them is not held up by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HostedHttp, RawHttp, hosted_http
+
+from uma.config import RuntimeConfig
+from uma.http.exchange import MAX_INLINE_BYTES
+from uma.protocol.converter import structure
+
+LARGE = "x" * MAX_INLINE_BYTES
+CHAT = {"messages": [{"role": "user", "content": LARGE}]}
+BODIES: dict[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {**CHAT, "max_tokens": 1},
+    "/v1/completions": {"prompt": LARGE, "max_tokens": 1},
+    "/v1/responses": {"input": LARGE, "max_output_tokens": 1},
+    "/v1/messages": {**CHAT, "max_tokens": 1},
+    "/v1/messages/count_tokens": CHAT,
+    "/api/chat": {**CHAT, "stream": False, "options": {"num_predict": 1}},
+    "/api/generate": {"prompt": LARGE, "stream": False, "options": {"num_predict": 1}},
+    "/api/show": {"name": None, "strange": LARGE},
+    "/completion": {"prompt": LARGE, "n_predict": 1},
+    "/tokenize": {"content": LARGE},
+    "/detokenize": {"tokens": [1] * MAX_INLINE_BYTES},
+    "/apply-template": CHAT,
+    "/ui/api/answers": {**CHAT, "sampling": {"max_tokens": 1}},
+    "/ui/api/markdown": {"texts": [LARGE]},
+}
+
+
+@pytest.fixture(scope="module")
+def hosted(tiny: Path) -> Iterator[HostedHttp]:
+    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=16_384)) as server:
+        yield server
+
+
+def test_no_large_body_is_read_on_the_trio_thread(hosted: HostedHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[int] = []
+
+    def noted(*args: Any) -> Any:
+        readers.append(threading.get_ident())
+        return structure(*args)
+
+    monkeypatch.setattr("uma.http.fields.structure", noted)
+    trio_thread = hosted.call(threading.get_ident)
+    for path, body in BODIES.items():
+        raw = RawHttp(hosted.port)
+        assert raw.ask("POST", path, body).status == 200, path
+        raw.close()
+        assert readers, path
+        assert trio_thread not in readers, path
+        readers.clear()

@@ -1,0 +1,57 @@
+"""Texts are rendered where they can be stopped: in a child process, with the result of rendering them here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from test_page_markdown import LESSON
+
+from uma.http.page.markdown import GrowingText, plain, render
+from uma.http.page.renderer import Renderer
+
+
+@contextmanager
+def rendering() -> Iterator[tuple[Renderer, psutil.Process]]:
+    """A renderer that has rendered, and its child process."""
+    renderer, before = Renderer(), set(psutil.Process().children())
+    try:
+        assert renderer.render("*a*") == ["<p><em>a</em></p>\n"]
+        (child,) = set(psutil.Process().children()) - before
+        yield renderer, child
+    finally:
+        renderer.close()
+
+
+def test_a_child_renders_as_this_process_does() -> None:
+    with rendering() as (renderer, _):
+        assert renderer.render(LESSON) == render(LESSON)
+        here, there = GrowingText(), GrowingText(renderer.parse, renderer.render)
+        for end in range(0, len(LESSON), 7):
+            here.update(LESSON[:end])
+            there.update(LESSON[:end])
+            assert there.blocks == here.blocks
+        there.finish(LESSON)
+        assert there.blocks == render(LESSON)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_text_whose_rendering_gives_no_answer_is_shown_as_it_is_and_the_next_one_rendered(number: int) -> None:
+    with rendering() as (renderer, child):
+        child.send_signal(number)
+        growing = GrowingText(renderer.parse, renderer.render)
+        growing.update("*b* < c")
+        assert growing.blocks == [plain("*b* < c")]
+        assert not child.is_running()
+        growing.update("*b* < c d")
+        assert growing.blocks == ["<p><em>b</em> &lt; c d</p>\n"]
+
+
+def test_no_child_process_is_left_behind() -> None:
+    with rendering() as (renderer, child):
+        renderer.close()
+        assert not child.is_running()
+        assert renderer.render("*a*") == [plain("*a*")]

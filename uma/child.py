@@ -1,0 +1,170 @@
+"""Child processes that are asked one thing at a time, and killed where an answer takes too long.
+
+A thread cannot be stopped, and a regular expression or a C extension may keep the interpreter from every other thread.
+What runs over other people's texts or programs, for a time that nothing bounds, runs in a child. Both ends of the
+conversation are here: `Child` for the parent, `serve` for the program. A message is JSON behind its length.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.spawn import get_executable
+from typing import Any, BinaryIO
+
+START_SEC = 30.0
+"""Maximum time for a child process to start, on a machine that is busy."""
+HEADER_BYTES = 4
+
+_PROGRAM = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run_name='__main__')"
+
+
+class ChildClosedError(Exception):
+    """The child was closed for good."""
+
+
+class ChildEndedError(Exception):
+    """The child ended, was killed from outside, or answered nonsense: the reason."""
+
+
+class Child:
+    """One child process, or none at the moment. Belongs to one thread at a time.
+
+    `file` is its program, which calls `serve`; `setup` is what that passes on; an answer longer than `max_answer_bytes`
+    is nonsense.
+    """
+
+    def __init__(self, file: str, setup: Any, *, deadline_sec: float, max_answer_bytes: int) -> None:
+        self._file = file
+        self._setup = setup
+        self._deadline_sec = deadline_sec
+        self._max_answer_bytes = max_answer_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        self._is_fresh = True
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start the process if there is none. Does not wait for it. Raises `OSError` where that is impossible, and
+        `ChildClosedError`.
+        """
+        if self._process is not None:
+            return
+        if self._is_closed:
+            raise ChildClosedError
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                # A session of its own: Ctrl-C in the parent's terminal is the parent's to act on.
+                self._process = subprocess.Popen(
+                    [_executable(), "-c", _PROGRAM.format(path=sys.path, file=self._file)],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._sock, self._is_fresh = ours, True
+
+    def ask(self, question: Any) -> Any:
+        """The answer. Raises what `start` does; `TimeoutError` where it takes longer than the deadline, and
+        `ChildEndedError`: then the process is killed, and the next question starts another.
+        """
+        self.start()
+        try:
+            if self._is_fresh:
+                started_by = time.monotonic() + START_SEC
+                self._send(self._setup, started_by)
+                self._answer(started_by)  # it is ready
+                self._is_fresh = False
+            due = time.monotonic() + self._deadline_sec
+            self._send(question, due)
+            return self._answer(due)
+        except TimeoutError:
+            self._kill()
+            raise
+        except (OSError, EOFError, ValueError) as error:
+            self._kill()
+            raise ChildEndedError(str(error) or type(error).__name__) from None
+
+    def close(self) -> None:
+        """Kill the process, if there is one, and start no other. Harmless when repeated."""
+        self._is_closed = True
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _send(self, message: Any, due: float) -> None:
+        payload = json.dumps(message).encode()
+        self._until(due).sendall(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+
+    def _answer(self, due: float) -> Any:
+        size = int.from_bytes(self._receive(HEADER_BYTES, due), "little")
+        if size > self._max_answer_bytes:
+            raise ValueError("its answer is too long")
+        return json.loads(self._receive(size, due))
+
+    def _receive(self, size: int, due: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            more = self._until(due).recv(min(size - len(data), 2**20))
+            if not more:
+                raise EOFError("it has closed its end")
+            data += more
+        return bytes(data)
+
+    def _until(self, due: float) -> socket.socket:
+        assert self._sock is not None
+        left = due - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        return self._sock
+
+
+def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int) -> None:
+    """For the child: answer questions with what `prepare`, given the setup, returns, until the parent closes its end.
+
+    `max_memory_bytes` bounds its address space, where the system does that.
+    """
+    with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    answer = prepare(_read(questions))
+    _write(answers, {})  # ready: what comes now is on the clock
+    with suppress(EOFError):
+        while True:
+            _write(answers, answer(_read(questions)))
+
+
+def _read(stream: BinaryIO) -> Any:
+    header = stream.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        raise EOFError
+    return json.loads(stream.read(int.from_bytes(header, "little")))
+
+
+def _write(stream: BinaryIO, message: Any) -> None:
+    payload = json.dumps(message).encode()
+    stream.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+    stream.flush()
+
+
+def _executable() -> str:
+    found = get_executable()
+    return found.decode() if isinstance(found, bytes) else str(found)

@@ -1,0 +1,48 @@
+"""Markdown rendered in a child process. A text that takes too long there is shown as it is, and delays only itself."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import trio
+
+from uma.child import Child, ChildClosedError, ChildEndedError
+from uma.http.page import markdown
+from uma.http.page.markdown import MAX_WHOLE_CHARS, Parsed, plain
+
+logger = logging.getLogger("uma.http")
+
+DEADLINE_SEC = 2.0
+"""Maximum time for one text. The longest that a model usually writes takes a twentieth of it."""
+MAX_ANSWER_BYTES = 64 * MAX_WHOLE_CHARS
+
+
+class Renderer:
+    """One child process, started with the first text. Its methods belong to a thread that holds a token of `turns`."""
+
+    def __init__(self) -> None:
+        self.turns = trio.CapacityLimiter(1)
+        """For the threads that render, one at a time."""
+        self._child = Child(markdown.__file__, None, deadline_sec=DEADLINE_SEC, max_answer_bytes=MAX_ANSWER_BYTES)
+
+    def render(self, text: str) -> list[str]:
+        """See `markdown.render`."""
+        found = self._ask({"text": text})
+        return [plain(text)] if found is None else found
+
+    def parse(self, text: str, env: dict[str, Any]) -> Parsed:
+        """See `markdown.parse`."""
+        found = self._ask({"tail": text, "env": env})
+        return Parsed([plain(text)], [0], env) if found is None else Parsed(*found)
+
+    def close(self) -> None:
+        """End the process for good. Harmless when repeated."""
+        self._child.close()
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        try:
+            return self._child.ask(question)
+        except (TimeoutError, ChildEndedError, ChildClosedError, OSError) as error:
+            logger.warning("event=page.not_rendered reason=%s", type(error).__name__)
+            return None
