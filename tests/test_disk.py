@@ -22,7 +22,8 @@ KB = 1024
 
 def snapshot(number: int, size: int = 100 * KB) -> Snapshot:
     """A snapshot of 100 tokens of its own."""
-    return Snapshot(array("i", range(1000 * number, 1000 * number + 100)), os.urandom(size))
+    parts = (os.urandom(size // 2), os.urandom(size - size // 2))
+    return Snapshot(array("i", range(1000 * number, 1000 * number + 100)), parts)
 
 
 async def tier(folder: Path, capacity: int = 350 * KB, identity: dict[str, str | int] | None = None) -> DiskTier:

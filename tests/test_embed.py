@@ -23,6 +23,7 @@ from uma.contracts.claims import Question
 from uma.engine import Engine
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
+from uma.llama.vocab import Vocab
 from uma.protocol.codec import parse_event
 from uma.protocol.frames import HEADER_BYTES, encode_frame
 from uma.protocol.messages import Cancel, EmbedEvent, EmbedQuery
@@ -144,6 +145,15 @@ def test_a_text_longer_than_the_context_is_an_error_that_names_it(encoder: Path)
         with pytest.raises(PromptTooLarge, match=r"^texts\[1\]: prompt too large: 202 tokens do not fit .* 128 tokens"):
             llm.embed(["short", "long" * 50])
         assert llm.embed(["short"]).shape == (1, 64)
+
+
+def test_a_query_that_is_long_beside_many_documents_is_refused_before_it_is_read(
+    reranker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(reranker) as llm:
+        monkeypatch.setattr(Vocab, "tokenize", lambda *_, **__: pytest.fail("it was tokenized"))
+        with pytest.raises(PromptTooLarge, match="documents: prompt too large: 10,2"):
+            llm.rerank("x" * 5_000, ["y"] * 2_048)
 
 
 def test_an_encoder_starts_and_refuses_to_generate(encoder: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ from uma.engine.intake.prompt import MAX_PREPARING_BYTES
 from uma.engine.kv.disk import FOLDER, DiskTier
 from uma.engine.worker.commands import Commands, Stop
 from uma.errors import Overloaded, PromptTooLarge, ShuttingDown
+from uma.net.client import CLIENT
 from uma.server.server import Server
 
 
@@ -347,6 +350,92 @@ async def test_a_slot_that_is_waited_for_in_vain_is_not_lost(granted: str) -> No
         lanes.release()
     assert lanes.waiting == 0
     lanes.acquire_nowait(0)
+
+
+async def test_within_a_lane_clients_take_turns_by_what_their_work_costs() -> None:
+    lanes, order = LaneLimiter(1), list[str]()
+
+    async def work(client: str, cost: float) -> None:
+        CLIENT.set(client)
+        async with lanes.slot(0, cost):
+            order.append(client)
+
+    lanes.acquire_nowait(0)
+    async with trio.open_nursery() as nursery:
+        for client, cost, count in (("flood", 1, 6), ("other", 1, 2), ("heavy", 3, 2)):
+            for _ in range(count):
+                nursery.start_soon(work, client, cost)
+                await trio.testing.wait_all_tasks_blocked()
+        lanes.release()
+    first, rest = order[:3], order[3:]
+    assert first == ["flood", "other", "heavy"]
+    assert rest == ["flood", "other", "flood", "flood", "heavy", "flood", "flood"]
+
+
+async def test_one_clients_prompts_leave_space_and_a_turn_for_anothers(tiny: Path) -> None:
+    done, refused = list[str](), Counter[str]()
+
+    async def ask_as(client: str, engine: Engine, request: Request) -> None:
+        CLIENT.set(client)
+        try:
+            await engine.tokenize(request)
+            done.append(client)
+        except Overloaded:
+            refused[client] += 1
+
+    async with open_engine(config_for(tiny, n_ctx=32_768, max_prompt_bytes=4 * 2**20)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                with NoThreads(engine).taken():
+                    for number in range(100):
+                        nursery.start_soon(ask_as, "flood", engine, long_text(200, 0, f"flood {number}"))
+                        await trio.testing.wait_all_tasks_blocked()
+                    assert refused["flood"] > 50
+                    nursery.start_soon(ask_as, "other", engine, long_text(200, 0, "other"))
+                    await trio.testing.wait_all_tasks_blocked()
+    assert refused["other"] == 0
+    assert done.index("other") < 10 < done.count("flood"), "it waited for all that was there before"
+
+
+async def test_many_texts_of_one_client_are_prepared_in_pieces_between_which_others_have_a_turn(tiny: Path) -> None:
+    done, may_go_on = list[str](), threading.Event()
+
+    def prepare(index: int) -> int:
+        assert may_go_on.wait(PATIENCE_SEC)
+        done.append("text")
+        return index
+
+    async def ask_as_another(engine: Engine) -> None:
+        await engine.tokenize(long_text(20, 0, "other"))
+        done.append("other")
+
+    async with open_engine(config_for(tiny, n_ctx=32_768)) as engine:
+        engine._prompts.lanes.acquire_nowait(1)
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                found: list[int] = []
+
+                async def prepare_all() -> None:
+                    found.extend(await engine._prompts.prepare_texts(prepare, [1_000] * 1_000, 0))
+
+                nursery.start_soon(prepare_all)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(ask_as_another, engine)
+                await trio.testing.wait_all_tasks_blocked()
+                may_go_on.set()
+        engine._prompts.lanes.release()
+    assert found == list(range(1_000))
+    assert 0 < done.index("other") < 500
+
+
+async def test_ids_are_turned_into_text_in_a_thread_where_they_are_many(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                with NoThreads(engine).taken() as threads:
+                    nursery.start_soon(engine.tokenize, Request("many", token_ids=(1,) * 100_000))
+                    await one_waits(threads)
+                    assert (await engine.tokenize(Request("few", token_ids=(1, 2)))).token_ids == (1, 2)
 
 
 def long_text(kib: int, priority: Any, id: str) -> Request:

@@ -39,9 +39,11 @@ class FakeContext:
     def __init__(self, *, unified: bool) -> None:
         self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16")
         self.n_ctx_seq = N_CELLS
-        self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1)
+        self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1, memory="attention")
         self.n_seq_max, self.n_ctx = N_IDS, N_CELLS
         self.held: dict[int, Cells] = {seq_id: [] for seq_id in range(N_IDS)}
+        self.first: dict[int, int] = dict.fromkeys(range(N_IDS), 0)
+        """The position of the first of them."""
         self.queued: list[tuple[int, int]] = []
         self._serial = count()
 
@@ -59,17 +61,24 @@ class FakeContext:
         return [token for _, token in self.held[seq_id]]
 
     def seq_cp(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
+        if self.params.kv_unified and end < 0:
+            assert self.first[source] == self.first[target] + len(self.held[target]), "a part out of its place"
+            self.held[target] = self.held[target] + self.held[source]
+            return
         assert not self.held[target], "copied over cells"
         assert self.params.kv_unified == (end >= 0)
         if end >= 0:
-            self.held[target] = self.held[source][:end]
+            self.first[target] = max(start, 0)
+            self.held[target] = self.held[source][self.first[target] : end]
         else:
             self.held[target] = [(next(self._serial), token) for _, token in self.held[source]]
             self.queued.append((source, target))
 
     def seq_rm(self, seq_id: int, start: int = -1, end: int = -1) -> bool:
         assert end == -1
-        self.held[seq_id] = self.held[seq_id][: max(start, 0)]
+        self.held[seq_id] = self.held[seq_id][: max(start - self.first[seq_id], 0)]
+        if not self.held[seq_id]:
+            self.first[seq_id] = 0
         return True
 
     def state_size(self, seq_id: int) -> int:
@@ -77,13 +86,15 @@ class FakeContext:
 
     def state_get(self, seq_id: int) -> bytes:
         assert all(seq_id != target for _, target in self.queued), "saved what has not been copied yet"
-        return pickle.dumps(self.tokens(seq_id))
+        return pickle.dumps((self.first[seq_id], self.tokens(seq_id)))
 
     def state_set(self, seq_id: int, data: bytes) -> bool:
         assert all(seq_id not in pair for pair in self.queued), "a queued copy would write over it"
-        tokens = pickle.loads(data)
+        self.held[seq_id] = []
+        first, tokens = pickle.loads(data)
         if self.params.kv_unified and self.used() + len(tokens) > N_CELLS:
             return False
+        self.first[seq_id] = first
         self.held[seq_id] = [(next(self._serial), token) for token in tokens]
         return True
 
@@ -161,12 +172,17 @@ class PoolLives(RuleBasedStateMachine):
 
     @rule()
     def use_idle_time(self) -> None:
-        for _ in range(10 * N_IDS):
+        for _ in range(100 * N_IDS):
             if not self.pool.save_cached():
                 break
         else:
             raise AssertionError("snapshots push each other out for ever")
         self.pool.trim_cache()
+
+    @rule(parts=st.integers(1, 4))
+    def use_a_moment(self, parts: int) -> None:
+        for _ in range(parts):
+            self.pool.save_cached()
 
     @rule()
     def drop_cache(self) -> None:
@@ -212,6 +228,7 @@ class TestPool:
             (kv, "LEAST_SHARED_TOKENS", 2),
             (kv, "WORTH_RESTORING_TOKENS", 3),
             (kv, "LEAST_EVICTED_TOKENS", 3),
+            (kv, "MOST_IDLE_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
         ):
             monkeypatch.setattr(module, name, value)
@@ -223,7 +240,7 @@ class TestPool:
 
 def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapshot:
     """A snapshot of `size` bytes of data."""
-    return Snapshot(array("i", tokens), bytes(size), is_pinned=is_pinned)
+    return Snapshot(array("i", tokens), (bytes(size),), is_pinned=is_pinned)
 
 
 @pytest.mark.parametrize("exact_ends", [False, True])

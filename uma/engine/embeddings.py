@@ -23,7 +23,8 @@ from uma.metrics import EngineMetrics
 from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
 
 MAX_OPEN_BYTES = 64 * 2**20
-"""Maximum size of the embeddings that requests wait for, all together: further requests are refused as overload."""
+"""Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
+as overload."""
 
 
 class EmbedService:
@@ -55,7 +56,7 @@ class EmbedService:
             self._use(context)
         self._next_key = 1
         self._open: dict[EmbedJob, int] = {}
-        """Jobs that have not ended, each with the bytes of its answer."""
+        """Jobs that have not ended, each with the bytes of its tokens and its answer."""
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -81,7 +82,7 @@ class EmbedService:
         if request.texts is not None:
             texts = await self._texts.read(request.texts, longest, lane=request.priority)
         else:
-            texts = self._texts.check_ids(request.token_ids or (), longest)
+            texts = await self._texts.check_ids(request.token_ids or (), longest, lane=request.priority)
         job = await self._run(
             texts, count * width * 4, request.priority, dimensions=request.dimensions, normalize=request.normalize
         )
@@ -103,6 +104,7 @@ class EmbedService:
         self, texts: list[array[int]], size_bytes: int, lane: int, *, dimensions: int | None, normalize: bool
     ) -> EmbedJob:
         """Have the decode thread compute a job. Leaving early gives it up: the batch that runs is its last."""
+        size_bytes += sum(4 * len(text) for text in texts)
         self._check_load(size_bytes, lane)  # others came meanwhile
         done = trio.Event()
         key, self._next_key = self._next_key, self._next_key + 1
@@ -141,7 +143,7 @@ class EmbedService:
         # One request alone is always taken: its own size has limits of its own.
         if held_bytes and held_bytes + size_bytes > LANE_SHARE[lane] * MAX_OPEN_BYTES:
             raise Overloaded(
-                f"too many embeddings are being computed: requests wait for {held_bytes:,} bytes of them",
+                f"too many embeddings are being computed: {held_bytes:,} bytes of texts and results are held for them",
                 retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, 1),
             )
 

@@ -18,6 +18,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError
+from uma.net.client import CLIENT
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import uid_of_peer
 from uma.net.quota import Excess
@@ -146,6 +147,7 @@ class Connection(ABC):
 
     async def run(self, refusal: UmaError | None = None) -> None:
         """Serve until either side ends it; with a `refusal`, only to say so. Never raises for the peer's doings."""
+        CLIENT.set(self.account or self)
         try:
             async with trio.open_nursery() as self._tasks:
                 if refusal is not None:

@@ -5,9 +5,14 @@ A grammar that is not known yet is compiled in a thread: its own request waits f
 
 from __future__ import annotations
 
+from itertools import chain, islice
+from typing import Any
+
+import attrs
 import numpy as np
 import trio
 
+from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.worker.sequence import Bias
 from uma.errors import BadRequest
 from uma.llama.grammar import GrammarCompiler, GrammarState
@@ -15,7 +20,7 @@ from uma.llama.vocab import Vocab
 from uma.types import Grammar, SamplingParams
 
 AT_ONCE_CHARS = 4096
-"""Maximum text that a grammar can force at its beginning, and that is still tokenized on the Trio thread."""
+"""Maximum size of a grammar that is looked up on the Trio thread, where the text that it forces is tokenized too."""
 
 
 class Constraints:
@@ -25,18 +30,18 @@ class Constraints:
         self._vocab = vocab
         self._compiler = GrammarCompiler(vocab)
         # One at a time: compiling takes a whole core from those that compute.
-        self._limiter = trio.CapacityLimiter(1)
+        self._lanes = LaneLimiter(1)
 
-    async def grammar(self, sampling: SamplingParams) -> tuple[GrammarState | None, list[int]]:
+    async def grammar(self, sampling: SamplingParams, lane: int = 0) -> tuple[GrammarState | None, list[int]]:
         """The grammar's beginning, and the tokens that it forces there. Raises `BadRequest` with the place of what
         cannot be served.
         """
         if sampling.grammar is None:
             return None, []
-        state = self._compiler.kept(sampling.grammar)
-        if state is None or _size(sampling.grammar) > AT_ONCE_CHARS:
-            return await trio.to_thread.run_sync(self._begin, sampling, limiter=self._limiter)
-        return state, _opening(state, sampling)
+        if _is_short(sampling.grammar) and (state := self._compiler.kept(sampling.grammar)) is not None:
+            return state, _opening(state, sampling)
+        async with self._lanes.slot(lane):
+            return await trio.to_thread.run_sync(self._begin, sampling)
 
     def _begin(self, sampling: SamplingParams) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None
@@ -65,5 +70,15 @@ def _opening(state: GrammarState, sampling: SamplingParams) -> list[int]:
     return state.force() if sampling.logprobs is None else []
 
 
-def _size(grammar: Grammar) -> int:
-    return len(repr(grammar))
+def _is_short(grammar: Grammar) -> bool:
+    """Whether it is of at most `AT_ONCE_CHARS` characters. Found out in a time that does not depend on more."""
+    left = AT_ONCE_CHARS
+    parts: list[Any] = [getattr(grammar, field.name) for field in attrs.fields(Grammar)]
+    while parts and left >= 0:
+        part = parts.pop()
+        left -= len(part) if isinstance(part, str) else 1
+        if isinstance(part, dict):
+            parts += islice(chain(part, part.values()), left + 1)
+        elif isinstance(part, list | tuple):
+            parts += part[: left + 1]
+    return left >= 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -17,6 +19,7 @@ from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
+from uma.net.client import CLIENT
 from uma.types import Request, Tokenized
 
 T = TypeVar("T")
@@ -34,6 +37,9 @@ as a frame, as a string and as tokens, so the memory this bounds is several time
 LANE_SHARE = {1: 1.0, 0: 0.75, -1: 0.5}
 """How much of that a lane can fill: a flood in one lane leaves space for those above it."""
 LEAST_RETRY_MS = 50
+PIECE_CHARS, TEXT_CHARS = 65_536, 64
+"""Of many texts, the characters that are tokenized at a stretch, some 20 ms: then others have a turn. What each text
+takes beside its own, in characters."""
 
 
 class PromptReader:
@@ -46,6 +52,7 @@ class PromptReader:
         self.lanes = LaneLimiter(TOKENIZER_THREADS)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
         self._preparing_bytes = 0
+        self._bytes_by_client: Counter[Hashable] = Counter()
         self._bytes_per_ms = 0.0
 
     async def read(self, request: Request, *, must_fit: bool = True) -> array[int]:
@@ -53,10 +60,10 @@ class PromptReader:
         text is being prepared. With `must_fit` a text that cannot fit the context is refused without tokenizing it.
         """
         if request.token_ids is not None:
-            limit = self._model.vocab.n_tokens
-            if max(request.token_ids) >= limit:
-                raise BadRequest(f"token_ids: {max(request.token_ids)} is not in the vocabulary of {limit:,} tokens")
-            return array("i", request.token_ids)
+            if not must_fit:
+                return await self._prepare(self._checked_ids, request)
+            self.check_fits(len(request.token_ids))
+            return self._checked_ids(request)
         self._check_bytes(request)
         if must_fit and request.prompt is not None:
             self._check_bound(request.prompt)
@@ -64,6 +71,12 @@ class PromptReader:
         if not tokens:
             raise BadRequest("prompt: gives no token at all, so there is nothing to continue")
         return tokens
+
+    def _checked_ids(self, request: Request) -> array[int]:
+        ids, limit = request.token_ids or (), self._model.vocab.n_tokens
+        if max(ids) >= limit:
+            raise BadRequest(f"token_ids: {max(ids)} is not in the vocabulary of {limit:,} tokens")
+        return array("i", ids)
 
     async def explain(self, request: Request) -> Tokenized:
         """The prompt's tokens, and what they stand for. Raises what `read` does."""
@@ -89,29 +102,51 @@ class PromptReader:
             return function(request)
         return await self._in_thread(partial(function, request), chars, request.priority)
 
-    async def prepare_texts(self, function: Callable[[], T], count: int, chars: int, lane: int) -> T:
-        """The same for a function that reads `count` texts of so many characters together."""
-        if chars <= SHORT_PROMPT_CHARS and count <= SHORT_CHAT_MESSAGES:
-            return function()
-        return await self._in_thread(function, chars, lane)
+    async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
+        """`function(index)` for each of many texts, of so many characters each. Long ones come in pieces, between which
+        other requests have a turn.
+        """
+        chars = sum(sizes)
+        if chars <= SHORT_PROMPT_CHARS and len(sizes) <= SHORT_CHAT_MESSAGES:
+            return list(map(function, range(len(sizes))))
+        found: list[T] = []
+        with self._preparing(4 * chars, lane):
+            for piece in _pieces(sizes):
+                size = sum(sizes[index] for index in piece)
+                found += await self._in_slot(partial(_each, function, piece), size, lane)
+        return found
 
     async def _in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
-        size_bytes = 4 * chars
-        self._check_budget(lane, size_bytes)
+        with self._preparing(4 * chars, lane):
+            return await self._in_slot(function, chars, lane)
+
+    async def _in_slot(self, function: Callable[[], T], chars: int, lane: int) -> T:
+        async with self.lanes.slot(lane, chars):
+            began = now_ms()
+            result = await trio.to_thread.run_sync(function, limiter=self._threads)
+            self._bytes_per_ms = 4 * chars / max(0.001, now_ms() - began)
+            return result
+
+    @contextmanager
+    def _preparing(self, size_bytes: int, lane: int) -> Iterator[None]:
+        client = CLIENT.get()
+        self._check_budget(lane, size_bytes, client)
         self._preparing_bytes += size_bytes
+        self._bytes_by_client[client] += size_bytes
         try:
-            async with self.lanes.slot(lane):
-                began = now_ms()
-                result = await trio.to_thread.run_sync(function, limiter=self._threads)
-                self._bytes_per_ms = size_bytes / max(0.001, now_ms() - began)
-                return result
+            yield
         finally:
             self._preparing_bytes -= size_bytes
+            self._bytes_by_client[client] -= size_bytes
+            if not self._bytes_by_client[client]:
+                del self._bytes_by_client[client]
 
-    def _check_budget(self, lane: int, size_bytes: int) -> None:
-        ahead = self._preparing_bytes
-        # One prompt alone is always taken: its own size has a limit of its own.
-        if ahead and ahead + size_bytes > LANE_SHARE[lane] * MAX_PREPARING_BYTES:
+    def _check_budget(self, lane: int, size_bytes: int, client: Hashable) -> None:
+        ahead, limit = self._preparing_bytes, LANE_SHARE[lane] * MAX_PREPARING_BYTES
+        mine = 0 if client is None else self._bytes_by_client[client]
+        # One prompt alone is always taken: its own size has a limit of its own. And each client leaves as much as it
+        # takes (dynamic thresholds, Choudhury and Hahne 1998), so that the first prompt of another finds space.
+        if (ahead and ahead + size_bytes > limit) or (mine and mine + size_bytes > limit - ahead):
             raise Overloaded(
                 f"too many prompts are being prepared: {ahead:,} bytes of text wait to be tokenized",
                 retry_after_ms=max(LEAST_RETRY_MS, round(ahead / self._bytes_per_ms)) if self._bytes_per_ms else 1_000,
@@ -189,8 +224,24 @@ class PromptReader:
         return tokens
 
 
+def _each(function: Callable[[int], T], piece: range) -> list[T]:
+    return list(map(function, piece))
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[range]:
+    """Texts by their indices, so many together as are read at a stretch."""
+    start = taken = 0
+    for index, size in enumerate(sizes):
+        taken += size + TEXT_CHARS
+        if taken > PIECE_CHARS and index > start:
+            yield range(start, index)
+            start, taken = index, size + TEXT_CHARS
+    yield range(start, len(sizes))
+
+
 def _chars(request: Request) -> int:
-    return sum(map(len, _texts(request)))
+    """Characters of its text, or token ids: reading one takes about as long as the other."""
+    return len(request.token_ids or ()) or sum(map(len, _texts(request)))
 
 
 def _texts(request: Request) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from uma.engine.intake.prompt import PromptReader
 from uma.errors import BadRequest, PromptTooLarge
 from uma.llama.model import Model
+
+MAX_PAIRED_CHARS = 8 * 2**20
+"""Maximum text that one ranking reads, the query counted with each document: its tokens take about as many bytes."""
 
 
 class TextReader:
@@ -28,19 +31,29 @@ class TextReader:
             _check_bound(self._model, texts[index], max_tokens, f"texts[{index}]")
             return _checked(self._tokens(texts[index]), max_tokens, f"texts[{index}]")
 
-        return await self._prepare(tokenize, len(texts), sum(map(len, texts)), lane)
+        return await self._prompts.prepare_texts(tokenize, list(map(len, texts)), lane)
 
-    def check_ids(self, lists: Sequence[Sequence[int]], max_tokens: int) -> list[array[int]]:
+    async def check_ids(self, lists: Sequence[Sequence[int]], max_tokens: int, *, lane: int) -> list[array[int]]:
         """Texts that came as tokens. Raises what `read` does."""
         limit = self._model.vocab.n_tokens
-        for index, each in enumerate(lists):
-            if max(each) >= limit:
-                raise BadRequest(f"token_ids[{index}]: {max(each)} is not in the vocabulary of {limit:,} tokens")
-        return [_checked(array("i", each), max_tokens, f"token_ids[{index}]") for index, each in enumerate(lists)]
+
+        def checked(index: int) -> array[int]:
+            ids = lists[index]
+            if max(ids) >= limit:
+                raise BadRequest(f"token_ids[{index}]: {max(ids)} is not in the vocabulary of {limit:,} tokens")
+            return _checked(array("i", ids), max_tokens, f"token_ids[{index}]")
+
+        return await self._prompts.prepare_texts(checked, list(map(len, lists)), lane)
 
     async def read_pairs(self, query: str, documents: Sequence[str], max_tokens: int, *, lane: int) -> list[array[int]]:
         """The query with each document, in the form that the model ranks. Raises what `read` does."""
         self._prompts.check_bytes_of([query, *documents])
+        sizes = [len(query) + len(document) for document in documents]
+        if sum(sizes) > MAX_PAIRED_CHARS:
+            raise PromptTooLarge(
+                f"documents: prompt too large: {sum(sizes):,} characters, the query counted with each of "
+                f"{len(documents):,} documents; {MAX_PAIRED_CHARS:,} are read for one request; send fewer at once"
+            )
         form = self._model.rerank_template
 
         def tokenize(index: int) -> array[int]:
@@ -52,15 +65,7 @@ class TextReader:
                 tokens = self._tokens(form.replace("{query}", query).replace("{document}", document), special=False)
             return _checked(tokens, max_tokens, f"documents[{index}]")
 
-        chars = sum(map(len, documents)) + len(query) * len(documents)
-        return await self._prepare(tokenize, len(documents), chars, lane)
-
-    async def _prepare(
-        self, tokenize: Callable[[int], array[int]], count: int, chars: int, lane: int
-    ) -> list[array[int]]:
-        return await self._prompts.prepare_texts(
-            lambda: [tokenize(index) for index in range(count)], count, chars, lane
-        )
+        return await self._prompts.prepare_texts(tokenize, sizes, lane)
 
     def _tokens(self, text: str, *, special: bool = True, parse_special: bool = True) -> array[int]:
         ids = self._model.vocab.tokenize(text, add_special=special, parse_special=parse_special)

@@ -15,7 +15,9 @@ import time
 import weakref
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import orjson
@@ -29,7 +31,7 @@ from uma.net.place import directory_objection
 
 _log = logging.getLogger("uma.engine.kv.disk")
 
-MAGIC = b"UMAKV001"
+MAGIC = b"UMAKV002"
 FOLDER = "uma-prefixes"
 """Of the folder that the user names, the part that is ours: nothing else in it is read, counted or removed."""
 SUFFIX, PART_SUFFIX = ".umakv", ".umakv-part"
@@ -223,7 +225,7 @@ class DiskTier:
         return _Entry(path, status.st_size, status.st_mtime, tokens=tokens)
 
     @staticmethod
-    def _parse_header(start: bytes, read: object) -> dict[str, str | int]:
+    def _parse_header(start: bytes, read: object) -> dict[str, Any]:
         if start[:8] != MAGIC or len(start) != 16:
             raise ValueError("wrong magic bytes")
         size = int.from_bytes(start[8:], "little")
@@ -239,29 +241,31 @@ class DiskTier:
             with entry.path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
                 file.seek(4 * len(entry.tokens), os.SEEK_CUR)
-                data = file.read()
+                parts = tuple(file.read(size) for size in header["part_bytes"])
             os.utime(entry.path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
             return None
-        if _checksum(entry.tokens, data) != header.get("checksum"):
+        if _checksum(entry.tokens, parts) != header.get("checksum"):
             _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
             return None
-        return Snapshot(entry.tokens, data, is_on_disk=True)
+        return Snapshot(entry.tokens, parts, is_on_disk=True)
 
     def _write(self, snapshot: Snapshot) -> _Entry:
         header = {
             **self._identity,
             "n_tokens": len(snapshot.tokens),
-            "checksum": _checksum(snapshot.tokens, snapshot.data),
+            "part_bytes": list(map(len, snapshot.parts)),
+            "checksum": _checksum(snapshot.tokens, snapshot.parts),
         }
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
         # Written aside and renamed: a snapshot is there whole or not at all, also when the machine stops.
         with tempfile.NamedTemporaryFile(dir=self._folder, suffix=PART_SUFFIX, delete=False) as file:
             try:
-                for part in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens, snapshot.data):
-                    file.write(part)
+                for piece in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens):
+                    file.write(piece)
+                file.writelines(snapshot.parts)
                 file.flush()
                 Path(file.name).replace(path)
             except OSError:
@@ -277,7 +281,8 @@ def _token_bytes(count: object, most: int) -> int:
     return 4 * count
 
 
-def _checksum(tokens: array[int], data: bytes) -> str:
+def _checksum(tokens: array[int], parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(tokens.tobytes(), digest_size=20)
-    digest.update(data)
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()

@@ -29,6 +29,21 @@ LEAST_EVICTED_TOKENS = 256
 MOST_STALL_BYTES = 32 * 2**20
 """While any sequence decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
 
+MOST_IDLE_BYTES = 32 * 2**20
+"""Copied at a stretch while nothing runs: a request that comes meanwhile waits for the end of it, some 10 ms."""
+
+
+@attrs.define
+class _Copy:
+    """A cached sequence of which a snapshot is being taken, and its parts so far."""
+
+    seq_id: int
+    node: Node
+    tokens: array[int]
+    parts: list[bytes] = attrs.field(factory=list)
+    copied: int = 0
+    """Tokens in the parts."""
+
 
 @attrs.define
 class Holding:
@@ -65,11 +80,15 @@ class KvPool:
         """Kept by the worker: large copies wait while it is set."""
         self._uncopied: set[int] = set()
         """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
+        self._copy: _Copy | None = None
+        self._in_vain: set[int] = set()
+        """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
         self.attach()
 
     def attach(self, *, is_for_now: bool = False) -> None:
         """Take the context as it is now, which is empty, as is the tree."""
         context = self._context
+        self._copy = None
         self._is_unified = context.params.kv_unified
         self.in_id_order = not self._is_unified
         """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
@@ -133,6 +152,7 @@ class KvPool:
 
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more.
         """
+        self._in_vain.clear()
         node, length = self.match(tokens)
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
         if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
@@ -240,7 +260,7 @@ class KvPool:
             return None
         if not self.store.has_place_for(self._context.state_size(holding.seq_id), len(tokens), 1, now_ms):
             return None
-        snapshot = Snapshot(tokens, self._context.state_get(holding.seq_id), 1, now_ms)
+        snapshot = Snapshot(tokens, (self._context.state_get(holding.seq_id),), 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
 
     @property
@@ -251,7 +271,8 @@ class KvPool:
     def carry_out(self, holding: Holding, now_ms: float) -> Snapshot:
         """Take a running sequence out of its cells, whatever that is worth: `carry_in` puts it into others."""
         tokens = holding.tip.whole()
-        snapshot = Snapshot(tokens, self._context.state_get(holding.seq_id) if tokens else b"", used_ms=now_ms)
+        parts = (self._context.state_get(holding.seq_id),) if tokens else ()
+        snapshot = Snapshot(tokens, parts, used_ms=now_ms)
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=False)
         return snapshot
 
@@ -263,17 +284,55 @@ class KvPool:
         return None if seq_id is None else Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
 
     def save_cached(self) -> bool:
-        """For idle times: take a snapshot of one cached sequence that has none; False if there is nothing to do."""
+        """For idle times: copy a cached sequence that has no snapshot, or the next part of one, of `MOST_IDLE_BYTES`.
+
+        False if there is nothing to do. The snapshot is there once its last part is copied, however many requests were
+        served meanwhile; one whose cells have changed since is begun again.
+        """
+        copy = self._copy if self._copy is not None and self._goes_on(self._copy) else self._begin_copy()
+        if copy is None:
+            return False
+        self._copy = copy if self._copy_part(copy) else None
+        if copy.copied == len(copy.tokens):
+            self._copy = None
+            if not self.store.add(Snapshot(copy.tokens, tuple(copy.parts), copy.node.reuses, copy.node.used_at)):
+                self._in_vain.add(copy.seq_id)
+        return True
+
+    def _begin_copy(self) -> _Copy | None:
         for seq_id, node in self.tree.cached.items():
             # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
             if (
                 seq_id not in self._uncopied
+                and seq_id not in self._in_vain
                 and self._is_worth_saving(node)
                 and self.store.has_place_for(self._context.state_size(seq_id), node.end, node.reuses, node.used_at)
             ):
-                self.store.add(self._snapshot_of(seq_id))
-                return True
-        return False
+                return _Copy(seq_id, node, node.whole())
+        return None
+
+    def _goes_on(self, copy: _Copy) -> bool:
+        node = self.tree.cached.get(copy.seq_id)
+        return node is copy.node and node.end == len(copy.tokens) and node.whole() == copy.tokens
+
+    def _copy_part(self, copy: _Copy) -> bool:
+        """Copy the next tokens of a sequence, through an id that shares their cells for the moment.
+
+        False where its own id was the only one to be had.
+        """
+        end = min(len(copy.tokens), copy.copied + max(1, MOST_IDLE_BYTES // self._bytes_per_token))
+        has_parts = self._is_unified and self._context.model.memory == "attention"
+        spare = self._take_id(keep=copy.node) if has_parts and end - copy.copied < len(copy.tokens) else None
+        if spare is None:
+            copy.parts, copy.copied = [self._context.state_get(copy.seq_id)], len(copy.tokens)
+            return True
+        is_there = self.tree.cached.get(copy.seq_id) is copy.node
+        if is_there:
+            self._context.seq_cp(copy.seq_id, spare, copy.copied, end)
+            copy.parts.append(self._context.state_get(spare))
+            copy.copied = end
+        self.trim(spare, 0)
+        return is_there
 
     def save_all_cached(self) -> None:
         """At the end: add a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
@@ -304,7 +363,7 @@ class KvPool:
 
     def _snapshot_of(self, seq_id: int) -> Snapshot:
         node = self.tree.cached[seq_id]
-        return Snapshot(node.whole(), self._context.state_get(seq_id), node.reuses, node.used_at)
+        return Snapshot(node.whole(), (self._context.state_get(seq_id),), node.reuses, node.used_at)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
@@ -358,13 +417,32 @@ class KvPool:
         if seq_id is None:
             return None
         holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
-        if not self._context.state_set(seq_id, snapshot.data):
+        if not self._load(seq_id, snapshot.parts):
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
         if length < whole:
             self._context.seq_rm(seq_id, length, -1)
         self.extend(holding, snapshot.tokens[:length])
         return holding
+
+    def _load(self, seq_id: int, parts: Sequence[bytes]) -> bool:
+        """Put a snapshot's parts into an empty sequence, one after the other. False where they do not fit."""
+        if not self._context.state_set(seq_id, parts[0]):
+            return False
+        if len(parts) == 1:
+            return True
+        spare = self._take_id(keep=None) if self._is_unified else None
+        if spare is None:
+            return False
+        is_loaded = all(self._append(spare, part, seq_id) for part in parts[1:])
+        self.trim(spare, 0)
+        return is_loaded
+
+    def _append(self, spare: int, part: bytes, seq_id: int) -> bool:
+        if not self._context.state_set(spare, part):
+            return False
+        self._context.seq_cp(spare, seq_id)
+        return True
 
     def _take_id(self, keep: Node | None) -> int | None:
         """A free id, if need be that of the cache unused longest; never one that alone holds `keep`.

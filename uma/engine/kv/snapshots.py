@@ -22,10 +22,11 @@ UNUSED_REUSES = 0.25
 
 @attrs.define(eq=False)
 class Snapshot:
-    """The KV of `tokens`, as `Context.state_get` gave it."""
+    """The KV of `tokens`."""
 
     tokens: array[int]
-    data: bytes
+    parts: tuple[bytes, ...]
+    """As `Context.state_get` gave it: of all tokens, or of one run of them after the other."""
     reuses: int = 0
     """How often it was found again, in its cells and here."""
     used_ms: float = 0.0
@@ -40,7 +41,7 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         """What it counts for: its data and its tokens."""
-        return _size(len(self.data), len(self.tokens))
+        return _size(sum(map(len, self.parts)), len(self.tokens))
 
     @property
     def worth(self) -> tuple[float, float]:

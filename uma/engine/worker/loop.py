@@ -283,7 +283,9 @@ class DecodeWorker:
             # All sequences with a slot are paused, and others wait for their slots.
             self.commands.wait(PATIENCE_MS / 1000)
             return
-        while not self.commands.wait(IDLE_SEC):
+        idle_sec = IDLE_SEC
+        while not self.commands.wait(idle_sec):
+            idle_sec = 0.0  # between two parts of a snapshot, only a look at the inbox
             self._pool.someone_decodes = False
             if self._residency.active or not self._pool.save_cached():
                 self._pool.trim_cache()
