@@ -67,7 +67,15 @@ class Input:
         return _PLACE.sub(place, message)
 
 
-async def embed(
+@attrs.frozen
+class Asked:
+    """Texts to embed, and the request for them."""
+
+    given: Input
+    request: EmbedRequest
+
+
+def asked(
     gateway: Gateway,
     http: Exchange,
     given: Input,
@@ -75,8 +83,8 @@ async def embed(
     priority: Lane | None,
     dimensions: int | None = None,
     normalize: bool = True,
-) -> Embeddings:
-    """The embeddings of `given`. Raises what `Source.embed` does, with the body's names."""
+) -> Asked:
+    """The request for the embeddings of `given`. Any thread. Raises `BadRequest` with the body's names."""
     abilities.embeddings(gateway.source.info.capabilities)
     with given.named():
         request = EmbedRequest(
@@ -87,7 +95,13 @@ async def embed(
             normalize=normalize,
             priority=lane(priority, http),
         )
-        return await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
+    return Asked(given, request)
+
+
+async def embed(gateway: Gateway, http: Exchange, asked: Asked) -> Embeddings:
+    """The embeddings asked for. Raises what `Source.embed` does, with the body's names."""
+    with asked.given.named():
+        return await gateway.compute(http, asked.request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
 
 
 async def answer_vectors(

@@ -88,10 +88,6 @@ class Exchange:
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_http_body_bytes)")
 
-    async def fields(self) -> dict[str, Any]:
-        """The body's JSON object. Raises what `built` does."""
-        return await self.built(lambda fields: fields)
-
     async def built(self, build: Callable[[dict[str, Any]], T]) -> T:
         """What `build` makes of the body's JSON object, in another thread where the body is large.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -10,7 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest, PromptTooLarge
 from uma.http import abilities
-from uma.http.embedding import Input, answer_vectors, embed
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed
 from uma.http.exchange import Exchange
 from uma.http.fields import lane, read
 from uma.http.gateway import Gateway
@@ -36,7 +37,16 @@ class EmbeddingBody:
 
 async def embedding(gateway: Gateway, http: Exchange) -> None:
     """`POST /embedding`: an object for each text, whose `embedding` is a list of one."""
-    body = read(await http.fields(), EmbeddingBody, http)
+    found = await embed(gateway, http, await http.built(partial(_embedding, gateway, http)))
+
+    def form(vectors: Sequence[Any]) -> list[dict[str, Any]]:
+        return [{"index": index, "embedding": [each]} for index, each in enumerate(vectors)]
+
+    await answer_vectors(gateway, http, found, form)
+
+
+def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Asked:
+    body = read(fields, EmbeddingBody, http)
     if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
         raise Unsupported("embd_normalize: this server can do 2 (Euclidean) and -1 (none)")
     field = "content" if body.input is None else "input"
@@ -44,12 +54,7 @@ async def embedding(gateway: Gateway, http: Exchange) -> None:
     if value is None:
         raise BadRequest("content: is required (a string, token ids, or a list of either)")
     given = Input.of(prompts(value, field), field, is_single=is_one_prompt(value))
-    found = await embed(gateway, http, given, priority=body.priority, normalize=body.embd_normalize != AS_IT_IS)
-
-    def form(vectors: Sequence[Any]) -> list[dict[str, Any]]:
-        return [{"index": index, "embedding": [each]} for index, each in enumerate(vectors)]
-
-    await answer_vectors(gateway, http, found, form)
+    return asked(gateway, http, given, priority=body.priority, normalize=body.embd_normalize != AS_IT_IS)
 
 
 Documents = Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "documents")]
@@ -73,13 +78,7 @@ class RerankBody:
 
 async def rerank(gateway: Gateway, http: Exchange) -> None:
     """`POST /rerank`: the documents, best first."""
-    body = read(await http.fields(), RerankBody, http)
-    model = gateway.names.check(body.model)
-    if (body.documents is None) == (body.texts is None):
-        raise BadRequest("documents: give either documents or texts")
-    abilities.rerank(gateway.source.info.capabilities)
-    documents = body.documents or body.texts or ()
-    request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane(body.priority, http))
+    body, model, request = await http.built(partial(_rerank, gateway, http))
     try:
         found = await gateway.compute(http, request, gateway.source.rerank, lambda ranking: ranking.prompt_tokens)
     except PromptTooLarge as error:
@@ -87,6 +86,17 @@ async def rerank(gateway: Gateway, http: Exchange) -> None:
             error.message if body.texts is None else error.message.replace("documents[", "texts[", 1)
         ) from None
     await http.answer_json(_as_jina(found, model, body) if body.texts is None else _as_tei(found, body))
+
+
+def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[RerankBody, str, RerankRequest]:
+    body = read(fields, RerankBody, http)
+    model = gateway.names.check(body.model)
+    if (body.documents is None) == (body.texts is None):
+        raise BadRequest("documents: give either documents or texts")
+    abilities.rerank(gateway.source.info.capabilities)
+    documents = body.documents or body.texts or ()
+    request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane(body.priority, http))
+    return body, model, request
 
 
 def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Ollama cuts a text that is too long unless `truncate` is false. Here none is eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -13,7 +14,7 @@ import trio
 
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
-from uma.http.embedding import Input, answer_vectors, embed
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -63,14 +64,11 @@ class EmbeddingsBody(_Body):
 async def embed_texts(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/embed`. Without texts it only says that the model is loaded."""
     began = trio.current_time()
-    body = read(await http.fields(), EmbedBody, http)
-    model = gateway.names.check(body.model)
-    texts = _texts(body.input)
-    if not texts:
+    model, wanted = await http.built(partial(_asked, gateway, http))
+    if wanted is None:
         await http.answer_json({"model": model, "embeddings": []})
         return
-    given = Input("input", isinstance(body.input, str), texts, None)
-    found = await embed(gateway, http, given, priority=body.lane, dimensions=body.dimensions or None)
+    found = await embed(gateway, http, wanted)
 
     def form(vectors: Sequence[Any]) -> dict[str, Any]:
         return {
@@ -85,6 +83,16 @@ async def embed_texts(gateway: Gateway, http: Exchange) -> None:
     await answer_vectors(gateway, http, found, form)
 
 
+def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[str, Asked | None]:
+    """The model, and what to embed; None: nothing."""
+    body = read(fields, EmbedBody, http)
+    model, texts = gateway.names.check(body.model), _texts(body.input)
+    if not texts:
+        return model, None
+    given = Input("input", isinstance(body.input, str), texts, None)
+    return model, asked(gateway, http, given, priority=body.lane, dimensions=body.dimensions or None)
+
+
 def _texts(given: Any) -> tuple[str, ...]:
     if given is None or given == "":
         return ()
@@ -96,11 +104,18 @@ def _texts(given: Any) -> tuple[str, ...]:
 
 async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/embeddings`: one text, whose embedding is not normalised."""
-    body = read(await http.fields(), EmbeddingsBody, http)
-    gateway.names.check(body.model)
-    if not body.prompt:
+
+    def read_body(fields: dict[str, Any]) -> Asked | None:
+        body = read(fields, EmbeddingsBody, http)
+        gateway.names.check(body.model)
+        if not body.prompt:
+            return None
+        given = Input("prompt", True, (body.prompt,), None)
+        return asked(gateway, http, given, priority=body.lane, normalize=False)
+
+    wanted = await http.built(read_body)
+    if wanted is None:
         await http.answer_json({"embedding": []})
         return
-    given = Input("prompt", True, (body.prompt,), None)
-    found = await embed(gateway, http, given, priority=body.lane, normalize=False)
+    found = await embed(gateway, http, wanted)
     await answer_vectors(gateway, http, found, lambda vectors: {"embedding": vectors[0]})

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Range
-from uma.http.embedding import Encoding, Input, answer_vectors, embed
+from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, embed
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -29,10 +29,15 @@ class EmbeddingsBody:
 
 async def embeddings(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/embeddings`."""
-    body = read(await http.fields(), EmbeddingsBody, http)
-    model = gateway.names.check(body.model)
-    given = Input.of(prompts(body.input, "input"), "input", is_single=is_one_prompt(body.input))
-    found = await embed(gateway, http, given, priority=body.priority, dimensions=body.dimensions)
+
+    def read_body(fields: dict[str, Any]) -> tuple[EmbeddingsBody, str, Asked]:
+        body = read(fields, EmbeddingsBody, http)
+        model = gateway.names.check(body.model)
+        given = Input.of(prompts(body.input, "input"), "input", is_single=is_one_prompt(body.input))
+        return body, model, asked(gateway, http, given, priority=body.priority, dimensions=body.dimensions)
+
+    body, model, wanted = await http.built(read_body)
+    found = await embed(gateway, http, wanted)
 
     def form(vectors: Sequence[Any]) -> dict[str, Any]:
         return {
