@@ -12,6 +12,7 @@ from http_server import HostedHttp, RawHttp, hosted_http
 
 from uma.config import RuntimeConfig
 from uma.http.exchange import MAX_INLINE_BYTES
+from uma.http.fields import MAX_MESSAGES
 from uma.protocol.converter import structure
 
 LARGE = "x" * MAX_INLINE_BYTES
@@ -56,3 +57,27 @@ def test_no_large_body_is_read_on_the_trio_thread(hosted: HostedHttp, monkeypatc
         assert readers, path
         assert trio_thread not in readers, path
         readers.clear()
+
+
+def test_the_prompts_of_one_body_leave_the_queue_to_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma.http.generation.MAX_AT_ONCE", 4)
+    config = RuntimeConfig(model=str(tiny), http="127.0.0.1:0", max_sequences=4, max_queue=4, max_tokens=30_000)
+    with hosted_http(config) as server:
+        crowd, other = RawHttp(server.port), RawHttp(server.port)
+        crowd.send("POST", "/v1/completions", {"prompt": ["Once"] * 40, "max_tokens": 2_000, "ignore_eos": True})
+        while server.call(server.engine.snapshot)["active_sequences"] < 4:
+            pass
+        assert other.ask("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1}).status == 200
+        crowd.close()
+        other.close()
+
+
+def test_a_conversation_of_too_many_messages_is_refused_in_every_dialect(hosted: HostedHttp) -> None:
+    messages = [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)
+    raw = RawHttp(hosted.port)
+    for path, body in BODIES.items():
+        if "messages" in body or path == "/v1/responses":
+            answer = raw.ask("POST", path, {**body, "messages": messages, "input": messages})
+            assert answer.status == 400, path
+            assert b"messages" in answer.body, path
+    raw.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -15,22 +16,30 @@ from uma.errors import Overloaded
 from uma.http.gateway import Gateway
 from uma.http.page import answers
 from uma.http.page.answers import Answer, Answers
+from uma.http.page.renderer import Renderer
 
 
-async def test_an_answer_that_nobody_reads_is_cancelled_when_its_time_is_over(tiny: Path) -> None:
+@pytest.fixture
+def renderer() -> Iterator[Renderer]:
+    made = Renderer()
+    yield made
+    made.close()
+
+
+async def test_an_answer_that_nobody_reads_is_cancelled_when_its_time_is_over(tiny: Path, renderer: Renderer) -> None:
     async with open_engine(config_for(tiny)) as engine:
         answer = Answer(ask(max_tokens=2_000), keep_sec=0.01)
         with trio.fail_after(PATIENCE_SEC):
-            await answer.run(engine, trio.CapacityLimiter(1))
+            await answer.run(engine, renderer)
             while (metrics := await settled(engine))["active_sequences"]:
                 pass
     assert (metrics["requests_cancelled"], metrics["requests_length"]) == (1, 0)
 
 
-async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path) -> None:
+async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path, renderer: Renderer) -> None:
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         answer = Answer(ask(max_tokens=64), keep_sec=PATIENCE_SEC)
-        nursery.start_soon(answer.run, engine, trio.CapacityLimiter(1))
+        nursery.start_soon(answer.run, engine, renderer)
         with trio.fail_after(PATIENCE_SEC):
             while (await settled(engine))["requests_length"] == 0:
                 pass

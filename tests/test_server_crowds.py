@@ -146,6 +146,33 @@ async def test_frames_that_nothing_comes_of_leave_others_their_turn(socket_dir: 
     assert seen[0] > 1  # all of it came in one read, and takes a machine of today many milliseconds
 
 
+async def test_large_answers_that_are_not_read_are_bounded_for_all_sessions_together(
+    socket_dir: Path, tiny: Path
+) -> None:
+    texts = [f"{number}" for number in range(2_000)]
+    async with serving(socket_dir / "s", tiny) as server:
+        server.unread.most_bytes = 1
+        with Raw(socket_dir / "s") as slow, Raw(socket_dir / "s") as other:
+            slow.send({"type": "embed", "id": "e", "texts": texts})
+            with trio.fail_after(PATIENCE_SEC):
+                while not server.unread.held_bytes:
+                    await trio.to_thread.run_sync(int)
+            other.send({"type": "hello", "versions": ["1.1"]}, {"type": "embed", "id": "e", "texts": ["a"]})
+            hello, refused = await trio.to_thread.run_sync(lambda: [other.next(), other.next()])
+            assert (hello["event"], refused["code"], refused["retry_after_ms"] > 0) == (
+                "hello",
+                "E_LIMIT_OVERLOADED",
+                True,
+            )
+            found = await trio.to_thread.run_sync(slow.next)
+            assert len(found["embeddings"]) == 2_000
+            with trio.fail_after(PATIENCE_SEC):
+                while server.unread.held_bytes:
+                    await trio.to_thread.run_sync(int)
+            other.send({"type": "embed", "id": "e", "texts": ["a"]})
+            assert (await trio.to_thread.run_sync(other.next))["event"] == "embed"
+
+
 def test_a_flood_of_bad_frames_is_a_few_lines_in_the_log_which_say_how_many_there_were(
     socket_dir: Path, tiny: Path
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,3 +202,24 @@ def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_a
         other.hello()
         other.send(ask("a"))
         assert other.last_of("a")["reason"] == "length"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the limit of a running process is set on Linux only")
+def test_connections_leave_file_descriptors_to_what_runs(socket_dir: Path, tiny: Path) -> None:
+    with running_server(socket_dir / "s", "--model", str(tiny)) as server, server.connect() as first:
+        first.hello()
+        limit = len(os.listdir(f"/proc/{server.pid}/fd")) + 40
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        crowd = [socket.socket(socket.AF_UNIX) for _ in range(2 * limit)]
+        for each in crowd:
+            each.setblocking(False)
+            each.connect_ex(str(server.socket))
+        server.log.wait_for("event=server.cannot_accept")
+        # The first token, a thread, a child process and a grammar of this server's life: each opens what it needs.
+        first.send(ask("first"), ask("long", prompt="word " * 1_000), ask("held", grammar={"regex": "[a-z]{100}"}))
+        messages = [{"role": "user", "content": "hi"}] * 100
+        first.send({"id": "chat", "messages": messages, "max_tokens": 1, "ignore_eos": True})
+        assert {first.last_of(id)["reason"] for id in ("first", "long", "held", "chat")} == {"length"}
+        for each in crowd:
+            each.close()
+        until(server.metrics, lambda metrics: metrics["active_sessions"] == 2)

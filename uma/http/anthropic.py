@@ -21,7 +21,7 @@ from uma.http.anthropic_turns import (
 )
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
@@ -61,7 +61,7 @@ ERRORS = AnthropicErrors()
 class Conversation(Common):
     """What both endpoints take."""
 
-    messages: Annotated[tuple[TurnBody, ...], Length(1, None, "messages")]
+    messages: Annotated[tuple[TurnBody, ...], Length(1, MAX_MESSAGES, "messages")]
     model: str | None = None
     system: Any = None
     tools: ToolBodies | None = None

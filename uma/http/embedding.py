@@ -116,7 +116,8 @@ async def answer_vectors(
         data = _written(found.vectors, form, encoding)
     else:
         data = await trio.to_thread.run_sync(_written, found.vectors, form, encoding, limiter=gateway.writers)
-    await http.answer(data)
+    with gateway.unread.holding(len(data)):
+        await http.answer(data)
 
 
 def _written(vectors: Sequence[array[float]], form: Callable[[Sequence[Any]], Any], encoding: Encoding) -> bytes:

@@ -28,6 +28,8 @@ from uma.types import (
 
 T = TypeVar("T")
 
+MAX_MESSAGES = 16_384
+"""Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
 MAX_NAMED = 20
 """Most ignored fields that an answer's header names."""
 

@@ -19,6 +19,7 @@ from uma.http.generation import run, while_connected
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.quota import Account, Excess
+from uma.net.unread import Unread
 from uma.types import EmbedRequest, Request, RerankRequest, Source
 
 W = TypeVar("W", EmbedRequest, RerankRequest)
@@ -44,6 +45,8 @@ class Gateway:
     """For threads that read large bodies."""
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
     """For what outlives the connection that asked for it; there while the service runs."""
+    unread: Unread = attrs.field(factory=Unread, init=False)
+    """Embeddings that wait to be read."""
     writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
     """Threads that write large answers."""
     at_abort: list[Callable[[], None]] = attrs.field(factory=list, init=False)
@@ -82,6 +85,7 @@ class Gateway:
         A client that goes away cancels it, which raises `ClientGoneError`. Raises `ShuttingDown` where `abort` ended
         it, and `RateLimited` or `Forbidden` where it is over the key's bounds.
         """
+        self.unread.check()
         request = self._admitted_whole(http, request)
         found: list[R] = []
         with self._until_abort(http, 1) as scope:

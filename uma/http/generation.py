@@ -25,6 +25,9 @@ HEARTBEAT_SEC = 2.0
 """A stream that has said nothing for this long says that it is alive: proxies give up after 15 s and more."""
 MAX_UNSENT_BYTES = 65_536
 """Bytes of one answer that may wait for the writing task; beyond it the request is paused."""
+MAX_AT_ONCE = 64
+"""Prompts of one body that the source has at once. The others wait here, so that one body does not fill the queue of
+all clients."""
 NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that a proxy passes each event on at once."""
 
@@ -64,12 +67,13 @@ async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None
 
 
 async def _gather(source: Source, http: Exchange, job: Job) -> list[Finished]:
+    turns = trio.CapacityLimiter(MAX_AT_ONCE)
     results: list[Finished | None] = [None] * len(job.requests)
     failures: list[UmaError] = []
 
     async def one(index: int, scope: trio.CancelScope | None) -> None:
         try:
-            async with source.generate(job.requests[index]) as stream, metered(stream, http.account) as meter:
+            async with turns, source.generate(job.requests[index]) as stream, metered(stream, http.account) as meter:
                 async for event in stream:
                     if isinstance(event, Finished):
                         meter.usage = event.usage
@@ -104,6 +108,7 @@ class _Streamed:
     _failure: UmaError | None = attrs.field(default=None, init=False)
     _is_open: bool = attrs.field(default=False, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
+    _turns: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_AT_ONCE), init=False)
     _wrote_at: float = attrs.field(factory=trio.current_time, init=False)
 
     async def run(self, source: Source) -> None:
@@ -133,7 +138,11 @@ class _Streamed:
     async def _generate(self, source: Source, index: int, siblings: trio.CancelScope | None) -> None:
         try:
             request = self.job.requests[index]
-            async with source.generate(request) as stream, metered(stream, self.http.account) as meter:
+            async with (
+                self._turns,
+                source.generate(request) as stream,
+                metered(stream, self.http.account) as meter,
+            ):
                 stream.tap = partial(self._take, index)
                 async for event in stream:
                     self._open()

@@ -15,7 +15,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import checked_text, text_of
 from uma.http.openai_completions import prompts
@@ -274,7 +274,7 @@ class TemplateMessage:
 class TemplateBody:
     """`POST /apply-template`."""
 
-    messages: Annotated[tuple[TemplateMessage, ...], Length(1, None, "messages")]
+    messages: Annotated[tuple[TemplateMessage, ...], Length(1, MAX_MESSAGES, "messages")]
 
 
 async def apply_template(gateway: Gateway, http: Exchange) -> None:

@@ -17,7 +17,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import NDJSON, Body, dumps
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, Stop, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, Stop, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.problem import ModelNotFound, Problem
 from uma.http.tools import Name, Tools, check_calls, reasoning, tool_fields, with_names
@@ -119,7 +119,7 @@ class _Body:
 class ChatBody(_Body):
     """`POST /api/chat`."""
 
-    messages: tuple[ChatMessage, ...] = ()
+    messages: Annotated[tuple[ChatMessage, ...], Length(0, MAX_MESSAGES, "messages")] = ()
     tools: Tools | None = None
 
 

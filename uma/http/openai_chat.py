@@ -12,7 +12,7 @@ from uma.constraints import Length, Range, Text
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form
 from uma.http.openai import DEFAULTS, StreamOptions, text_of
@@ -56,7 +56,7 @@ class TemplateSwitches:
 class ChatBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    messages: Annotated[tuple[ChatMessage, ...], Length(1, None, "messages")]
+    messages: Annotated[tuple[ChatMessage, ...], Length(1, MAX_MESSAGES, "messages")]
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

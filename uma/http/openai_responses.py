@@ -14,7 +14,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import DEFAULTS, ERRORS, text_of
 from uma.http.openai_items import ItemKind, OutputItem
@@ -145,6 +145,8 @@ def _messages(body: ResponsesBody, able: Capabilities) -> tuple[Message, ...]:
         return (*system, Message("user", text_of(body.input, "input")))
     if not isinstance(body.input, list) or not body.input:
         raise BadRequest(f"input: expected a string or a list of messages, not {show(body.input)}")
+    if len(body.input) > MAX_MESSAGES:
+        raise BadRequest(f"input: {len(body.input):,} messages are more than {MAX_MESSAGES:,}")
     turns = list(system)
     for index, item in enumerate(body.input):
         _add(turns, item, f"input[{index}]", able)

@@ -14,6 +14,7 @@ import attrs
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
+from numpy import ctypeslib
 
 from uma.errors import ConfigError, ModelError
 from uma.llama import backend, state
@@ -222,7 +223,7 @@ class Context:
         view = self._logits_views.get(n_rows)
         if view is None:
             pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            view = self._logits_views[n_rows] = np.ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
+            view = self._logits_views[n_rows] = ctypeslib.as_array(pointer, (n_rows, self._n_vocab))
         return view
 
     def embedding(self, seq: int) -> npt.NDArray[np.float32]:
@@ -234,7 +235,7 @@ class Context:
         if not pointer:
             raise ValueError(f"seq: nothing was pooled for {seq}")
         width = self.model.n_scores if self.params.pooling == "rank" else self.model.n_embedding
-        return np.ctypeslib.as_array(pointer, (width,)).copy()
+        return ctypeslib.as_array(pointer, (width,)).copy()
 
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
         """Forget a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence always goes.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import socket
 from collections.abc import Callable
 
@@ -10,16 +12,21 @@ import trio
 
 NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_ACCEPT_SEC = 0.1
+RESERVED_FILES = 32
+"""File descriptors that connections leave to the rest of the process: a library may open a file with its first use, a
+snapshot is written, a child process started."""
 
 
 async def accept_forever(
     listener: socket.socket, admit: Callable[[socket.socket], None], note: Callable[[OSError], None]
 ) -> None:
-    """Hand each connection to `admit`, until cancelled. `note` is called when no file descriptors are left: connections
-    in the backlog then wait until another one ends. Raises `OSError` where the listener itself is broken."""
+    """Hand each connection to `admit`, until cancelled. `note` is told where no file descriptors are left but the
+    reserved ones: further clients wait in the listener's queue. Raises `OSError` where the listener itself is broken.
+    """
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
         try:
+            _check_files(listener)
             sock, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             continue
@@ -30,3 +37,14 @@ async def accept_forever(
             await trio.sleep(RETRY_ACCEPT_SEC)
             continue
         admit(sock)
+
+
+def _check_files(listener: socket.socket) -> None:
+    """Raise `OSError` where the next file descriptor is one of the reserved."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return
+    spare = os.dup(listener.fileno())  # the system gives out the lowest that is free
+    os.close(spare)
+    if spare >= limit - min(RESERVED_FILES, limit // 2):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -22,6 +22,7 @@ from uma.net.client import CLIENT
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import uid_of_peer
 from uma.net.quota import Excess
+from uma.net.unread import Unread
 from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log
@@ -52,6 +53,7 @@ class Host(Protocol):
     parsing: trio.CapacityLimiter
     failures: Throttle
     users: Users
+    unread: Unread
 
     async def metrics(self) -> Mapping[str, Any]:
         """The engine's snapshot with the server's own figures."""

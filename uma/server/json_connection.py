@@ -158,6 +158,7 @@ class JsonConnection(Connection):
         id = query.request.id
         try:
             self._check_crowd()
+            self.server.unread.check()
             if isinstance(query, EmbedQuery):
                 query = attrs.evolve(query, request=self.enter_whole(query.request))
             else:
@@ -175,7 +176,11 @@ class JsonConnection(Connection):
         """Embed or rank. The engine bounds what waits for it."""
         try:
             with work.scope:
-                self.link.post(await self._compute(query))
+                data = await self._compute(query)
+                self.link.post(data)
+                if self.link.is_full:
+                    with self.server.unread.holding(len(data)):
+                        await self.link.room()
             if work.is_cancelled and work.scope.cancelled_caught:
                 self.link.post(self._session.cancelled(query))
             work.raise_if_aborted()

@@ -20,6 +20,7 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
 from uma.net.accept import accept_forever
+from uma.net.unread import Unread
 from uma.server import socketfile
 from uma.server.connection import Connection
 from uma.server.json_connection import JsonConnection
@@ -54,6 +55,8 @@ class Server:
         self.parsing = trio.CapacityLimiter(MAX_PARSING)
         """For threads that parse large frames. A session has one at a time, so sessions take turns."""
         self.users = Users.load(config.socket_users)
+        self.unread = Unread()
+        """Embeddings and rankings that wait to be read."""
         self.failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
         """For log lines that clients can bring about at no cost of their own."""
         self._connections: set[Connection] = set()

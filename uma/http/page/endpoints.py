@@ -14,7 +14,7 @@ import trio
 from uma.constraints import Length, Range, Text, hints_of
 from uma.errors import BadRequest
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, urgency
+from uma.http.fields import MAX_MESSAGES, Common, read, urgency
 from uma.http.gateway import Gateway
 from uma.http.page.answers import Answer, Answers, event
 from uma.http.page.assets import Asset, load
@@ -38,7 +38,7 @@ Handler = Callable[[Gateway, Exchange], Awaitable[None]]
 class AnswerBody(Common):
     """An answer asked for."""
 
-    messages: Annotated[tuple[Message, ...], Length(1, None, "messages")]
+    messages: Annotated[tuple[Message, ...], Length(1, MAX_MESSAGES, "messages")]
     sampling: SamplingParams = SamplingParams()
     token: Annotated[str, Length(16, 64)] | None = None
     """Of the page's making, random and secret: with it the answer outlives its reader and can be picked up again."""
