@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import socket
 import struct
@@ -208,7 +207,7 @@ def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_a
 def test_connections_leave_file_descriptors_to_what_runs(socket_dir: Path, tiny: Path) -> None:
     with running_server(socket_dir / "s", "--model", str(tiny)) as server, server.connect() as first:
         first.hello()
-        limit = len(os.listdir(f"/proc/{server.pid}/fd")) + 40
+        limit = len(list(Path(f"/proc/{server.pid}/fd").iterdir())) + 40
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
         crowd = [socket.socket(socket.AF_UNIX) for _ in range(2 * limit)]
         for each in crowd:
