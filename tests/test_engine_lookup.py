@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.engine.worker.lookup import MAX_AGREED, NGRAM, Lookup
+from uma.engine.worker.chances import Chances
+from uma.engine.worker.lookup import CHANCES, MAX_AGREED, NGRAM, Lookup
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
@@ -60,3 +61,13 @@ def test_another_text_is_followed_for_as_long_as_it_agrees() -> None:
     assert lookup.guess(2) == [2, 3]
     lookup.push(9)
     assert lookup.guess(2) == []
+
+
+def test_a_new_text_begins_with_what_others_have_shown() -> None:
+    of_all = Chances(CHANCES)
+    first = Lookup([1, 2, 3] * 4, of_all)
+    before = first.chances(4)
+    for token in [1, 2, 3] * 30:
+        first.push(token)
+    assert Lookup([1, 2, 3] * 4, of_all).chances(4)[3] > before[3]
+    assert Lookup([1, 2, 3] * 4).chances(4) == before

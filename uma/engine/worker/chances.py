@@ -14,14 +14,18 @@ MEMORY_TOKENS = 64.0
 
 
 class Chances:
-    """Of each kind of guess, the chance that it holds. Kinds are numbers from 0, one for each of `priors`."""
+    """Of each kind of guess, the chance that it holds. Kinds are numbers from 0, one for each of `usual`.
 
-    __slots__ = ("_held", "_priors", "_seen")
+    What is usual are figures, or the chances of all texts: then those learn too.
+    """
 
-    def __init__(self, priors: Sequence[float]) -> None:
-        self._priors = priors
-        self._seen = [0.0] * len(priors)
-        self._held = [0.0] * len(priors)
+    __slots__ = ("_held", "_of_all", "_seen", "_usual")
+
+    def __init__(self, usual: Sequence[float] | Chances) -> None:
+        self._of_all = usual if isinstance(usual, Chances) else None
+        self._usual: Sequence[float] = usual._usual if isinstance(usual, Chances) else usual
+        self._seen = [0.0] * len(self._usual)
+        self._held = [0.0] * len(self._usual)
         """Guesses, and those of them that held, by kind; old ones count less and less."""
 
     def learn(self, kind: int, *, is_held: bool) -> None:
@@ -29,6 +33,8 @@ class Chances:
         self.fade(kind, 1 / MEMORY_TOKENS)
         self._seen[kind] += 1
         self._held[kind] += is_held
+        if self._of_all is not None:
+            self._of_all.learn(kind, is_held=is_held)
 
     def fade(self, kind: int, share: float) -> None:
         """Forget such a share of what was seen: the chance goes back towards what is usual."""
@@ -37,8 +43,9 @@ class Chances:
 
     def of(self, kind: int) -> float:
         """The chance of one kind."""
-        return (self._priors[kind] * PRIOR_TOKENS + self._held[kind]) / (PRIOR_TOKENS + self._seen[kind])
+        usual = self._usual[kind] if self._of_all is None else self._of_all.of(kind)
+        return (usual * PRIOR_TOKENS + self._held[kind]) / (PRIOR_TOKENS + self._seen[kind])
 
     def each(self) -> list[float]:
         """The chances of all kinds."""
-        return [self.of(kind) for kind in range(len(self._priors))]
+        return [self.of(kind) for kind in range(len(self._usual))]

@@ -37,5 +37,8 @@ class Drafter(Protocol):
         more to read than `within_ms` allows, or than is worth it where a row's token takes `plain_ms` otherwise.
         """
 
+    def takes_in(self, sequence: Sequence, token: int) -> bool:
+        """In the middle of a stride, a row was given `token`: whether a guess of what comes next would now hold."""
+
     def abort(self) -> None:
         """End what is computed, and compute nothing any more. Any thread."""

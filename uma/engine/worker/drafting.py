@@ -62,6 +62,8 @@ class Speculator:
         self._drafters = drafters
         """A row is drafted for by the first that has a guess for it."""
         self._metrics = metrics
+        self._can_pay_now = False
+        """Drafts could pay for the rows of this tick."""
 
     def abort(self) -> None:
         """End what drafters compute. Any thread."""
@@ -70,7 +72,10 @@ class Speculator:
 
     def draft(self, rows: Rows[Sequence], *, is_one_by_one: bool) -> Drafts | None:
         """What to verify with the next token of these decode rows; None where plain steps are expected to be faster."""
-        if self._mode == "off" or not self._is_possible(rows) or not self._can_pay(rows, is_one_by_one=is_one_by_one):
+        self._can_pay_now = (
+            self._mode != "off" and self._is_possible(rows) and self._can_pay(rows, is_one_by_one=is_one_by_one)
+        )
+        if not self._can_pay_now:
             return None
         free = self._pool.free_cells - len(rows)
         room = min(MAX_DRAFT, min(self._n_batch, free) // len(rows) - 1)
@@ -88,6 +93,14 @@ class Speculator:
             return None
         parts = zip(rows, guesses, drafting.lengths, strict=True)
         return Drafts([Draft(row, guess.tokens[:length]) for row, guess, length in parts], drafting, spent_ms)
+
+    def sees(self, rows: Rows[Sequence], tokens: Rows[int]) -> bool:
+        """In the middle of a stride that gave each row a token: whether a draft is worth ending it."""
+        if not self._can_pay_now:
+            return False
+        # Rows behind the first of which that is so are caught up with by the next tick.
+        pairs = zip(rows, tokens, strict=True)
+        return any(drafter.takes_in(row, token) for row, token in pairs for drafter in self._drafters)
 
     def _is_possible(self, rows: Rows[Sequence]) -> bool:
         # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.

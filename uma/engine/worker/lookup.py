@@ -28,7 +28,7 @@ MAX_AGREED = 32
 AGREED = (5, 8, 16, MAX_AGREED)
 """Lengths of agreement from which on other chances hold."""
 CHANCES = (0.4, 0.6, 0.75, 0.85, 0.9)
-"""Chance that the next token agrees too, by length of agreement, before this text has shown its own."""
+"""Chance that the next token agrees too, by length of agreement, before any text has shown its own."""
 
 
 class Lookup:
@@ -36,7 +36,8 @@ class Lookup:
 
     __slots__ = ("_agreed", "_chances", "_count", "_last", "_next", "_place", "_source", "_tokens")
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int], usual: Sequence[float] | Chances = CHANCES) -> None:
+        """`usual` are the chances that hold before this text has shown its own, by length of agreement."""
         self._count = len(tokens)
         """Tokens of the whole text that were taken in."""
         self._tokens = array("i", tokens[-MAX_INDEXED:])
@@ -53,7 +54,7 @@ class Lookup:
         """Index in it of the token that is expected next; 0: none is."""
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
-        self._chances = Chances(CHANCES)
+        self._chances = Chances(usual)
         """By length of agreement."""
         self._find()
 

@@ -6,10 +6,14 @@ from collections.abc import Sequence as Rows
 from weakref import WeakKeyDictionary
 
 from uma.engine.kv.pool import KvPool
+from uma.engine.worker.chances import Chances
 from uma.engine.worker.drafter import NOTHING, Guess
-from uma.engine.worker.lookup import Lookup
+from uma.engine.worker.lookup import CHANCES, Lookup
 from uma.engine.worker.sequence import Sequence
 from uma.llama.vocab import Vocab
+
+LIKELY = 0.75
+"""Chance of its first token from which on a guess ends a stride: the policy then says whether it is verified."""
 
 
 class LookupDrafter:
@@ -18,6 +22,8 @@ class LookupDrafter:
     def __init__(self, pool: KvPool, vocab: Vocab) -> None:
         self._pool = pool
         self._vocab = vocab
+        self._chances = Chances(CHANCES)
+        """Of all texts: what a new one begins with."""
         self._guesses: WeakKeyDictionary[Sequence, Guess] = WeakKeyDictionary()
         """The last of each row."""
 
@@ -43,13 +49,21 @@ class LookupDrafter:
         found = [(self._guesses[sequence], most) for sequence, most in rows]
         return [Guess(each.tokens[:most], each.chances[:most]) for each, most in found]
 
+    def takes_in(self, sequence: Sequence, token: int) -> bool:
+        """Whether the text has come to where it repeats, most probably."""
+        lookup = sequence.lookup
+        if lookup is None:
+            return False
+        lookup.push(token)
+        return lookup.agreed > 0 and lookup.chances(1)[0] >= LIKELY
+
     def abort(self) -> None:
         """There is nothing to end."""
 
     def _lookup(self, sequence: Sequence) -> Lookup:
         lookup = sequence.lookup
         if lookup is None:
-            lookup = sequence.lookup = Lookup(sequence.tokens)
+            lookup = sequence.lookup = Lookup(sequence.tokens, self._chances)
             if ahead := self._pool.continuation(sequence.tokens, sequence.max_tokens):
                 lookup.follow(ahead)
         else:

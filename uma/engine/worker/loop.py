@@ -102,6 +102,8 @@ class DecodeWorker:
         drafters: list[Drafter] = [LookupDrafter(pool, context.model.vocab)]
         drafters += [self._model_drafter] if self._model_drafter else []
         self._speculator = Speculator(scheduler.drafts, pool, context, speculate, drafters, metrics)
+        if speculate != "off":
+            self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._relayout = Relayout(context, pool, scheduler, self._residency, metrics, layouts)

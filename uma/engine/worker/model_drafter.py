@@ -33,7 +33,7 @@ from uma.metrics import EngineMetrics
 SURE = (0.3, 0.6, 0.85, 0.97)
 """Probabilities, as the small model finds them, from which on other chances hold."""
 CHANCES = (0.2, 0.45, 0.7, 0.85, 0.95)
-"""Chance that the target agrees, by that probability, before a text has shown its own."""
+"""Chance that the target agrees, by that probability, before any text has shown its own."""
 USUAL = 0.7
 """Chance that a token holds of which nothing is known yet."""
 FORGET_SHARE = 1 / 256
@@ -56,6 +56,8 @@ class _Text:
     """A row's text in the small model's memory, and the guess behind it."""
 
     seq_id: int
+    chances: Chances
+    """By how sure the small model was."""
     usual: Chances
     """Of any guess."""
     held: array[int] = attrs.field(factory=lambda: array("i"))
@@ -66,8 +68,6 @@ class _Text:
     """Of each guessed token, how sure the small model was."""
     known: int = 0
     """Tokens of the row that were compared with guesses."""
-    chances: Chances = attrs.field(factory=lambda: Chances(CHANCES))
-    """By how sure the small model was."""
 
     def expected(self) -> list[float]:
         """Of each token of the guess, the chance that it and all before it hold."""
@@ -77,7 +77,7 @@ class _Text:
             found.append(whole)
         return found
 
-    def compare(self, tokens: array[int], all_texts: Chances) -> None:
+    def compare(self, tokens: array[int]) -> None:
         """Learn from the tokens that the row was given since, and keep of the guess what still can hold."""
         for token in tokens[self.known :]:
             if not self.guess:
@@ -85,7 +85,6 @@ class _Text:
             is_held = self.guess[0] == token
             self.chances.learn(self.kinds[0], is_held=is_held)
             self.usual.learn(0, is_held=is_held)
-            all_texts.learn(0, is_held=is_held)
             if is_held:
                 del self.guess[0], self.kinds[0]
             else:
@@ -135,8 +134,8 @@ class ModelDrafter:
         self._texts: dict[Sequence, _Text] = {}
         """Oldest first."""
         self._free_ids = list(range(context.n_seq_max))
-        self._usual = Chances((USUAL,))
-        """Of any guess for any text."""
+        self._chances, self._usual = Chances(CHANCES), Chances((USUAL,))
+        """Of all texts: what a new one begins with."""
         self._is_off = False
         self._threads_in_force = 0
 
@@ -185,6 +184,10 @@ class ModelDrafter:
             for sequence, wanted in rows
         ]
 
+    def takes_in(self, sequence: Sequence, token: int) -> bool:
+        """It has a guess at any time: one that paid would have been verified instead of the stride."""
+        return False
+
     def abort(self) -> None:
         """End the batch that runs, and every later one. Any thread."""
         self._context.request_abort()
@@ -202,7 +205,7 @@ class ModelDrafter:
     def _catch_up(self, sequence: Sequence, text: _Text) -> None:
         """Compare with what the row was given since, and cut off what it was not given."""
         agreed = min(text.known, len(text.held))  # guesses stand only behind these
-        text.compare(sequence.tokens, self._usual)
+        text.compare(sequence.tokens)
         ahead = [*sequence.tokens[agreed : len(text.held)], *text.guess]
         pairs = zip(text.held[agreed:], ahead, strict=False)
         agreed += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -224,8 +227,8 @@ class ModelDrafter:
         if sequence not in self._texts:
             if not self._free_ids:
                 return False
-            usual = Chances((self._usual.of(0),))
-            self._texts[sequence] = _Text(self._free_ids.pop(), known=len(sequence.tokens), usual=usual)
+            chances, usual = Chances(self._chances), Chances(self._usual)
+            self._texts[sequence] = _Text(self._free_ids.pop(), chances, usual, known=len(sequence.tokens))
         return True
 
     def _drop(self, sequence: Sequence) -> None:

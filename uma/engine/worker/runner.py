@@ -8,6 +8,7 @@ their tokens before the prompts' turn, and each kind's cost is known exactly.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -73,6 +74,8 @@ class ModelRunner:
         self._trace = trace
         self._neighbours = Neighbours(context, metrics)
         self.stall_watch = StallWatch(context)
+        self.sees_draft: Callable[[list[Sequence], list[int]], bool] = lambda _, __: False
+        """Told of the tokens of each step of a stride that goes on; whether it is better ended."""
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
@@ -93,7 +96,8 @@ class ModelRunner:
     def decode(self, sequences: list[Sequence], stride: Stride) -> tuple[int, list[Step]]:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
-        Ends with the stride, with the end of a row's text, when a command calls, or before a buffered event is late.
+        Ends with the stride, with the end of a row's text, when a command calls, before a buffered event is late, or
+        where a draft can go on faster.
         Returns llama.cpp's last answer, and the steps that were computed. The caller must book each step (`book`) and
         accept its tokens, in the order in which this method leaves `sequences`, before it does anything else. Booking
         afterwards costs less: a batch's weights go through every cache, so between two batches each line of code comes
@@ -126,7 +130,7 @@ class ModelRunner:
                 return code, steps
             tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
             # A row that has a fault, several tokens or an end is none that this batch can go on with.
-            if len(tokens) < size or not ends.isdisjoint(tokens):
+            if len(tokens) < size or not ends.isdisjoint(tokens) or self.sees_draft(sequences, tokens):
                 return code, steps
             self._batch.advance(tokens)
 
