@@ -83,7 +83,8 @@ def checks(summary: Summary) -> list[Check]:
 
 SCENARIO = Scenario(
     name="embed",
-    about=f"{TEXTS:,} texts of {SHORTEST} to {LONGEST} tokens in one request, beside a stream that decodes; {TEXTS_ALONE} alone.",
+    about=f"{TEXTS:,} texts of {SHORTEST} to {LONGEST} tokens in one request, beside a stream that decodes; "
+    f"{TEXTS_ALONE} alone.",
     columns=("texts_per_s", "wall_s", "stream_tokens_per_s", "gap_p95_ms", "worst_gap_ms"),
     measure=measure,
     checks=checks,
