@@ -7,7 +7,7 @@ import re
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,10 @@ from uma.errors import BadRequest, ConfigError, PromptTooLarge
 from uma.types import Embeddings, EmbedRequest, Priority, Source
 
 BATCH_TEXTS = 256
-"""Texts of one request: what is computed is written before the rest is."""
+"""Maximum texts of one request: what is computed is written before the rest is."""
+BATCH_BYTES = 131_072
+"""Maximum bytes of one request's texts together, unless it has a single one: an eighth of the default frame, since JSON
+writes some characters with six."""
 _PLACE = re.compile(r"^texts\[(\d+)\]", re.MULTILINE)
 """How the engine names a text."""
 
@@ -65,18 +68,37 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
             say.note(line)
         output = Output.standard("utf-8")
         written = _in_base64 if options.base64 else _as_numbers
-        for first in range(0, len(texts), BATCH_TEXTS):
-            found = await _embed(opened.source, options, texts, first)
+        first = 0
+        for batch in batches(texts):
+            found = await _embed(opened.source, options, batch, first)
             await output.write("".join(written(each) + "\n" for each in found.vectors))
+            first += len(batch)
     return 0
 
 
-async def _embed(source: Source, options: argparse.Namespace, texts: list[str], first: int) -> Embeddings:
-    """The embeddings of a batch. Raises what `Source.embed` does, with the text's number, and `ConfigError`."""
+def batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts in order, as many at a time as one request takes."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        n_bytes = len(text.encode("utf-8", "surrogateescape"))
+        if batch and (len(batch) == BATCH_TEXTS or size + n_bytes > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += n_bytes
+    yield batch
+
+
+async def _embed(source: Source, options: argparse.Namespace, batch: list[str], first: int) -> Embeddings:
+    """The embeddings of a batch, whose first text has this number.
+
+    Raises what `Source.embed` does, with the text's number, and `ConfigError` for what is no text.
+    """
     try:
         request = EmbedRequest(
             id=f"embed-{first}",
-            texts=texts[first : first + BATCH_TEXTS],
+            texts=batch,
             dimensions=options.dimensions,
             normalize=options.normalize,
             priority=Priority[options.priority.upper()].value,
