@@ -1,16 +1,18 @@
 """The least an HTTP client can do for a streaming answer: one POST a connection, chunks in, server-sent events out.
 
 It is this small on purpose. The client's CPU time counts against a target, and a general HTTP library would charge the
-peers for comfort that nobody asked for.
+peers for features that no benchmark uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import orjson
 import trio
+
+from benchmarks.samples import Sample
 
 HOST = "127.0.0.1"
 
@@ -49,6 +51,19 @@ class _Reader:
         if not data:
             raise HttpError(0, b"the server closed the connection in the middle of an answer")
         self._buffer += data
+
+
+@contextmanager
+def ending(sample: Sample) -> Iterator[None]:
+    """A block that sends a request and reads its answer. The sample ends with it, as failed where the server fails."""
+    try:
+        yield
+    except HttpError as error:
+        sample.fail(str(error))
+    except (trio.BrokenResourceError, OSError) as error:
+        sample.fail(f"connection lost: {error}")
+    finally:
+        sample.end()
 
 
 @asynccontextmanager

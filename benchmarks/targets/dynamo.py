@@ -19,7 +19,7 @@ import attrs
 import orjson
 import trio
 
-from benchmarks.http_stream import HttpError, post
+from benchmarks.http_stream import ending, post
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import Process, free_port, server_process
@@ -62,7 +62,7 @@ class Dynamo:
             "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         tokens, is_whole = 0, False
-        try:
+        with ending(sample):
             async with post(self.port, "/v1/completions", body) as events:
                 async for payload in events:
                     event = orjson.loads(payload)
@@ -77,12 +77,6 @@ class Dynamo:
                 sample.fail("the stream ended before its last token")
             # What came together counts as it came: the last chunk's time is that of the tokens in it.
             sample.token_s += [sample.token_s[-1]] * max(0, tokens - len(sample.token_s)) if sample.token_s else []
-        except HttpError as error:
-            sample.fail(str(error))
-        except (trio.BrokenResourceError, OSError) as error:
-            sample.fail(f"connection lost: {error}")
-        finally:
-            sample.end()
 
     def listed(self) -> int:
         """Workers that can be routed to now."""

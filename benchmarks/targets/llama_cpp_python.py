@@ -10,7 +10,7 @@ import orjson
 import trio
 
 from benchmarks.cache import peer_python
-from benchmarks.http_stream import HttpError, post
+from benchmarks.http_stream import ending, post
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import Process, free_port, server_process
@@ -44,18 +44,12 @@ class LlamaCppPython:
             "top_k": 1,
             "repeat_penalty": 1.0,
         }
-        try:
+        with ending(sample):
             async with post(self.port, "/v1/completions", body) as events:
                 async for payload in events:
                     choice = orjson.loads(payload)["choices"][0]
                     if choice["text"]:
                         sample.add(-1)
-        except HttpError as error:
-            sample.fail(str(error))
-        except (trio.BrokenResourceError, OSError) as error:
-            sample.fail(f"connection lost: {error}")
-        finally:
-            sample.end()
 
 
 @asynccontextmanager

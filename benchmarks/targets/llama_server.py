@@ -16,7 +16,7 @@ import orjson
 import trio
 
 from benchmarks.cache import peer_binary
-from benchmarks.http_stream import HttpError, post
+from benchmarks.http_stream import ending, post
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import HUGE_PAGES, Process, free_port, server_process
@@ -55,7 +55,7 @@ class LlamaServer:
         }
         if ask.json_schema is not None:
             body["json_schema"] = ask.json_schema
-        try:
+        with ending(sample):
             async with post(self.port, "/completion", body) as events:
                 async for payload in events:
                     event = orjson.loads(payload)
@@ -63,12 +63,6 @@ class LlamaServer:
                         sample.add(token)
                     if event["stop"]:
                         sample.cached_tokens = event["timings"]["cache_n"]
-        except HttpError as error:
-            sample.fail(str(error))
-        except (trio.BrokenResourceError, OSError) as error:
-            sample.fail(f"connection lost: {error}")
-        finally:
-            sample.end()
 
 
 @asynccontextmanager

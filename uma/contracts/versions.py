@@ -12,7 +12,6 @@ from uma.protocol.versions import parse_version
 
 PROTOCOL_HEADER = "X-UMA-Protocol-Version"
 SERVER_HEADER = "X-UMA-Server-Version"
-CLIENT_HEADER = "X-UMA-Client-Version"
 
 CONTRACT_VERSIONS = ("1.0",)
 """Spoken here, the oldest first. The socket's protocol has versions of its own (`uma.protocol.versions`)."""

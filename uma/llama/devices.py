@@ -21,7 +21,6 @@ class Device:
     name: str
     description: str
     free_bytes: int
-    total_bytes: int
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -53,7 +52,7 @@ def _describe(device: int) -> Device:
     _function("ggml_backend_dev_memory", None, *sizes)(device, ctypes.byref(free), ctypes.byref(total))
     name: bytes = _function("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)(device)
     description: bytes = _function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)(device)
-    return Device(name.decode(), description.decode("utf-8", "replace"), free.value, total.value)
+    return Device(name.decode(), description.decode("utf-8", "replace"), free.value)
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:

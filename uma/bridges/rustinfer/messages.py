@@ -12,7 +12,6 @@ import attrs
 from uma.constraints import Length, Range, Text, hints_of
 from uma.contracts.load import CacheStats, EngineStats
 
-PROTOCOL_VERSION = "1.0"
 METRICS_QUERY = "MetricsQuery"
 
 Size = Annotated[int, Range(0, 2**64 - 1)]
