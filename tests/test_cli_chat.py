@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from pty_screen import Terminal
+from script_model import write_script_model
 
 from harness import ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
 from uma.cli.chat import COMMANDS
@@ -371,6 +372,19 @@ def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(server: ServerProcess
     assert [question for question, _ in turns] == ["Hello!", "And you?"]
     assert done.stdout == "".join(f"{answer}\n" for _, answer in turns)
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path: Path) -> None:
+    template = "{# <think></think> #}{% for m in messages %}{{ m.content }}|{% endfor %}{{ '\\n' }}"
+    model = write_script_model(tmp_path / "script.gguf", "<think>Which city is it?</think>Oslo.", template=template)
+    with running_server(socket_dir / "uma.sock", "--model", str(model)) as server:
+        done = run_to_end(*uma_command("chat", "--socket", str(server.socket)), stdin="Where?\n")
+        assert done.stdout == "Oslo.\n"
+        with chat(server, home) as terminal:
+            ask(terminal, "where?")
+            assert "(thought for 4 words)" in terminal.text
+            assert "Oslo." in terminal.text
+            assert "Which city" not in terminal.text
 
 
 def test_a_saved_chat_is_gone_on_with(server: ServerProcess, tmp_path: Path) -> None:

@@ -170,6 +170,20 @@ def test_dots_are_shown_until_there_is_something_to_read() -> None:
     assert screen.text == "Hello"
 
 
+def test_thinking_is_seen_while_it_lasts_and_is_one_line_afterwards() -> None:
+    screen = Screen(40, 10)
+    screen.live.think("The first line.\nA second.\nThe third.\nAnd one more \x1b[2J")
+    screen.live.draw()
+    seen = screen.text.splitlines()
+    assert (len(seen), seen[0]) == (3, "A second.")
+    assert all(screen.emulated.buffer[row][0].fg == "default" for row in range(3))
+    screen.live.add("The *answer*.")
+    screen.live.draw()
+    assert screen.text == "(thought for 11 words)\n\nThe answer."
+    screen.live.finish()
+    assert screen.text == "(thought for 11 words)\n\nThe answer."
+
+
 def test_an_answer_of_nothing_leaves_nothing() -> None:
     screen = Screen(40, 6)
     screen.live.draw()

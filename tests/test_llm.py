@@ -15,12 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+from script_model import write_script_model
 
 from harness import PATIENCE_SEC
 from models import write_model
 from uma import LLM, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
-from uma.types import Tool
+from uma.types import Tool, ToolCallDelta
 
 TINY = {
     "n_ctx": 2_048, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0,
@@ -242,6 +243,21 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     assert last.error is None
     with pytest.raises(TypeError, match=r"tools\[0\]: expected a Tool"):
         llm.chat(talk, tools=[{"type": "function"}])
+
+
+def test_a_stream_gives_thinking_and_calls_as_events(tmp_path: Path) -> None:
+    said = '<think>Oslo?</think>So.<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    template = "{{ tools | tojson }}{# <think></think> <tool_call> arguments #}{{ messages[0].content }}\n"
+    model = write_script_model(tmp_path / "script.gguf", said, template=template)
+    tool = Tool("weather", "", {"properties": {"city": {"type": "string"}}})
+    with LLM(model) as llm:
+        stream = llm.stream([Message("user", "?")], {"max_tokens": 200}, tools=[tool], reasoning="auto")
+        assert next(stream).startswith("So")
+        events = list(stream.events())
+    assert "".join(each.arguments for each in events if isinstance(each, ToolCallDelta)) == '{"city": "Oslo"}'
+    assert stream.finished is not None
+    assert stream.finished is events[-1]
+    assert [call.name for call in stream.finished.tool_calls] == ["weather"]
 
 
 def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:

@@ -24,7 +24,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View
 from uma.config import Loaded, nearest
 from uma.errors import ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
-from uma.types import Finished, Priority, Request, SamplingParams, ServerInfo, Token
+from uma.types import Finished, Priority, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
@@ -156,6 +156,7 @@ class Chat:
                 messages=self.conversation.asking(question),
                 sampling=self.sampling,
                 priority=Priority.INTERACTIVE.value,
+                reasoning="auto" if self.opened.source.info.capabilities.reasoning else None,
             )
         except ValueError as error:
             self.fail(UmaError(f"this cannot be asked: {error}"))
@@ -172,6 +173,8 @@ class Chat:
                             if isinstance(event, Token):
                                 answer.append(event.text)
                                 await shown.add(event.text)
+                            elif isinstance(event, ReasoningDelta):
+                                await shown.think(event.text)
                             elif isinstance(event, Finished):
                                 finished = event
                 except UmaError as error:

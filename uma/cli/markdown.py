@@ -14,11 +14,14 @@ from typing import IO
 import attrs
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.text import Text
 
 from uma.cli.harmless import harmless
 
 WIDEST = 100
 """Columns: longer lines are hard to read, however wide the terminal."""
+THOUGHT_LINES = 3
+"""Lines of the thinking that are seen at a time: enough to see that it goes on, and where."""
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 ERASE_TO_LINE_END, ERASE_BELOW = "\x1b[K", "\x1b[J"
 
@@ -78,12 +81,19 @@ class LiveMarkdown:
     _is_first_block: bool = True
     _width: int = 0
     """Of the last drawing."""
-    _drawn: tuple[int, int, int] | None = None
-    """Characters of `_text`, columns and lines of the last drawing."""
+    _drawn: tuple[int, int, int, int] | None = None
+    """Characters of `_text` and `_thought`, columns and lines of the last drawing."""
+    _thought: str = ""
+    _is_thought_told: bool = False
+    """The line that is left of the thinking is printed."""
 
     def add(self, text: str) -> None:
         """More of the answer; shown by the next `draw`."""
         self._text += text
+
+    def think(self, text: str) -> None:
+        """More of the thinking: its last lines are shown, dimmed, until the answer begins."""
+        self._thought += text
 
     @property
     def text(self) -> str:
@@ -92,16 +102,17 @@ class LiveMarkdown:
 
     def draw(self) -> None:
         """Show the answer as far as it has come, where it is not shown already, and dots where there is nothing yet."""
-        now = (len(self._text), *self._size())
+        now = (len(self._text), len(self._thought), *self._size())
         if now == self._drawn:
             return
         self._drawn = now
         end = self._n_printed + settled(self._text[self._n_printed :])
         width, height = self._size()
         # Lines that the terminal has wrapped anew count as one for it, until they are erased.
-        out = HIDE_CURSOR + (ERASE_BELOW if width != self._width else "") + self._for_good(end)
+        out = HIDE_CURSOR + (ERASE_BELOW if width != self._width else "")
+        out += (self._thought_for_good() if self._text.strip() else "") + self._for_good(end)
         self._width = width
-        open_lines = rendered(self._text[self._n_printed :], width, self._console) or ["…"]
+        open_lines = rendered(self._text[self._n_printed :], width, self._console) or self._thinking(width)
         # The gap before this block is drawn with it; a block taller than the screen shows its end.
         lines = ([] if self._is_first_block else [""]) + open_lines
         lines = lines[-max(1, height - 1) :]
@@ -116,7 +127,26 @@ class LiveMarkdown:
 
     def finish(self) -> None:
         """Print what is open for good, and leave the cursor on the line below it."""
-        self._write(self._for_good(len(self._text)) + ERASE_BELOW + SHOW_CURSOR)
+        self._write(self._thought_for_good() + self._for_good(len(self._text)) + ERASE_BELOW + SHOW_CURSOR)
+
+    def _thinking(self, width: int) -> list[str]:
+        """The last lines of the thinking, or dots where there is none yet."""
+        if not self._thought.strip() or self._is_thought_told:
+            return ["…"]
+        recent = harmless(self._thought[-THOUGHT_LINES * WIDEST :].strip())
+        with self._console.capture() as capture:
+            self._console.print(Text(recent, style="dim"), width=min(width, WIDEST))
+        return [_trimmed(line) for line in capture.get().rstrip("\n").split("\n")][-THOUGHT_LINES:]
+
+    def _thought_for_good(self) -> str:
+        """The one line that stays of the thinking."""
+        if not self._thought.strip() or self._is_thought_told:
+            return ""
+        self._is_thought_told, self._is_first_block = True, False
+        n_words = len(self._thought.split())
+        with self._console.capture() as capture:
+            self._console.print(Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim"))
+        return f"{capture.get().rstrip()}{ERASE_TO_LINE_END}\r\n"
 
     def _for_good(self, end: int) -> str:
         lines = rendered(self._text[self._n_printed : end], self._size()[0], self._console)

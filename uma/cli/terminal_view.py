@@ -77,6 +77,10 @@ class LiveAnswer:
         """As `Answer.add`."""
         self._live.add(text)
 
+    async def think(self, text: str) -> None:
+        """As `Answer.think`."""
+        self._live.think(text)
+
 
 async def _draw(live: LiveMarkdown) -> None:
     while True:

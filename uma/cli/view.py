@@ -35,6 +35,9 @@ class Answer(Protocol):
     async def add(self, text: str) -> None:
         """More of it."""
 
+    async def think(self, text: str) -> None:
+        """More of the thinking before it, which is not part of it."""
+
 
 class View(Protocol):
     """How a chat talks to its person."""
@@ -122,3 +125,6 @@ class PlainAnswer:
     async def add(self, text: str) -> None:
         """As `Answer.add`."""
         await self._output.write(text)
+
+    async def think(self, text: str) -> None:
+        """As `Answer.think`: it is left out, as a script wants the answer alone."""

@@ -12,7 +12,7 @@ import attrs
 from uma.config import RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
-from uma.types import Message, SamplingParams, Tool
+from uma.types import Message, ReasoningMode, SamplingParams, Tool
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, str]]
@@ -115,6 +115,18 @@ def message_of(given: Message | Mapping[str, str]) -> Message:
     if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
         raise ValueError(f"messages: expected a Message, or a dict of role and content, not {show(given)}")
     return Message(**given)
+
+
+def tool_fields(
+    tools: Iterable[Tool | Mapping[str, Any]], choice: str, reasoning: ReasoningMode | None, *, is_parallel: bool
+) -> dict[str, Any]:
+    """The fields of a `Request` for tools and thinking."""
+    return {
+        "tools": tuple(tool_of(each, f"tools[{index}]") for index, each in enumerate(tools)),
+        "tool_choice": choice,
+        "parallel_tool_calls": is_parallel,
+        "reasoning": reasoning,
+    }
 
 
 def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:

@@ -23,7 +23,7 @@ from uma.llm.arguments import (
     prompt_fields,
     sampling_of,
     texts_of,
-    tool_of,
+    tool_fields,
 )
 from uma.llm.batch import generate_all, progress_bar, warn_of_failures
 from uma.llm.results import RequestOutput
@@ -104,25 +104,30 @@ class LLM:
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
         tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
         """
-        fields = {
-            "tools": tuple(tool_of(each, f"tools[{index}]") for index, each in enumerate(tools)),
-            "tool_choice": tool_choice,
-            "parallel_tool_calls": parallel_tool_calls,
-            "reasoning": reasoning,
-        }
+        fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         asked = [(each, {"messages": each, **fields}) for each in conversations_of(conversations)]
         return self._run(asked, sampling_params, progress)
 
-    def stream(self, prompt: str | Conversation, sampling_params: Sampling | None = None) -> LLMStream:
+    def stream(
+        self,
+        prompt: str | Conversation,
+        sampling_params: Sampling | None = None,
+        *,
+        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning: ReasoningMode | None = None,
+    ) -> LLMStream:
         """The continuation of a prompt, or the answer to a conversation, piece by piece as it is generated.
 
             for text in llm.stream("Once upon a time"):
                 print(text, end="", flush=True)
 
-        The pieces are whole characters; afterwards `LLMStream.finished` has usage and figures. A failure is raised, as
-        an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
+        The pieces are whole characters; afterwards `LLMStream.finished` has usage, figures and calls of the `tools`.
+        `LLMStream.events` gives thinking and calls as they grow, too. The keywords are those of `chat`. A failure is
+        raised, as an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
         """
-        fields = prompt_fields(prompt)
+        fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         sampling = sampling_of(sampling_params, "sampling_params")
         request = make_request(Request, id=f"stream-{next(self._numbers)}", sampling=sampling, **fields)
         return LLMStream(self._loop, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
 
 import trio
@@ -45,18 +46,23 @@ class LLMStream:
         return self
 
     def __next__(self) -> str:
+        for event in self.events():
+            if isinstance(event, Token | Prompt) and event.text and (self._echoes or isinstance(event, Token)):
+                return event.text
+        raise StopIteration
+
+    def events(self) -> Iterator[Event]:
+        """What is still to come, as events: `Token`, `ReasoningDelta`, `ToolCallDelta`, and `Finished` at the end."""
         while self.finished is None:
             try:
                 event = self._loop.call(self._events.receive)
             except (trio.EndOfChannel, trio.ClosedResourceError):
                 if self._failure is not None:
                     raise self._failure from None
-                break
+                return
             if isinstance(event, Finished):
                 self.finished = event
-            elif isinstance(event, Token | Prompt) and event.text and (self._echoes or isinstance(event, Token)):
-                return event.text
-        raise StopIteration
+            yield event
 
     def close(self) -> None:
         """Cancel what is not generated yet. Harmless when repeated."""
