@@ -246,7 +246,8 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
 
 
 def test_a_stream_gives_thinking_and_calls_as_events(tmp_path: Path) -> None:
-    said = '<think>Oslo?</think>So.<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    said = f"<think>Oslo?</think>So.\n<tool_call>\n{call}\n</tool_call>"
     template = "{{ tools | tojson }}{# <think></think> <tool_call> arguments #}{{ messages[0].content }}{{ '\\n' }}"
     model = write_script_model(tmp_path / "script.gguf", said, template=template)
     tool = Tool("weather", "", {"properties": {"city": {"type": "string"}}})
