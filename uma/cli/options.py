@@ -67,7 +67,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "dry_allowed_length": ("passages up to this length may repeat", "tokens"),
         "dry_window": ("tokens in which passages are looked for", "tokens"),
         "dry_sequence_breakers": ("text that ends a passage; may be given several times", ""),
-        "ignore_eos": ("go on to --max-tokens, whatever the model would like", ""),
+        "ignore_eos": ("generate --max-tokens tokens, also where the model would end earlier", ""),
     }
 )
 """For each field of `SamplingParams` that is an option and no setting, what `--help` says of it, and its unit."""

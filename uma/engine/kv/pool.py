@@ -466,7 +466,7 @@ class KvPool:
         return None if node is None or node is self.tree.root else self.tree.any_id(node)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """`prefix.Cells`: unified KV shares cells for nothing; split KV copies a whole stream, then cuts its end."""
+        """`prefix.Cells`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end."""
         if self._is_unified:
             self._context.seq_cp(source, target, 0, length)
         else:
