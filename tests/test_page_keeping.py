@@ -17,6 +17,7 @@ from uma.http.gateway import Gateway
 from uma.http.page import answers
 from uma.http.page.answers import Answer, Answers
 from uma.http.page.renderer import Renderer
+from uma.net.client import CLIENT
 
 
 @pytest.fixture
@@ -60,7 +61,24 @@ async def test_only_so_many_answers_are_kept(tiny: Path, monkeypatch: pytest.Mon
         gateway.tasks = nursery
         kept = Answers(gateway)
         for number in range(2):
+            CLIENT.set(number)
             kept.start(attrs.evolve(ask(), id=str(number)), f"token-{number}", is_kept=True)
         with pytest.raises(Overloaded, match="2 answers"):
             kept.start(ask(), "token-2", is_kept=True)
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_client_leaves_places_to_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWERS", 8)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        gateway = Gateway.of(engine, engine.config)
+        gateway.tasks = nursery
+        kept = Answers(gateway)
+        CLIENT.set("many")
+        with pytest.raises(Overloaded):
+            for number in range(8):
+                kept.start(attrs.evolve(ask(), id=str(number)), f"token-{number}", is_kept=True)
+        assert 4 <= number < 8
+        CLIENT.set("another")
+        kept.start(ask(), "token", is_kept=True)
         nursery.cancel_scope.cancel()

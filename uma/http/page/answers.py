@@ -8,7 +8,7 @@ slow one simply finds several versions' changes in one event. So memory is bound
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from uma.http.gateway import Gateway, running
 from uma.http.page.markdown import GrowingText
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
+from uma.net.client import CLIENT
 from uma.net.metering import metered
 from uma.net.quota import Account
 from uma.types import EventStream, Finished, Request, Source, Token
@@ -41,10 +42,14 @@ MAX_ANSWERS = 256
 class Answer:
     """One answer: the request that makes it, its text and blocks so far, and its readers. Trio thread."""
 
-    request: Request
+    _request: Request | None
+    """Until it has been generated: a conversation can be megabytes."""
     keep_sec: float
     account: Account | None = None
     """Whose key it was asked for with; its bounds count the answer."""
+    client: Hashable = None
+    id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
+    """The request's id."""
     text: str = attrs.field(default="", init=False)
     """As far as it has been rendered."""
     blocks: list[str] = attrs.field(factory=list, init=False)
@@ -65,11 +70,6 @@ class Answer:
     _arrival: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _rendered: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers_changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.request.id
 
     async def run(self, source: Source, renderer: Renderer) -> None:
         """Generate and render, until the answer has had no reader for `keep_sec`: then it is cancelled if need be."""
@@ -132,7 +132,8 @@ class Answer:
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(running(self.account, 1))
-                stream = await stack.enter_async_context(source.generate(self.request))
+                assert self._request is not None  # it is generated once
+                stream = await stack.enter_async_context(source.generate(self._request))
                 meter = await stack.enter_async_context(metered(stream, self.account))
                 self._stream = stream
                 if self._is_stopped:
@@ -146,6 +147,7 @@ class Answer:
                     self._arrival.unpark_all()
         except UmaError as error:
             self.error = error
+        self._request = None
         self._arrival.unpark_all()
 
     async def _render(self, renderer: Renderer) -> None:
@@ -211,9 +213,12 @@ class Answers:
         """Begin an answer. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`."""
         if token in self._by_token:
             raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
-        if len(self._by_token) >= MAX_ANSWERS:
-            raise Overloaded(f"{MAX_ANSWERS} answers are being written or kept for their readers; try again later")
-        answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0, account)
+        client, kept = CLIENT.get(), len(self._by_token)
+        mine = sum(each.client == client for each in self._by_token.values())
+        # Each client leaves as many places as it takes.
+        if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
+            raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
+        answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0, account, client)
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
