@@ -20,9 +20,10 @@ snapshot is written, a child process started."""
 async def accept_forever(
     listener: socket.socket, admit: Callable[[socket.socket], None], note: Callable[[OSError], None]
 ) -> None:
-    """Hand each connection to `admit`, until cancelled. `note` is told where no file descriptors are left but the
+    """Hand each connection to `admit`, until cancelled. `note` is told once where no file descriptors are left but the
     reserved ones: further clients wait in the listener's queue. Raises `OSError` where the listener itself is broken.
     """
+    is_short = False
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
         try:
@@ -33,9 +34,12 @@ async def accept_forever(
         except OSError as error:
             if error.errno not in NO_RESOURCES:
                 raise
-            note(error)
+            if not is_short:
+                note(error)
+            is_short = True
             await trio.sleep(RETRY_ACCEPT_SEC)
             continue
+        is_short = False
         admit(sock)
 
 

@@ -116,7 +116,7 @@ class Server:
             self.requests_crowded_out_total += code == Overloaded.code
 
     def _note_shortage(self, error: OSError) -> None:
-        log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
+        self.failures.log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery, refusal: UmaError | None = None) -> None:
         limit = self.config.max_sessions
