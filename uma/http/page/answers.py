@@ -48,6 +48,7 @@ class Answer:
     account: Account | None = None
     """Whose key it was asked for with; its bounds count the answer."""
     client: Hashable = None
+    """Whose places among all answers it counts for."""
     id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
     """The request's id."""
     text: str = attrs.field(default="", init=False)
