@@ -89,6 +89,26 @@ async def test_each_grammar_that_capabilities_declare_holds(tiny: Path, grammar:
                 assert re.fullmatch(matches, got.text, re.DOTALL)
 
 
+SAMPLERS: list[dict[str, Any]] = [
+    {"mirostat": 1},
+    {"mirostat": 2},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+    {"dry_multiplier": 5.0},
+    {"typical_p": 0.3},
+    {"top_n_sigma": 1.0},
+    {"dynatemp_range": 0.5},
+    {"top_k": 1},
+    {"logit_bias": {str(ord("c")): 100.0}, "logprobs": 2},
+]
+
+
+async def test_a_grammar_holds_with_every_sampler(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        for index, sampler in enumerate(SAMPLERS):
+            got = await answer(engine, constrained(Grammar(regex="[ab]{3}-[0-9]{2}"), index, **sampler))
+            assert re.fullmatch("[ab]{3}-[0-9]{2}", got.text), sampler
+
+
 async def test_forced_tokens_are_read_together_and_not_sampled(tiny: Path) -> None:
     grammar = Grammar(json_schema={"const": {"a fixed key": "a fixed value", "another": [1, 2, 3]}})
     async with open_engine(config_for(tiny)) as engine:
