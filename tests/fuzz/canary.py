@@ -25,21 +25,25 @@ class Cores:
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
+        self._main = str(pid)
         self._before = self._read()
         self._stolen_before_ms = _stolen_ms()
 
     def own_ms(self, wait_ms: float) -> float:
         """How much of a wait since the last call was the process's own doing, and not a wait for a core.
 
-        That is at least what one of its threads computed, and at least the time in which none of them stood ready to
-        run and the machine under this one had not taken the cores away. All of it where the system does not tell.
+        That is the time in which its decode thread computed, or waited for anything but a core, and the machine under
+        this one had not taken the cores away. (The Trio thread is busy with attackers anyway, whatever is waited for.)
+        All of it where the system does not tell.
         """
         before, self._before = self._before, self._read()
         stolen_before_ms, self._stolen_before_ms = self._stolen_before_ms, _stolen_ms()
         stolen_ms = self._stolen_before_ms - stolen_before_ms
-        spent = [(now, before.get(thread, (0.0, 0.0))) for thread, now in self._before.items()]
-        computed_ms = max((now[0] - then[0] for now, then in spent), default=wait_ms)
-        ready_ms = sum(now[1] - then[1] for now, then in spent)
+        others = {thread: now for thread, now in self._before.items() if thread != self._main and thread in before}
+        if not others:
+            return wait_ms
+        busiest = max(others, key=lambda thread: others[thread][0])
+        computed_ms, ready_ms = (others[busiest][each] - before[busiest][each] for each in (0, 1))
         return min(wait_ms, max(computed_ms, wait_ms - ready_ms - stolen_ms))
 
     def _read(self) -> dict[str, tuple[float, float]]:
