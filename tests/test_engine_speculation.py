@@ -12,8 +12,8 @@ import pytest
 import trio
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 
-from models import Kind, write_model
-from uma import Request, open_engine
+from models import Kind, write_encoder, write_model
+from uma import Request, RuntimeConfig, open_engine
 from uma.types import Grammar, Source
 
 COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0}
@@ -114,11 +114,14 @@ async def test_memory_that_cannot_be_cut_turns_drafts_off_and_says_why(tmp_path:
     assert counters["draft_tokens_total"] == 0
 
 
-async def test_capabilities_name_prompt_look_up_where_it_is_on(tiny: Path) -> None:
+async def test_capabilities_name_prompt_look_up_where_it_is_on(tiny: Path, tmp_path: Path) -> None:
     look_up = "prompt look-up"
     for mode, told in (("auto", look_up), ("always", look_up), ("off", "none: --speculate off")):
         async with open_engine(config_for(tiny, speculate=mode)) as engine:
             assert engine.info.capabilities.speculation == told
+    encoder = write_encoder(tmp_path / "encoder.gguf")
+    async with open_engine(RuntimeConfig(model=str(encoder), speculate="auto")) as engine:
+        assert engine.info.capabilities.speculation == "none: an encoder does not generate"
 
 
 async def hang_up(source: Source, request: Request, after: int) -> None:

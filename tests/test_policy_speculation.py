@@ -81,6 +81,17 @@ def test_a_row_without_a_draft_hardly_waits_for_those_with_one() -> None:
     assert lengths(measured(CHEAP), CERTAIN)[0] > 0
 
 
+def test_a_guess_that_takes_as_long_as_it_saves_is_shorter_or_not_made() -> None:
+    def wanted(step_ms: float, target_ms: float = 80.0) -> int:
+        found = measured(CHEAP).choose([Candidate(CERTAIN, target_ms)], 0, 1_000, step_ms=step_ms)
+        return found.lengths[0] if found else 0
+
+    assert wanted(0.0) == 15
+    assert wanted(CHEAP[1]) == 0
+    assert wanted(1.0) > 0
+    assert wanted(1.0, target_ms=20.0) * 1.0 + CHEAP[8] <= 20.0, "guessing counts into a reader's gap"
+
+
 rows_strategy = st.lists(
     st.tuples(st.integers(0, 15), st.floats(0.0, 1.0), st.floats(1.0, 1_000.0)), min_size=1, max_size=6
 )

@@ -90,8 +90,6 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
 
 def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:
     """How tokens are drafted, or why they are not."""
-    if config.speculate == "off":
-        return "none: --speculate off"
-    if sizing.speculate(context.model, config) == "off":
-        return f"none: a {context.model.memory} model's state cannot be cut behind the tokens of a draft that held"
+    if reason := sizing.why_no_drafts(context.model, config):
+        return f"none: {reason}"
     return "prompt look-up" if draft is None else f"prompt look-up, and the draft model {draft.model.info.name}"

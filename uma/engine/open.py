@@ -135,8 +135,8 @@ def _open_draft(config: RuntimeConfig, target: Context) -> Context | None:
     """The draft model's context, where one is configured and can be of use. It keeps its model open."""
     if not config.draft:
         return None
-    if sizing.speculate(target.model, config) == "off":
-        _log.warning("--draft is not used: the state of a %s model cannot be cut behind a draft", target.model.memory)
+    if reason := sizing.why_no_drafts(target.model, config):
+        _log.warning("--draft is not used: %s", reason)
         return None
     model = Model.load(
         Path(resolve(config.draft, os.environ).path),

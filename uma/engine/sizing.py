@@ -257,9 +257,20 @@ def shares_prefixes(context: Context) -> bool:
     return context.model.memory == "attention"
 
 
+def why_no_drafts(model: Model, config: RuntimeConfig) -> str | None:
+    """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
+    if config.speculate == "off":
+        return "--speculate off"
+    if not model.is_causal:
+        return "an encoder does not generate"
+    if model.memory not in CUTTABLE:
+        return f"a {model.memory} model's state cannot be cut behind the tokens of a draft that held"
+    return None
+
+
 def speculate(model: Model, config: RuntimeConfig) -> Speculate:
-    """Whether tokens are drafted: only where memory can be cut behind those of a draft that held."""
-    return config.speculate if model.is_causal and model.memory in CUTTABLE else "off"
+    """Whether tokens are drafted."""
+    return "off" if why_no_drafts(model, config) else config.speculate
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig) -> ContextParams:

@@ -220,16 +220,17 @@ class ModelDrafter:
         """Whether so many more tokens of a row can be read. Texts of rows that do not decode now give way."""
         needed = count + NEAR_TOKENS * (1 + len(rows))
         idle = [each for each in self._texts if each not in rows]
-        while idle and not (self._used_cells + needed <= self._context.n_ctx and self._free_ids):
+        while idle and not (self._used_cells + needed <= self._context.n_ctx and self._has_id(sequence)):
             self._drop(idle.pop(0))
-        if self._used_cells + needed > self._context.n_ctx:
+        if self._used_cells + needed > self._context.n_ctx or not self._has_id(sequence):
             return False
         if sequence not in self._texts:
-            if not self._free_ids:
-                return False
             chances, usual = Chances(self._chances), Chances(self._usual)
             self._texts[sequence] = _Text(self._free_ids.pop(), chances, usual, known=len(sequence.tokens))
         return True
+
+    def _has_id(self, sequence: Sequence) -> bool:
+        return sequence in self._texts or bool(self._free_ids)
 
     def _drop(self, sequence: Sequence) -> None:
         text = self._texts.pop(sequence)
