@@ -24,6 +24,7 @@ from harness import ONE_THREAD, PATIENCE_SEC, Log, clean_environ, uma_command
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="needs the extra [dynamo]")
 
 MODEL = "story"
+WORKER_ID: dict[str, Any] = {"nvext": {"extra_fields": ["worker_id"]}}
 LONG_CHAT = [{"role": "user", "content": "Tell me a story about a fox and an owl who meet a bear in the winter. " * 3}]
 
 
@@ -60,9 +61,9 @@ class Cluster:
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         return urllib.request.urlopen(request, timeout=PATIENCE_SEC)
 
-    def stream(self, tokens: int) -> Iterator[dict[str, Any]]:
+    def stream(self, tokens: int, **more: Any) -> Iterator[dict[str, Any]]:
         """A long answer, chunk by chunk."""
-        body = {"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body = {**more, "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         with self.open("/v1/completions", body | {"stream_options": {"include_usage": True}}) as response:
             for line in response:
                 if line.startswith(b"data: {"):
@@ -136,8 +137,13 @@ def wait_until_listed(cluster: Cluster, front: Process) -> None:
 
 
 def both_are_known(cluster: Cluster) -> bool:
-    answer = cluster.ask("/v1/completions", prompt="Hello", max_tokens=1)
-    return bool(answer["status"] == 200)
+    """Whether the frontend routes to both: a stream and what is asked beside it go to different workers."""
+    stream = cluster.stream(64, **WORKER_ID)
+    first = next(stream)
+    beside = cluster.ask("/v1/completions", prompt="Hello", max_tokens=1, **WORKER_ID)
+    chunks = [first, *stream]
+    asked = {chunk["nvext"]["worker_id"]["decode_worker_id"] for chunk in chunks if chunk.get("nvext")}
+    return beside["status"] == 200 and {beside["nvext"]["worker_id"]["decode_worker_id"]} | asked > asked
 
 
 def test_conversations_go_where_their_prefix_is_and_mistakes_are_the_client_s(cluster: Cluster) -> None:

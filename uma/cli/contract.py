@@ -12,6 +12,7 @@ import attrs
 
 from uma.cli.harmless import harmless, json_text
 from uma.cli.table import print_table
+from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.config import load
 from uma.contracts.claims import Claim, DisprovenError, Question, Reply, claims_of
@@ -43,8 +44,7 @@ class Finding:
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    socket = options.socket or Path(load().config.socket)
-    found = list(check(SocketInterview(socket)))
+    found = list(check(_interview(options)))
     if options.json:
         print(json_text([attrs.asdict(each) for each in found], indent=2))
     else:
@@ -52,6 +52,13 @@ def main(options: argparse.Namespace) -> int:
     wrong = [each for each in found if not each.is_true]
     print(f"{len(found)} claims, {len(wrong)} false", file=sys.stderr)
     return FALSE_CLAIM if wrong else 0
+
+
+def _interview(options: argparse.Namespace) -> Interview:
+    if options.http is None:
+        return SocketInterview(options.socket or Path(load().config.socket))
+    key = options.key_file and options.key_file.read_text(encoding="utf-8").strip()
+    return HttpInterview(options.http, key)
 
 
 def check(interview: Interview) -> Iterator[Finding]:

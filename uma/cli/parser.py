@@ -248,8 +248,15 @@ def _describe_schema(parser: argparse.ArgumentParser) -> None:
 
 def _describe_contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("check",), metavar="check", help="ask for all that is claimed, and for more")
-    parser.add_argument(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--socket", metavar="PATH", type=Path, help="Unix socket of the server (default: $UMA_SOCKET or uma run's own)"
+    )
+    place.add_argument(
+        "--http", metavar="URL", help="ask over HTTP, such as http://127.0.0.1:8080 (default: the socket)"
+    )
+    parser.add_argument(
+        "--key-file", metavar="FILE", type=Path, help="with --http: a file that holds the API key (default: no key)"
     )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
 

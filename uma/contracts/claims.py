@@ -103,7 +103,7 @@ def claims_of(info: ServerInfo) -> Iterator[Claim]:
         yield from _about_bounds_of_texts(info)
     yield from _about_embeddings(info)
     yield Claim("health", "probe", _health)
-    yield Claim("unknown kind of request", "no", partial(_refused, {"type": "telepathy"}, "type"))
+    yield Claim("unknown kind of request", "no", partial(_refused, {"type": "telepathy"}, "telepathy"))
 
 
 def ask(**fields: Any) -> Question:
@@ -409,7 +409,7 @@ def _about_embeddings(info: ServerInfo) -> Iterator[Claim]:
     if declared(capabilities, "rerank", False):
         yield Claim("rerank", "yes", partial(_reranks, ranking))
     else:
-        yield Claim("rerank", "no", partial(_refused, ranking, "query"))
+        yield Claim("rerank", "no", partial(_refused, ranking, "rank"))
 
 
 def _embeds(width: int) -> Proof:
@@ -509,7 +509,10 @@ def _many_stops(most: int) -> Proof:
 
 
 def _cut(most: int) -> Proof:
-    reply = _answered((yield attrs.evolve(ask(max_tokens=most + 1), cancel_after=1)))
+    # Ended by a stop string, so that the end comes soon and tells its warnings.
+    text = _answered((yield ask(max_tokens=8))).text
+    _demand(bool(text), "no text to stop at")
+    reply = _answered((yield ask(max_tokens=most + 1, stop=[text])))
     _demand(reply.warns_of("max_tokens"), "more than the limit was neither refused nor cut with a warning")
     return "cut, with a warning"
 

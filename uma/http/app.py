@@ -33,6 +33,7 @@ from uma.http.dialect import Dialect
 from uma.http.door import Door
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
+from uma.http.health_check import check_health
 from uma.http.page import Page
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT
@@ -80,6 +81,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/api/embeddings", ollama_embeddings.embed_prompt),
     ("POST", "/api/show", ollama.show),
     ("GET", "/health", llama_server.health),
+    ("POST", "/health/check", check_health),
     ("GET", "/props", llama_server.props),
     ("GET", "/slots", llama_server.slots),
     ("GET", "/metrics", llama_server.metrics),

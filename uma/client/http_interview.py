@@ -1,0 +1,348 @@
+"""Questions to a server over HTTP, for proofs: each goes to the endpoint that has its fields, and comes back as events.
+
+What the proofs ask is said in the socket's words; here it is put into those of HTTP and back, and nothing else. A
+generation goes to llama-server's `/completion`, which tells token ids and seeds, unless only OpenAI's endpoints have
+its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from uma.contracts.claims import Question, Reply
+from uma.errors import ConfigError, ConnectionLost
+from uma.protocol.converter import structure
+from uma.protocol.messages import HelloEvent
+from uma.protocol.versions import SUPPORTED
+from uma.types import ServerInfo
+
+Fields = Mapping[str, Any]
+Event = dict[str, Any]
+
+GRAMMARS = ("json_schema", "json_object", "gbnf")
+"""What HTTP's endpoints have a field for."""
+POLL_SEC = 0.05
+
+_NATIVE_NAMES = {"max_tokens": "n_predict", "logprobs": "n_probs"}
+"""The socket's names of `/completion`'s fields, where they differ."""
+_ONLY_OPENAI = ("n", "best_of", "echo")
+"""Fields for which a prompt goes to `/v1/completions`."""
+
+
+@attrs.frozen
+class HttpInterview:
+    """Asks the server at `url`, and waits for each answer. `timeout_sec` bounds each wait.
+
+    Raises `ConfigError` for what is no URL of a server, and `ConnectionLost` where no server of UMA's answers.
+    """
+
+    url: str
+    key: str | None = None
+    timeout_sec: float = 120.0
+
+    def introduce(self) -> ServerInfo:
+        """What the server says of itself, less what HTTP has no fields for."""
+        with self._call("GET", "/props") as response:
+            found = _read_json(response)
+        try:
+            names = ("model", "capabilities", "limits")
+            told = {"version": SUPPORTED[-1], "server": found["build_info"], **{name: found[name] for name in names}}
+        except (KeyError, TypeError):
+            raise ConnectionLost(f"{self.url}/props: what answers there is no UMA server") from None
+        info = structure(told, HelloEvent).info
+        offered = tuple(each for each in info.capabilities.grammars if each in GRAMMARS)
+        return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, grammars=offered))
+
+    def ask(self, question: Question) -> Reply:
+        """All events of the answer."""
+        fields = dict(question.fields)
+        kind = fields.pop("type", "generate")
+        if kind == "generate":
+            return Reply(tuple(self._generate(fields, question.cancel_after)))
+        return Reply((self._ask_once(kind, fields),))
+
+    # Generation
+
+    def _generate(self, fields: Event, cancel_after: int | None) -> Iterator[Event]:
+        form = _form_of(fields)
+        with self._call("POST", form.path, form.body) as response:
+            ignored = [f"{name}: ignored" for name in (response.getheader("X-UMA-Ignored") or "").split(", ") if name]
+            if response.status != 200:
+                yield _error(response.status, _read_json(response))
+                return
+            if not form.body["stream"]:
+                yield from form.whole(_read_json(response), ignored)
+                return
+            tokens = 0
+            for event in form.streamed(_lines(response), ignored):
+                yield event
+                tokens += event["event"] == "token"
+                if event["event"] == "token" and tokens == cancel_after:
+                    break
+            else:
+                return
+            request = response.getheader("X-Request-Id") or ""
+        # The connection is closed: that is HTTP's cancel.
+        self._wait_until_gone(request)
+        yield {"event": "eos", "reason": "cancelled", "usage": {"completion_tokens": tokens}}
+
+    def _wait_until_gone(self, request: str) -> None:
+        """Until the server runs the request no more."""
+        end = time.monotonic() + self.timeout_sec
+        while any(each.get("request") == request for each in self._get_json("/slots")):
+            if time.monotonic() > end:
+                raise ConnectionLost(f"{self.url}: still computes a request whose client hung up")
+            time.sleep(POLL_SEC)
+
+    # Other questions
+
+    def _ask_once(self, kind: str, fields: Event) -> Event:
+        if kind == "metrics":
+            return {"event": "metrics", **self._metrics()}
+        path, body = _ENDPOINTS.get(kind, lambda given: (f"/{kind}", given))(fields)
+        with self._call("POST", path, body) as response:
+            found = _read_json(response)
+            if response.status != 200:
+                return _error(response.status, found)
+        return {"event": kind, **_ANSWERS[kind](found)}
+
+    def _metrics(self) -> dict[str, float]:
+        """The plain samples of `GET /metrics`, without their prefix."""
+        with self._call("GET", "/metrics") as response:
+            text = response.read().decode()
+        return {name: float(value) for name, value in re.findall(r"^uma_(\w+) (\S+)$", text, re.MULTILINE)}
+
+    def _get_json(self, path: str) -> Any:
+        with self._call("GET", path) as response:
+            return _read_json(response)
+
+    # Connections
+
+    @contextmanager
+    def _call(self, method: str, path: str, body: Fields | None = None) -> Iterator[HTTPResponse]:
+        connection, base = self._connection()
+        headers = {"content-type": "application/json"}
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        try:
+            connection.request(method, base + path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            if response.status in (401, 403):
+                raise ConnectionLost(f"{self.url}: {_message(_read_json(response))}")
+            yield response
+        except TimeoutError:
+            raise ConnectionLost(f"{self.url}: no answer within {self.timeout_sec:g} s") from None
+        except (OSError, HTTPException) as error:
+            raise ConnectionLost(f"{self.url}{path}: {error}; start a server with `uma run --http`") from error
+        finally:
+            connection.close()
+
+    def _connection(self) -> tuple[HTTPConnection, str]:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise ConfigError(f"--http: {self.url!r} is no address of a server; give one such as http://127.0.0.1:8080")
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        return kind(parts.hostname, parts.port, timeout=self.timeout_sec), parts.path.rstrip("/")
+
+
+# Forms of a generation
+
+
+@attrs.frozen
+class Native:
+    """llama-server's `/completion`."""
+
+    body: Event
+    path: str = "/completion"
+
+    def streamed(self, events: Iterator[Event], warnings: list[str]) -> Iterator[Event]:
+        """The stream as the socket would tell it."""
+        for event in events:
+            if "error" in event:
+                yield _error(500, event)
+            elif event["stop"]:
+                yield self._last(event, warnings)
+            else:
+                found = event.get("completion_probabilities")
+                more = {"logprobs": _position(found[0])} if found else {}
+                yield {"event": "token", "text": event["content"], "token_id": event["tokens"][0], **more}
+
+    def whole(self, answer: Event, warnings: list[str]) -> Iterator[Event]:
+        """The answer in one piece as the socket would tell it."""
+        yield {**self._last(answer, warnings), "text": answer["content"], "token_ids": answer["tokens"]}
+
+    def _last(self, event: Event, warnings: list[str]) -> Event:
+        counts = {"prompt": "tokens_evaluated", "cached": "tokens_cached", "completion": "tokens_predicted"}
+        return {
+            "event": "eos",
+            "reason": "length" if event["stop_type"] == "limit" else "stop",
+            "usage": {f"{name}_tokens": event[key] for name, key in counts.items()},
+            "seed": event["seed"],
+            "warnings": [*warnings, *event.get("warnings", ())],
+        }
+
+
+@attrs.frozen
+class OpenAi:
+    """OpenAI's `/v1/completions` and `/v1/chat/completions`."""
+
+    body: Event
+    path: str
+
+    def streamed(self, events: Iterator[Event], warnings: list[str]) -> Iterator[Event]:
+        """The stream as the socket would tell it."""
+        last: Event = {"event": "eos", "warnings": warnings}
+        calls: dict[int, Event] = {}
+        for event in events:
+            if "error" in event:
+                yield _error(500, event)
+                return
+            last["usage"] = _usage(event["usage"]) if event.get("usage") else last.get("usage", {})
+            last["warnings"] = [*last["warnings"], *event.get("warnings", ())]
+            for choice in event["choices"]:
+                delta = choice.get("delta") or {}
+                if text := choice.get("text") or delta.get("content"):
+                    yield {"event": "token", "text": text}
+                for part in delta.get("tool_calls", ()):
+                    call = calls.setdefault(part["index"], {"name": "", "arguments": ""})
+                    call["name"] += part["function"].get("name", "")
+                    call["arguments"] += part["function"]["arguments"]
+                    yield {"event": "tool_call", "call": part["index"], "arguments": part["function"]["arguments"]}
+                last["reason"] = choice.get("finish_reason") or last.get("reason")
+        found = [calls[index] for index in sorted(calls)]
+        if found and last.get("reason") == "length" and not _is_json(found[-1]["arguments"]):
+            found.pop()  # cut by max_tokens: the stream has its beginning, and it is no call
+        yield {**last, "tool_calls": found}
+
+    def whole(self, answer: Event, warnings: list[str]) -> Iterator[Event]:
+        """The answer in one piece as the socket would tell it."""
+        texts = [each.get("text") or each.get("message", {}).get("content") or "" for each in answer["choices"]]
+        yield {
+            "event": "eos",
+            "reason": answer["choices"][0]["finish_reason"],
+            "text": texts[0],
+            "answers": [{"text": text} for text in texts],
+            "usage": _usage(answer["usage"]),
+            "warnings": [*warnings, *answer.get("warnings", ())],
+        }
+
+
+def _form_of(fields: Fields) -> Native | OpenAi:
+    """The endpoint that has these fields, and its body."""
+    body = {"stream": True, **fields}
+    if "messages" in body:
+        return OpenAi(_as_openai(body), "/v1/chat/completions")
+    if any(name in body for name in _ONLY_OPENAI):
+        return OpenAi(_as_openai(body), "/v1/completions")
+    prompt = body.pop("token_ids", None)
+    if prompt is not None:
+        body["prompt"] = prompt
+    grammar = body.pop("grammar", None)
+    if isinstance(grammar, Mapping):
+        body |= _native_grammar(grammar)
+    body["return_tokens"] = True
+    return Native({_NATIVE_NAMES.get(name, name): value for name, value in body.items()})
+
+
+def _native_grammar(grammar: Fields) -> Event:
+    if "json_schema" in grammar:
+        return {"json_schema": grammar["json_schema"]}
+    if "json_object" in grammar:
+        return {"json_schema": {"type": "object"}}
+    return {"grammar": grammar.get("gbnf", grammar)}
+
+
+def _as_openai(body: Event) -> Event:
+    made = {**body, "stream_options": {"include_usage": True}} if body["stream"] else dict(body)
+    if "tools" in made:
+        made["tools"] = [{"type": "function", "function": each} for each in made["tools"]]
+    if (choice := made.get("tool_choice")) not in (None, "auto", "none", "required"):
+        made["tool_choice"] = {"type": "function", "function": {"name": choice}}
+    return made
+
+
+def _position(found: Fields) -> Event:
+    """One of `completion_probabilities` as the socket tells log probabilities."""
+
+    def one(token: Fields) -> Event:
+        return {"token_id": token["id"], "text": token["token"], "logprob": token["logprob"]}
+
+    return {"chosen": one(found), "top": [one(each) for each in found["top_logprobs"]]}
+
+
+def _usage(told: Fields) -> Event:
+    cached = told.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    return {**{name: told[name] for name in ("prompt_tokens", "completion_tokens")}, "cached_tokens": cached}
+
+
+# Other questions, by kind
+
+
+def _embed_body(fields: Fields) -> tuple[str, Event]:
+    body = {name: value for name, value in fields.items() if name not in ("texts", "token_ids")}
+    return "/v1/embeddings", {"input": fields.get("texts") or fields.get("token_ids"), **body}
+
+
+_ENDPOINTS = {
+    "tokenize": lambda fields: ("/tokenize", {"content": fields["prompt"], "add_special": True}),
+    "embed": _embed_body,
+    "rerank": lambda fields: ("/rerank", fields),
+    "health": lambda fields: ("/health/check", {"type": "generation", **fields}),
+}
+_ANSWERS = {
+    "tokenize": lambda found: {"token_ids": found["tokens"]},
+    "embed": lambda found: {"embeddings": [each["embedding"] for each in found["data"]]},
+    "rerank": lambda found: {
+        "results": [{"index": each["index"], "score": each["relevance_score"]} for each in found["results"]]
+    },
+    "health": lambda found: {**found, "status": "ok" if found["success"] else found["error"]},
+}
+
+
+# Answers
+
+
+def _lines(response: HTTPResponse) -> Iterator[Event]:
+    """The data of server-sent events, up to OpenAI's closing word."""
+    for line in response:
+        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+            yield json.loads(line.removeprefix(b"data: "))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_json(response: HTTPResponse) -> Any:
+    try:
+        return json.loads(response.read())
+    except ValueError:
+        return {"error": {"message": f"HTTP {response.status}"}}
+
+
+def _message(answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else error)
+
+
+def _error(status: int, answer: Any) -> Event:
+    """An error with the code that the socket has for it, and the socket's names of fields."""
+    message = _message(answer)
+    for ours, theirs in (*_NATIVE_NAMES.items(), ("grammar", "json_schema"), ("token_ids", "prompt")):
+        if message.startswith((f"{theirs}:", f"{theirs}[")):
+            message = f"{ours}: {message}"
+    is_refusal = status in (400, 404)
+    return {"event": "error", "code": "E_PROTO_BAD_REQUEST" if is_refusal else f"HTTP {status}", "message": message}

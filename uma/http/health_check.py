@@ -1,0 +1,71 @@
+"""The contracts' health check: `POST /health/check` has the engine compute, and says whether it did so in time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import attrs
+import trio
+
+from uma.contracts.health import (
+    HealthCheckPayload,
+    HealthCheckResult,
+    is_healthy,
+    parse_health_check,
+    request_of,
+    result_of,
+)
+from uma.errors import BadRequest, InternalError, UmaError
+from uma.http.exchange import Exchange
+from uma.http.gateway import Gateway
+from uma.types import Embeddings, EmbedRequest, Finished, Request
+
+
+async def check_health(gateway: Gateway, http: Exchange) -> None:
+    """`POST /health/check`: status 200 where the engine is healthy, 503 where it is not."""
+    payload = parse_health_check(await http.fields())
+    began, result = trio.current_time(), None
+    with trio.move_on_after(payload.timeout_ms / 1000):
+        result = await _result(gateway, http, payload)
+    latency_ms = round(1000 * (trio.current_time() - began), 3)
+    if result is None:
+        result = HealthCheckResult(False, latency_ms, 0, f"no answer within {payload.timeout_ms:,} ms")
+    result = attrs.evolve(result, latency_ms=latency_ms)
+    await http.answer_json(attrs.asdict(result), status=200 if is_healthy(result, payload.timeout_ms) else 503)
+
+
+async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload) -> HealthCheckResult:
+    """How it went, but for the time it took. Raises `BadRequest` for tokens that the model does not have."""
+    try:
+        if payload == HealthCheckPayload("generation", payload.timeout_ms):
+            # The engine's own probe, which goes before all requests, and is one for all that ask at once.
+            return result_of(await gateway.source.health())
+        if payload.type == "generation":
+            finished = await gateway.compute(
+                http, request_of(payload, http.id, 0), partial(_generate, gateway), _generated
+            )
+            return HealthCheckResult(True, 0, _generated(finished))
+        request = EmbedRequest(http.id, token_ids=(payload.token_ids or (0,),), priority=1)
+        await gateway.compute(http, request, gateway.source.embed, _embedded)
+        # An embedding counts for the token that success asks for.
+        return HealthCheckResult(True, 0, 1)
+    except BadRequest:
+        raise
+    except UmaError as error:
+        return HealthCheckResult(False, 0, 0, f"{error.code}: {error.message}")
+
+
+async def _generate(gateway: Gateway, request: Request) -> Finished:
+    async with gateway.source.generate(request) as stream:
+        async for event in stream:
+            if isinstance(event, Finished):
+                return event
+    raise InternalError("a stream ended without its last event")
+
+
+def _generated(finished: Finished) -> int:
+    return finished.usage.completion_tokens
+
+
+def _embedded(found: Embeddings) -> int:
+    return sum(found.prompt_tokens)
