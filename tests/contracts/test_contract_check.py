@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 import pytest
+from http_server import HttpServer, running_http
 
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
 from models import write_encoder
 from uma.cli.contract import check, prove
+from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.contracts.claims import Question, Reply, claims_of
 from uma.types import ServerInfo
@@ -24,6 +26,43 @@ def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
     assert done.returncode == 0, [each for each in found if not each["is_true"]]
     assert done.stderr == f"{len(found)} claims, 0 false\n"
     assert {"streaming", "cancel", "logprobs", "health", "metrics", "embeddings"} <= {each["claim"] for each in found}
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[HttpServer]:
+    """The real server with HTTP."""
+    with short_directory() as directory, running_http(directory) as process:
+        yield process
+
+
+def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer) -> None:
+    done = run_to_end(*uma_command("contract", "check", "--json", "--http", web.url))
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, [each for each in found if not each["is_true"]]
+    by_socket = {each.name for each in claims_of(SocketInterview(web.process.socket).introduce())}
+    assert {each["claim"] for each in found} == by_socket
+
+
+@pytest.mark.parametrize(
+    ("claim", "tampers"),
+    [("sampling: seed", "forgets_the_seed"), ("streaming", "miscounts"), ("sampling: entropy_dial", "hides_warnings")],
+)
+def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampers: str) -> None:
+    assert is_proven(claim, Liar(HttpInterview(web.url)))
+    assert not is_proven(claim, Liar(HttpInterview(web.url), tampers=globals()[tampers]))
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("localhost", "--http: 'localhost' is no address of a server"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9/props: "),
+    ],
+)
+def test_a_url_without_a_server_is_one_line_and_exit_code_1(url: str, line: str) -> None:
+    done = run_to_end(*uma_command("contract", "check", "--http", url))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"uma: error: {line}")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +94,7 @@ def test_each_declared_sampling_parameter_is_among_the_claims(server: ServerProc
 class Liar:
     """A real server that says of itself what `lies` say, and whose answers `tampers` with."""
 
-    honest: SocketInterview
+    honest: SocketInterview | HttpInterview
     lies: dict[str, Any] = attrs.field(factory=dict)
     tampers: Callable[[Question, Reply], Reply] = lambda _, reply: reply
 
