@@ -24,6 +24,8 @@ from uma.types import Request, SamplingParams
 
 STREAMS, PROMPT, GENERATED, CELLS_A_STREAM = 32, 64, 128, 256
 BLOCK_SIZE = 16
+PAUSE_SEC = 0.2
+"""Between two looks at all that is held, so that the burst has the decode thread most of the time."""
 
 
 @attrs.define
@@ -120,6 +122,7 @@ async def _most_wrong(engine: Engine, feed: KvFeed, subscriber: Subscriber, benc
 async def _look_again_and_again(engine: Engine, feed: KvFeed, subscriber: Subscriber, found: list[int]) -> None:
     while True:
         found.append(await _wrong(engine, feed, subscriber))
+        await trio.sleep(PAUSE_SEC)
 
 
 async def _wrong(engine: Engine, feed: KvFeed, subscriber: Subscriber) -> int:
