@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
@@ -108,7 +108,7 @@ class HttpInterview:
     def _ask_once(self, kind: str, fields: Event) -> Event:
         if kind == "metrics":
             return {"event": "metrics", **self._metrics()}
-        path, body = _ENDPOINTS.get(kind, lambda given: (f"/{kind}", given))(fields)
+        path, body = _ENDPOINTS[kind](fields) if kind in _ENDPOINTS else (f"/{kind}", fields)
         with self._call("POST", path, body) as response:
             found = _read_json(response)
             if response.status != 200:
@@ -292,13 +292,13 @@ def _embed_body(fields: Fields) -> tuple[str, Event]:
     return "/v1/embeddings", {"input": fields.get("texts") or fields.get("token_ids"), **body}
 
 
-_ENDPOINTS = {
+_ENDPOINTS: dict[str, Callable[[Event], tuple[str, Event]]] = {
     "tokenize": lambda fields: ("/tokenize", {"content": fields["prompt"], "add_special": True}),
     "embed": _embed_body,
     "rerank": lambda fields: ("/rerank", fields),
     "health": lambda fields: ("/health/check", {"type": "generation", **fields}),
 }
-_ANSWERS = {
+_ANSWERS: dict[str, Callable[[Any], Event]] = {
     "tokenize": lambda found: {"token_ids": found["tokens"]},
     "embed": lambda found: {"embeddings": [each["embedding"] for each in found["data"]]},
     "rerank": lambda found: {

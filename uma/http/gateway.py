@@ -22,7 +22,7 @@ from uma.net.quota import Account, Excess
 from uma.net.unread import Unread
 from uma.types import EmbedRequest, Request, RerankRequest, Source
 
-W = TypeVar("W", EmbedRequest, RerankRequest)
+W = TypeVar("W", EmbedRequest, RerankRequest, Request)
 R = TypeVar("R")
 
 MAX_PARSING = 2

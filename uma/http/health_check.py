@@ -23,7 +23,7 @@ from uma.types import Embeddings, EmbedRequest, Finished, Request
 
 async def check_health(gateway: Gateway, http: Exchange) -> None:
     """`POST /health/check`: status 200 where the engine is healthy, 503 where it is not."""
-    payload = parse_health_check(await http.fields())
+    payload = await http.built(parse_health_check)
     began, result = trio.current_time(), None
     with trio.move_on_after(payload.timeout_ms / 1000):
         result = await _result(gateway, http, payload)
