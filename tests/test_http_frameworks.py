@@ -53,6 +53,13 @@ def test_litellm_completes_in_two_dialects_and_knows_the_errors(
         litellm.completion("openai/builtin", messages=long, api_base=f"{http_server.url}/v1", api_key="none")
 
 
+def test_litellm_embeds_in_two_dialects(http_server: HttpServer, litellm: Any) -> None:
+    expected = http_server.ask("POST", "/v1/embeddings", {"input": "a fox"}).json["data"][0]["embedding"]
+    for model, place in {"openai/builtin": f"{http_server.url}/v1", "ollama/builtin": http_server.url}.items():
+        found = litellm.embedding(model, input=["a fox"], api_base=place, api_key="none")
+        assert found.data[0]["embedding"] == pytest.approx(expected, abs=1e-4)
+
+
 def test_llama_index_completes_and_streams(http_server: HttpServer, expected: str) -> None:
     like = pytest.importorskip("llama_index.llms.openai_like")
     llms = pytest.importorskip("llama_index.core.llms")
