@@ -41,6 +41,8 @@ class Machine:
     cell_ms: float = 2e-5
     """For each token of the batch and each token that it attends to."""
     slowdown: float = 1.0
+    mixing: float = 1.0
+    """What decode rows add to a prompt's piece in the same batch, of what they take alone."""
 
     def decode_ms(self, rows: int, cells: int) -> float:
         """Milliseconds of a batch of decode rows, with so many cells in use."""
@@ -50,6 +52,10 @@ class Machine:
         """Milliseconds of a chunk after `position` tokens of its prompt."""
         attended = position + tokens / 2
         return (self.base_ms + tokens * (self.token_ms + attended * self.cell_ms)) * self.slowdown if tokens else 0.0
+
+    def mixed_ms(self, rows: int, cells: int, tokens: int, position: float) -> float:
+        """Milliseconds of a decode step and a chunk in one batch."""
+        return self.prefill_ms(tokens, position) + self.mixing * self.decode_ms(rows, cells)
 
 
 @attrs.define
@@ -73,7 +79,7 @@ class Asked:
 
 @attrs.frozen
 class Tick:
-    """A tick that ran: decode rows, then prefill."""
+    """A tick that ran: decode rows, then prefill, or rows and prefill in one batch."""
 
     plan: Plan
     rows: int
@@ -133,9 +139,17 @@ class World:
         if tokens:
             self.cells += tokens
             position = sum(count * self.running[key].row.position for key, count in plan.prefill) / tokens
-            took = self.machine.prefill_ms(tokens, position)
+            keys = [key for key in plan.decode if key in self.running] if plan.is_mixed else []
+            if keys:
+                self.cells += len(keys)
+                took = self.machine.mixed_ms(len(keys), self.cells, tokens, position)
+                cost.observe_mixed(len(keys), self.cells, tokens, position, took)
+            else:
+                took = self.machine.prefill_ms(tokens, position)
+                cost.observe_prefill(tokens, position, took)
             self.now_ms += took
-            cost.observe_prefill(tokens, position, took)
+            for key in keys:
+                self._give(key, plan.pace_ms)
             for key, count in plan.prefill:
                 row = self.running[key].row
                 row.remaining -= count

@@ -252,8 +252,10 @@ async def test_while_nobody_comes_or_goes_few_ticks_are_planned(tiny: Path, monk
     planned: list[Plan] = []
 
     class Watched(Scheduler):
-        def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None) -> Plan:
-            planned.append(super().plan(state, now_ms, embeds))
+        def plan(
+            self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0
+        ) -> Plan:
+            planned.append(super().plan(state, now_ms, embeds, pause_ms=pause_ms))
             return planned[-1]
 
     monkeypatch.setattr("uma.engine.engine.Scheduler", Watched)

@@ -16,12 +16,19 @@ from engine_world import answer, answers, ask, config_for, settled, tokens_for
 from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine.kv.events import Run, Tier
+from uma.engine.policy.layout import Layout
+from uma.engine.policy.lead import PACE_SHARE
+from uma.engine.policy.state import Row
+from uma.engine.worker.relayout import Relayout
+from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
 from uma.llama.context import Context, ContextParams
 from uma.types import Token
 
 SHARE = 256
 MAX_SEQUENCES = 10
+PACE_MS = PACE_SHARE * 80.0
+"""At the default target."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any crowd that fits a split layout has one with the next plan, and is expected to write little."""
     monkeypatch.setattr("uma.engine.sizing.CELL_NS", 1e12)
+    monkeypatch.setattr("uma.engine.policy.cost.CostModel.cell_ms", lambda _: None)
     monkeypatch.setattr("uma.engine.policy.layout.EXPECTED_TOKENS", 40)
     monkeypatch.setattr("uma.engine.worker.loop.REPLAN_BATCHES", 4)
 
@@ -101,6 +109,29 @@ async def test_a_long_prompt_has_the_pool_at_once_and_streams_go_on(model: Path)
     assert [got[each.id].token_ids for each in requests] == await expected(model, requests)
 
 
+async def test_rows_run_ahead_of_a_change_until_no_reader_feels_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause_ms = 300.0
+    felt: list[Row] = []
+    change = Relayout._change
+
+    def watched(relayout: Relayout, layout: Layout, now: float) -> None:
+        rows = [each for each in relayout._residency.active.values() if each.status is Status.DECODING]
+        felt.extend(each for each in rows if each.last_token_ms - now < pause_ms - PACE_MS)
+        change(relayout, layout, now)
+
+    monkeypatch.setattr(Relayout, "_change", watched)
+    monkeypatch.setattr("uma.engine.policy.layout.LEARN", 0.0)
+    monkeypatch.setattr(Context, "opened_ms", property(lambda _: pause_ms, lambda _, __: None), raising=False)
+    requests, long = crowd(tokens=150), ask(tokens_for(71, 1_200), 10, id="long")
+    async with open_engine(config(model)) as engine:
+        got = await answers(engine, [*requests, long])
+        assert engine.snapshot()["kv_layout_changes_total"] > 0
+    assert not felt
+    assert [each.token_ids for each in got] == await expected(model, [*requests, long])
+
+
 async def test_prefixes_are_shared_in_either_layout_and_across_a_change(model: Path) -> None:
     common = tokens_for(5, 120)
     first = [ask((*common, *tokens_for(seed, 10)), 30, id=str(seed)) for seed in range(9)]
@@ -116,8 +147,11 @@ async def test_prefixes_are_shared_in_either_layout_and_across_a_change(model: P
     assert [each.token_ids for each in got] == await expected(model, [*first, *again, long])
 
 
-async def test_one_that_was_preempted_continues_in_the_other_layout(model: Path) -> None:
+async def test_one_that_was_preempted_continues_in_the_other_layout(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It loses its slot where one buffer serves a long prompt, and its snapshot goes into a buffer of its own."""
+    monkeypatch.setattr("uma.engine.policy.order.GIVE_WAY_AFTER_MS", 0.0)
     slow = ask(tokens_for(81, 130), 100, id="slow", priority=-1)
     requests = [slow, *crowd(MAX_SEQUENCES - 1, 80), ask(tokens_for(71, 800), 5, id="long", priority=1)]
     got = {}

@@ -9,7 +9,7 @@ from policy_world import make_row
 
 from uma.engine.policy import PlainRow, Scheduler, State, Targets
 from uma.engine.policy.cost import SIZES, TILE_TOKENS
-from uma.engine.policy.order import gives_way
+from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
 from uma.engine.policy.plan import SMALLEST_CHUNK
 
 NOW = 10_000.0
@@ -53,6 +53,8 @@ def schedulers(draw: st.DrawFn, mixes_prompts: bool | None = None) -> Scheduler:
     chunks = st.tuples(st.integers(1, 2_048), st.integers(0, 4_000), took)
     for tokens, position, ms in draw(st.lists(chunks, max_size=5)):
         scheduler.cost.observe_prefill(tokens, position, ms)
+    for rows, tokens, ms in draw(st.lists(st.tuples(st.integers(1, 16), st.integers(1, 600), took), max_size=2)):
+        scheduler.cost.observe_mixed(rows, 100, tokens, 0, ms)
     return scheduler
 
 
@@ -81,8 +83,9 @@ def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
     plan = scheduler.plan(state_of(every, free), NOW)
     known = by_key(every)
     rows, tokens = len(plan.decode), sum(count for _, count in plan.prefill)
-    assert max(rows, tokens) <= scheduler.targets.batch_tokens
-    assert rows * plan.steps + tokens <= free + sum(known[key].cells for key in plan.preempt)
+    assert (rows + tokens if plan.is_mixed else max(rows, tokens)) <= scheduler.targets.batch_tokens
+    assert rows * (plan.steps + plan.is_mixed) + tokens <= free + sum(known[key].cells for key in plan.preempt)
+    assert plan.steps >= 1 or (plan.is_mixed and plan.decode and plan.prefill), "rows are left out"
     in_plan = [*plan.decode, *(key for key, _ in plan.prefill), *plan.preempt]
     assert len(in_plan) == len(set(in_plan)), "a row is in the plan twice"
     assert all(not known[key].remaining and not known[key].is_paused for key in plan.decode)
@@ -265,10 +268,13 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
     ((key, tokens),) = plan.prefill
     if tokens <= SMALLEST_CHUNK or not scheduler.cost.knows_prefill:
         return  # prompts must be read even where no schedule meets the target
-    if free < tokens + plan.steps * len(plan.decode) + SMALLEST_CHUNK:
-        return  # the piece was cut to the cells that are left
-    step_ms = scheduler.cost.decode_ms(len(plan.decode), sum(row.cells for row in every))
+    if tokens >= min(free - plan.steps * len(plan.decode), scheduler.targets.batch_tokens):
+        return  # cells cut it, and a part of what was chosen can be predicted to take longer than all of it
+    rows, cells = len(plan.decode), 1_000
+    step_ms = scheduler.cost.decode_ms(rows, cells)
     piece_ms = scheduler.cost.prefill_ms(tokens, known[key].position)
+    if plan.is_mixed:
+        piece_ms = scheduler.cost.mixed_ms(rows, cells, tokens, known[key].position) or 0.0
     supplied_ms = plan.lead_ms + plan.steps * plan.pace_ms
     assert plan.lead_ms >= 0
     assert supplied_ms >= 0.99 * (plan.steps * step_ms + piece_ms)
@@ -328,7 +334,15 @@ def test_a_background_row_that_sorts_before_the_head_keeps_its_place() -> None:
     # Else it would begin again at once, give way again, and so on for ever.
     head = make_row(9, lane=0, due_ms=100_000.0)
     before, behind = make_row(1, lane=-1, due_ms=10_000.0), make_row(2, lane=-1, due_ms=90_000.0)
-    assert gives_way(head, [before, behind], now_ms=0.0) == [behind]
+    assert gives_way(head, [before, behind], now_ms=GIVE_WAY_AFTER_MS) == [behind]
+
+
+@given(st.floats(0, 10_000), st.floats(0, 1_000))
+def test_background_keeps_its_place_for_a_moment_in_which_another_can_come_free(arrived: float, waited: float) -> None:
+    head = make_row(9, lane=1, arrived_ms=arrived, due_ms=arrived + 100.0)
+    background = make_row(1, lane=-1, arrived_ms=0.0, due_ms=arrived)
+    gives = gives_way(head, [background], now_ms=arrived + waited)
+    assert gives == ([background] if arrived + waited >= arrived + GIVE_WAY_AFTER_MS else [])
 
 
 @pytest.mark.parametrize("has_flash_attention", [True, False])

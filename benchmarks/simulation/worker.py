@@ -184,7 +184,7 @@ class Worker:
             self._preempt(key)
         if self._policy.is_uma:
             if self._decode(plan, used):
-                self._read(plan)
+                self._read(plan, used)
         else:
             self._all_at_once(plan, used)
 
@@ -221,13 +221,22 @@ class Worker:
             return self._pass(self._machine.decode_ms(rows, cells))
         return sum(self._pass(self._machine.decode_ms(1, cells)) for _ in range(rows)) / rows
 
-    def _read(self, plan: Plan) -> None:
+    def _read(self, plan: Plan, used: int) -> None:
+        """The pieces of prompts, in a mixed batch with one more decode step where the plan says so."""
         tokens = sum(count for _, count in plan.prefill)
-        if tokens:
-            position = self._position(plan, tokens)
+        if not tokens:
+            return
+        position, cost = self._position(plan, tokens), self._policy.cost
+        rows = [self._active[key] for key in plan.decode if key in self._active] if plan.is_mixed else []
+        if rows:
+            took = self._pass(self._machine.mixed_ms(len(rows), tokens, position, used))
+            cost.observe_mixed(len(rows), used, tokens, position, took)
+        else:
             took = self._pass(self._machine.prefill_ms(tokens, position))
-            self._policy.cost.observe_prefill(tokens, position, took)
-            self._count_read(plan)
+            cost.observe_prefill(tokens, position, took)
+        for session in rows:
+            self._give(session, plan.pace_ms)
+        self._count_read(plan)
 
     def _all_at_once(self, plan: Plan, used: int) -> None:
         """One batch of decode rows and prompts."""

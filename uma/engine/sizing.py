@@ -16,8 +16,6 @@ from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.engine.policy.layout import (
     CELL_NS,
-    CHANGE_MS,
-    CHANGE_MS_PER_MIB,
     MAX_CHANGE_MIB,
     Layout,
     LayoutPolicy,
@@ -141,11 +139,11 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     params = context.params
     mib = context.n_ctx * context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v) / 2**20
     if not can_change or mib > MAX_CHANGE_MIB or (config.n_gpu_layers != 0 and backend.has_gpu()):
-        return LayoutPolicy(pool, (), 0.0, 0.0)
+        return LayoutPolicy(pool, (), masked_cell_ms=0.0, pause_ms=0.0)
     threads = config.threads or backend.core_count()
     masked_cell_ms = context.model.attention_heads * CELL_NS / 1e6 / threads
     splits = split_layouts(context.n_ctx, max_active(context, config))
-    return LayoutPolicy(pool, splits, masked_cell_ms, 2 * (CHANGE_MS + CHANGE_MS_PER_MIB * mib))
+    return LayoutPolicy(pool, splits, masked_cell_ms, pause_ms=context.opened_ms)
 
 
 def layout_params(base: ContextParams, layout: Layout) -> ContextParams:

@@ -7,6 +7,7 @@ process (a sequence id out of range, a partial copy between separate buffers) is
 from __future__ import annotations
 
 import ctypes
+import time
 from types import TracebackType
 from typing import Literal
 
@@ -144,7 +145,7 @@ class Context:
             raise
 
     def _open(self, params: ContextParams) -> None:
-        mark, model = LOG.mark, self.model
+        mark, model, began_sec = LOG.mark, self.model, time.monotonic()
         struct = params.struct()
         # The C library's `strlen` as abort callback: it finds 0 for an empty string, 1 where a byte is set. Called
         # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
@@ -165,6 +166,8 @@ class Context:
         self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
         self.n_seq_max = int(lib.llama_n_seq_max(self._handle))
         self.params = params
+        self.opened_ms = (time.monotonic() - began_sec) * 1000
+        """How long it took to make it; its memory is most of that."""
 
     def remake(self, params: ContextParams) -> None:
         """Become a context with other parameters, and forget all sequences.

@@ -110,6 +110,8 @@ class EngineMetrics:
     """Of a busy core's time, the part that the host of this virtual machine took of late."""
     stalls_total: int = 0
     """Batches broken off and computed again with fewer threads, because other programs took their threads' cores."""
+    mixed_batches_total: int = 0
+    """Batches of a decode step and pieces of prompts together."""
     ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))

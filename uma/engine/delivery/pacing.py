@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from uma.engine.delivery.flow import LOW_CREDITS
+from uma.engine.policy.lead import max_lead_ms
 
 HOLD_SHARE = 0.4
 """Maximum buffering delay of a token, as a share of its stream's `target_tbt_ms`. More would be felt as a gap."""
@@ -40,9 +41,12 @@ def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, credits: int) -
 def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float) -> float:
     """When the reader is given a token that was sampled at `sampled_ms`, after one that it is given at `last_ms`.
 
-    Tokens that were computed ahead go out `pace_ms` apart, and never out of order. The first is given at once.
+    Tokens that were computed ahead go out `pace_ms` apart, and never out of order. The first is given at once. Where
+    rows are computed faster than that for long, each waits no longer than the longest lead that is of use.
     """
-    return max(sampled_ms, last_ms + pace_ms) if last_ms else sampled_ms
+    if not last_ms:
+        return sampled_ms
+    return max(sampled_ms, last_ms, min(last_ms + pace_ms, sampled_ms + max_lead_ms(pace_ms)))
 
 
 def uniform_steps(

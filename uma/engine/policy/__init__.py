@@ -6,6 +6,7 @@ code. `plan` is the whole of it; the parts it is made of stand in files of their
 - `cost`   how long a batch will take on this machine, learnt from the ticks that ran
 - `embed`  when texts to embed have their turn, and which request's come first
 - `guard`  when a late stream suspends prefill, with hysteresis
+- `mixed`  whether a decode step and a piece of the prompts share a batch
 - `order`  admission and prefill priority, and preemption order
 - `overload` when a request is refused, and when to try again
 - `rows`   whether few decode rows are computed at once or one by one

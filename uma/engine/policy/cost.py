@@ -23,6 +23,8 @@ LEARN_SLOPE = 0.05
 """The same for how cost grows with the tokens attended to: that does not change, and takes a long prompt to see."""
 SURE_TOKENS = 200
 """Observations that lie closer than this say little about the slope; then what other sizes show counts for more."""
+SURE_SLOPE_SEEN = 16
+"""Observations before which a size's own slope is not believed alone."""
 SURE_SEEN = 3
 """Observations from which on a size is believed although others promise more."""
 MOST_ATTENTION = 0.75
@@ -34,6 +36,9 @@ DRIFT_LIMIT = 4.0
 HICCUP = 2.0
 """Times as long as predicted that one observation counts for at most. A machine that is really slower shows it again
 with the next batch; a batch that another program interrupted for a second says nothing of the one after it."""
+
+MOST_SURCHARGE = 4.0
+"""Bound of what rows may add to a chunk that shares their batch, in times of what they take alone."""
 
 TILE_TOKENS = 64
 """From so many tokens of a sequence on llama.cpp's flash attention computes in tiles, on a CPU: what attention costs a
@@ -62,6 +67,11 @@ class _Line:
         sure = SURE_TOKENS * SURE_TOKENS
         slope = (self._cov + usual * sure) / (self._var + sure)
         return min(max(slope, 0.0), MOST_ATTENTION * self._ms / max(self._x, 1.0))
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what was observed lies far enough apart to know the slope."""
+        return self.seen >= SURE_SLOPE_SEEN and self._var >= SURE_TOKENS * SURE_TOKENS
 
     def scaled(self, factor: float) -> _Line:
         """A copy in which everything takes `factor` times as long."""
@@ -109,6 +119,15 @@ class _Table:
     @property
     def is_empty(self) -> bool:
         return not any(self._lines)
+
+    def mean_slope(self) -> float | None:
+        """Milliseconds that each attended token costs each of `size`; None while no line has seen enough of that."""
+        known = [
+            (line.slope(0.0) / size, line.seen)
+            for size, line in zip(self._sizes, self._lines, strict=True)
+            if line is not None and line.is_sure
+        ]
+        return sum(slope * seen for slope, seen in known) / sum(seen for _, seen in known) if known else None
 
     def has_seen(self, size: int) -> bool:
         """Whether anything is known of this size itself."""
@@ -163,6 +182,42 @@ class _Table:
         return _slot(self._sizes, size)
 
 
+class _Surcharges:
+    """What decode rows add to a chunk of a prompt that is computed in one batch with them, as a share of what they take
+    alone. Below 0 where the chunk takes less than predicted: a size between two of the table has a margin.
+    """
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], float] = {}
+        """By the slots of rows and of all tokens."""
+
+    def copy(self) -> _Surcharges:
+        """The same, to learn apart from it."""
+        copy = _Surcharges()
+        copy._seen = dict(self._seen)
+        return copy
+
+    def has_seen(self, rows: int, tokens: int) -> bool:
+        """Whether a batch of about so many rows and tokens was seen."""
+        return (_slot(ROWS, rows), _slot(SIZES, tokens)) in self._seen
+
+    def near(self, rows: int, tokens: int) -> float | None:
+        """The share that was seen with the nearest number of rows, and of these with the nearest size; None of none."""
+        at = _slot(ROWS, rows), _slot(SIZES, tokens)
+        if at in self._seen:
+            return self._seen[at]
+        nearest = min(self._seen, key=lambda each: (abs(each[0] - at[0]), abs(each[1] - at[1])), default=None)
+        return None if nearest is None else self._seen[nearest]
+
+    def learn(self, rows: int, tokens: int, share: float) -> None:
+        """Take in one observation."""
+        at = _slot(ROWS, rows), _slot(SIZES, tokens)
+        before = self._seen.get(at, share)
+        self._seen[at] = before + (min(max(share, -MOST_SURCHARGE), MOST_SURCHARGE) - before) * LEARN
+
+
 def _slot(sizes: tuple[int, ...], size: int) -> int:
     return min(bisect_left(sizes, size), len(sizes) - 1)
 
@@ -174,18 +229,19 @@ def _kind(size: int) -> int:
 class CostModel:
     """Predicts milliseconds: of decoding from rows and cells in use, of prefill from tokens and where they stand."""
 
-    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_used", "_verified", "_verify")
+    __slots__ = ("_chunks", "_drift", "_others", "_rows", "_surcharges", "_used", "_verified", "_verify")
 
     def __init__(self) -> None:
         self._rows = _Table(ROWS, is_tiled=False)
         self._chunks = _Table(SIZES, is_tiled=True)
         self._verify = _Table(ROWS, is_tiled=False)
+        self._surcharges = _Surcharges()
         self._verified: Counter[int] = Counter()
         """By slot of that table, batches seen."""
         self._drift = 1.0
         self._used = (0, False)
         """Compute threads, and whether each sequence has a buffer of its own."""
-        self._others: dict[tuple[int, bool], tuple[_Table, _Table, _Table, float]] = {}
+        self._others: dict[tuple[int, bool], tuple[_Table, _Table, _Table, _Surcharges, float]] = {}
         """What was learnt with others."""
 
     def use(self, threads: int, *, is_split: bool = False) -> None:
@@ -199,13 +255,14 @@ class CostModel:
         before, self._used = self._used, (threads, is_split)
         if not before[0]:
             return
-        self._others[before] = (self._rows, self._chunks, self._verify, self._drift)
+        self._others[before] = (self._rows, self._chunks, self._verify, self._surcharges, self._drift)
         if self._used in self._others:
-            self._rows, self._chunks, self._verify, self._drift = self._others.pop(self._used)
+            self._rows, self._chunks, self._verify, self._surcharges, self._drift = self._others.pop(self._used)
         else:
             factor = before[0] / threads
             self._rows, self._chunks = self._rows.scaled(factor), self._chunks.scaled(factor)
             self._verify = self._verify.scaled(factor)
+            self._surcharges = self._surcharges.copy()
 
     @property
     def knows_prefill(self) -> bool:
@@ -216,13 +273,35 @@ class CostModel:
         """Whether a batch of so many decode rows was seen."""
         return self._rows.has_seen(rows)
 
+    def has_read(self, tokens: int) -> bool:
+        """Whether a chunk of about so many tokens was seen."""
+        return self._chunks.has_seen(tokens)
+
     def decode_ms(self, rows: int, cells: int) -> float:
         """A batch of decode rows, with so many cells in use; 0 while nothing is known."""
         return self._rows.predict(rows, cells) * self._drift if rows else 0.0
 
+    def cell_ms(self) -> float | None:
+        """What a cell in use costs each decode row where one buffer holds all; None while that is not known."""
+        table, drift = self._rows, self._drift
+        if self._used[1]:
+            others = self._others.get((self._used[0], False))
+            if others is None:
+                return None
+            table, *_, drift = others
+        slope = table.mean_slope()
+        return None if slope is None else slope * drift
+
     def prefill_ms(self, tokens: int, position: float) -> float:
         """A chunk of a prompt, after `position` tokens of it; 0 while nothing is known."""
         return self._chunks.predict(tokens, position + tokens / 2) * self._drift if tokens else 0.0
+
+    def mixed_ms(self, rows: int, cells: int, tokens: int, position: float) -> float | None:
+        """A batch of decode rows and of `tokens` tokens of prompts together; None while nothing is known of such."""
+        share = self._surcharges.near(rows, rows + tokens)
+        if share is None:
+            return None
+        return max(0.0, self.prefill_ms(rows + tokens, position) + share * self.decode_ms(rows, cells))
 
     def times_verified(self, tokens: int) -> int:
         """Batches with drafts, of about so many tokens, that were seen."""
@@ -285,6 +364,18 @@ class CostModel:
         ms = _without_hiccup(ms, expected)
         self._rows.learn(rows, cells, ms / self._drift)
         self._follow(ms, expected)
+
+    def observe_mixed(self, rows: int, cells: int, tokens: int, position: float, ms: float) -> None:
+        """Learn from a batch of decode rows and a piece of the prompts that really ran."""
+        size, expected = rows + tokens, self.mixed_ms(rows, cells, tokens, position)
+        alone_ms, chunk_ms = self.decode_ms(rows, cells), self.prefill_ms(size, position)
+        if alone_ms <= 0 or chunk_ms <= 0:
+            return
+        ms = _without_hiccup(ms, expected or alone_ms + chunk_ms)
+        # Of a size between two of the table the prediction has a margin: nothing follows from how far off it is.
+        if size in SIZES and expected is not None and self._surcharges.has_seen(rows, size):
+            self._follow(ms, expected)
+        self._surcharges.learn(rows, size, (ms - chunk_ms) / alone_ms)
 
     def observe_verify(self, tokens: int, cells: int, ms: float) -> None:
         """Learn from a batch with drafts that really ran. The first of a size allocates, and shows nothing else."""

@@ -5,7 +5,12 @@ goes over every cell in use for every row, and rows of a crowd pay for each othe
 pay for their own, as long as they are short. Changing costs a pause, for the memory is made anew. So this is the ski
 rental problem, and it is answered as usual: change once staying has cost as much as changing does there and back, so
 that no more than twice the least possible time is lost, whatever comes. What the sequences at hand will probably lose
-counts as lost: a crowd that comes together is given its buffers before anything is computed.
+counts as lost: a crowd that comes together is given its buffers before anything is computed. Buffers that had to be
+given up before they had spared what they cost make the next change dearer, twice each time: a client that alternates
+crowds and long prompts brings about few changes.
+
+What a pause takes and what a masked cell costs are measured: the first by making the context at the start and by each
+change, the second by decode steps of this machine (`CostModel.cell_ms`).
 """
 
 from __future__ import annotations
@@ -14,12 +19,20 @@ from collections.abc import Sequence
 
 import attrs
 
+from uma.engine.policy.lead import MAX_STEPS
+
 LEAST_SEQUENCES = 8
 """Fewer sequences than this gain little: their batches are short, and most of it is weights."""
 CELL_NS = 3.0
-"""What a cell of another sequence costs a row, in each head of each layer, on one thread. Measured: 3 to 7."""
-CHANGE_MS, CHANGE_MS_PER_MIB = 40.0, 0.65
-"""What a change costs: the context, and its KV memory, which is touched for the first time. Measured."""
+"""What a cell of another sequence costs a row, in each head of each layer, on one thread, until that was measured. A
+low guess: where more is lost, the first steps show it."""
+LEARN = 0.5
+"""Weight of the last change in what the next is expected to take."""
+MAX_RELUCTANCE = 64
+"""Maximum times its cost that a change has to be worth after others were not."""
+HEADROOM_TOKENS = 2 * MAX_STEPS
+"""Free cells of its share under which a sequence that goes on is about to outgrow it: time to decode ahead of the
+pause."""
 MAX_CHANGE_MIB = 1_024
 """KV memory that is made anew at most: the pause that comes of it is under a second. More keeps its layout."""
 EXPECTED_TOKENS = 256
@@ -48,6 +61,8 @@ class Crowd:
     """The same with `EXPECTED_TOKENS` more, or with all the output that it can have where that is less."""
     masked_soon: float = 0.0
     """Cells of others that their rows will go over in vain, if each writes half of that."""
+    longest_next: int = 0
+    """`longest` with `HEADROOM_TOKENS` more, or with all the output that it can have where that is less."""
 
     @classmethod
     def of(cls, tokens: Sequence[int], most_more: Sequence[int], *, shared: int, most: int) -> Crowd:
@@ -64,6 +79,7 @@ class Crowd:
             max(tokens, default=0),
             max(map(sum, zip(tokens, more, strict=True)), default=0),
             max(0, size - 1) * steps * cells,
+            max((each + min(more, HEADROOM_TOKENS) for each, more in zip(tokens, most_more, strict=True)), default=0),
         )
 
 
@@ -86,16 +102,20 @@ def split_layouts(n_ctx: int, max_sequences: int) -> tuple[Layout, ...]:
 class LayoutPolicy:
     """Chooses among `pool`, which holds whatever is admitted, and `splits`, those for most sequences first."""
 
-    def __init__(self, pool: Layout, splits: Sequence[Layout], masked_cell_ms: float, change_ms: float) -> None:
-        """`masked_cell_ms`: what the cell of another sequence costs a row; `change_ms`: a change there and back."""
+    def __init__(self, pool: Layout, splits: Sequence[Layout], masked_cell_ms: float, pause_ms: float) -> None:
+        """`masked_cell_ms`: what the cell of another sequence costs a row; `pause_ms`: what one change takes. Both are
+        what is believed until more is known.
+        """
         self.pool = pool
         self.current = pool
         self._splits = tuple(splits)
-        self._masked_cell_ms = masked_cell_ms
-        self._change_ms = change_ms
+        self.masked_cell_ms = masked_cell_ms
+        self.pause_ms = pause_ms
+        """What the next change is expected to take."""
+        self._reluctance = 1
         self._masked_before = 0
         self._lost_ms = 0.0
-        """What staying in the pool has cost since the last change."""
+        """What staying in the pool has cost since the last change, or what having left it has spared."""
 
     @property
     def can_change(self) -> bool:
@@ -106,19 +126,30 @@ class LayoutPolicy:
         """The layout for the sequences of now. `masked_cells`: those that rows went over in vain since the start."""
         masked, self._masked_before = masked_cells - self._masked_before, masked_cells
         if not self.current.is_unified:
-            is_fit = crowd.sequences < self.current.ids and crowd.longest <= self.current.share
+            self._lost_ms += masked * self.masked_cell_ms
+            longest = max(crowd.longest, crowd.longest_next)
+            is_fit = crowd.sequences < self.current.ids and longest <= self.current.share
             return self.current if is_fit else self._fitting(crowd) or self.pool
         wanted = self._fitting(crowd)
         if wanted is None or crowd.sequences < LEAST_SEQUENCES:
             return self.pool
-        self._lost_ms += masked * self._masked_cell_ms
-        will_lose_ms = crowd.masked_soon * self._masked_cell_ms
-        return wanted if self._lost_ms + will_lose_ms >= self._change_ms else self.pool
+        self._lost_ms += masked * self.masked_cell_ms
+        will_lose_ms = crowd.masked_soon * self.masked_cell_ms
+        return wanted if self._lost_ms + will_lose_ms >= self._reluctance * self._change_ms else self.pool
 
-    def changed(self, layout: Layout) -> None:
-        """The memory has this layout now."""
+    def changed(self, layout: Layout, took_ms: float) -> None:
+        """The memory has this layout now; to change it took so long."""
+        if not self.current.is_unified:
+            has_paid = self._lost_ms >= self._change_ms
+            self._reluctance = max(1, self._reluctance // 2) if has_paid else min(2 * self._reluctance, MAX_RELUCTANCE)
+        self.pause_ms += (took_ms - self.pause_ms) * LEARN
         self.current = layout
         self._lost_ms = 0.0
+
+    @property
+    def _change_ms(self) -> float:
+        """A change there and back."""
+        return 2 * self.pause_ms
 
     def give_up(self) -> Layout:
         """The last choice cannot be had: all that is left is what there was before it, and the pool."""

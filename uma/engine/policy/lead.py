@@ -24,6 +24,9 @@ SAFETY = 1.1
 """Times as long as predicted that a piece may take before a reader waits."""
 MAX_STEPS = 16
 """Maximum decode steps before a piece: what is computed ahead is lost when the reader cancels, and takes its credit."""
+MAX_LEAD_STEPS = 8
+"""Maximum tokens that a reader is kept behind what is computed: enough for the longest pieces, and no answer ends later
+for them than by this."""
 TTFT_SHARE = 0.125
 """Of `slo_ttft_ms`, the longest piece: a new request waits for the end of the one that is read."""
 
@@ -33,6 +36,11 @@ def pace_ms(target_ms: float) -> float:
     return min(PACE_SHARE * target_ms, MOST_PACE_MS)
 
 
+def max_lead_ms(pace: float) -> float:
+    """Maximum time for which a computed token is kept for its reader."""
+    return MAX_LEAD_STEPS * pace
+
+
 def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
     """For how long the readers of these rows can go on: the shortest of their leads, and never negative."""
     return max(0.0, min((row.last_token_ms + pace - now_ms for row in rows), default=math.inf))
@@ -40,7 +48,13 @@ def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
 
 def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -> float:
     """The longest piece that a lead and `max_steps` more steps cover; negative where not even the steps are."""
-    return (lead + max_steps * (pace - step_ms) - step_ms) / SAFETY
+    return (min(lead + max_steps * (pace - step_ms), max_lead_ms(pace)) - step_ms) / SAFETY
+
+
+def steps_before_mixed(batch_ms: float, lead: float, pace: float, step_ms: float) -> int:
+    """Decode steps before a batch of a piece and the next step, so that every reader is supplied until its end."""
+    short_ms = SAFETY * batch_ms - lead
+    return math.ceil(short_ms / (pace - step_ms)) if short_ms > 0 else 0
 
 
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:

@@ -21,6 +21,9 @@ LEAST_DUE_MS = 50.0
 LANE_DELAY_MS = {1: 0.0, 0: 60_000.0, -1: 120_000.0}
 """Delay added to the deadlines of a lane (ms). Requests of a higher lane that arrive within it are served first, later
 ones are not, so it bounds how long a lane can starve."""
+GIVE_WAY_AFTER_MS = 200.0
+"""Minimum time that a waiting request leaves background rows what they have: on a machine that is not full a slot is
+free by then, and what they have computed is not lost."""
 RESERVE_PER_ROW = 16
 """Cells left free for each running row before another begins."""
 
@@ -52,7 +55,7 @@ def gives_way(head: Row, active: Iterable[R], now_ms: float) -> list[R]:
 
     One that has been due for as long as its lane may be starved keeps what it has, or it would never end.
     """
-    if head.lane < 0:
+    if head.lane < 0 or now_ms < head.arrived_ms + GIVE_WAY_AFTER_MS:
         return []
     # Only rows that would wait behind the head: one that sorts before it would begin again at once, for ever.
     first = admission_key(head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import attrs
@@ -10,7 +11,18 @@ import attrs
 from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Position, Spent
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.guard import LatencyGuard
-from uma.engine.policy.lead import MAX_STEPS, TTFT_SHARE, decoding_ms, lead_ms, longest_piece_ms, pace_ms, steps_before
+from uma.engine.policy.lead import (
+    MAX_STEPS,
+    TTFT_SHARE,
+    decoding_ms,
+    lead_ms,
+    longest_piece_ms,
+    max_lead_ms,
+    pace_ms,
+    steps_before,
+    steps_before_mixed,
+)
+from uma.engine.policy.mixed import MixedBatches
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
@@ -49,7 +61,9 @@ class Plan:
     is_one_by_one: bool = False
     """Each decode row is a batch of its own, because that is faster here."""
     steps: int = 1
-    """Decode steps of each row before the prefill."""
+    """Decode steps of each row before the prefill: at least one, or with `is_mixed` none."""
+    is_mixed: bool = False
+    """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
     pace_ms: float = 0.0
     """Least time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
@@ -65,7 +79,9 @@ class Piece:
     tokens: int
     steps: int = 1
     pace_ms: float = 0.0
-    lead_ms: float = 0.0
+    lead_ms: float = math.inf
+    """For how long the readers can go on from what they have."""
+    is_mixed: bool = False
 
 
 class Scheduler:
@@ -77,11 +93,17 @@ class Scheduler:
         self.embeds = EmbedTurns(targets)
         self._guard = LatencyGuard()
         self._one_by_one = OneByOne(self.cost)
+        self._mixed = MixedBatches()
         self.drafts = DraftPolicy(self.cost)
         self._limited = 0
 
-    def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None) -> Plan:
-        """The next tick. Empty only if no row can run and there is nothing to embed."""
+    def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
+        """The next tick. Empty only if no row can run and there is nothing to embed.
+
+        Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
+        """
+        if pause_ms:
+            return self._before_pause(state, now_ms, pause_ms)
         if embeds is None and self._is_everyday(state):
             keys = tuple([row.key for row in state.decoding])
             one_by_one = self._one_by_one.choose(len(keys), state.used_cells)
@@ -105,10 +127,42 @@ class Scheduler:
             held,
             is_one_by_one=self._one_by_one.choose(len(decode), state.used_cells),
             steps=piece.steps,
+            is_mixed=piece.is_mixed,
             pace_ms=piece.pace_ms,
-            lead_ms=piece.lead_ms,
+            lead_ms=piece.lead_ms if piece.lead_ms < math.inf else 0.0,
             embed_tokens=embed_tokens,
         )
+
+    def _before_pause(self, state: State, now_ms: float, pause_ms: float) -> Plan:
+        rows, preempted = self._make_room(state)
+        step_ms = self.cost.decode_ms(len(rows), state.used_cells)
+        readers, pace = self._readers(rows, step_ms)
+        lead = lead_ms(readers, pace, now_ms)
+        free = state.free_cells + sum(row.cells for row in preempted)
+        steps = steps_before(pause_ms, lead, pace, step_ms) if readers and step_ms > 0 else 1
+        return Plan(
+            tuple(row.key for row in rows),
+            preempt=tuple(row.key for row in preempted),
+            steps=max(1, min(steps, MAX_STEPS, free // max(1, len(rows)))),
+            pace_ms=pace,
+            lead_ms=lead if readers else 0.0,
+        )
+
+    def is_felt(self, pause_ms: float, rows: Sequence[Row], used_cells: int, now_ms: float) -> bool:
+        """Whether readers of these rows would notice a pause that begins now, and not one after `_before_pause`."""
+        step_ms = self.cost.decode_ms(len(rows), used_cells)
+        readers, pace = self._readers(rows, step_ms)
+        if not readers or min(row.target_tbt_ms for row in readers) <= HOPELESS * step_ms:
+            return False  # none waits for tokens, or decoding alone makes all of them late
+        return lead_ms(readers, pace, now_ms) < min(pause_ms + step_ms, max_lead_ms(pace))
+
+    def _readers(self, decode: Sequence[Row], step_ms: float) -> tuple[list[Row], float]:
+        """The rows whose targets count while prompts are read, and the pace at which their tokens are handed out."""
+        # The target of a background stream throttles no prompt, nor does one that decoding alone cannot meet.
+        interactive = [row for row in decode if row.lane >= 0]
+        readers = [row for row in interactive if row.target_tbt_ms > HOPELESS * step_ms] or interactive
+        target_ms = min(self.targets.tick_budget_ms, min((row.target_tbt_ms for row in readers), default=math.inf))
+        return readers, max(pace_ms(target_ms), step_ms / MOST_DECODE_SHARE)
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there are cells for all, and none is to be held back: the shortest way will do.
@@ -189,12 +243,15 @@ class Scheduler:
             piece = Piece(solo_tokens)
         else:
             piece = self._choose_piece(waiting, decode, state, free_cells, now_ms)
-        left = min(room - (piece.steps - 1) * len(decode), piece.tokens)
+        piece = self._in_one_batch(piece, waiting, len(decode), state, room)
+        left = min(room - max(0, piece.steps - 1) * len(decode), piece.tokens)
         chosen: list[tuple[int, int]] = []
         for row in waiting:
             if left <= 0:
                 break
-            count = _in_whole_tiles(row, min(row.remaining, left))
+            count = min(row.remaining, left)
+            if not piece.is_mixed:
+                count = _in_whole_tiles(row, count)
             if chosen and count < row.remaining and not self.targets.mixes_prompts:
                 break
             chosen.append((row.key, count))
@@ -202,6 +259,29 @@ class Scheduler:
                 break
             left -= count
         return piece, tuple(chosen)
+
+    def _in_one_batch(self, piece: Piece, waiting: list[Row], rows: int, state: State, room: int) -> Piece:
+        """The same piece in one batch with a decode step, where that reads more tokens a millisecond than both apart.
+
+        Rows and piece then fill what the piece alone would fill: a few tokens more would cost another tile.
+        """
+        wanted = sum(row.remaining for row in waiting)
+        whole = min(piece.tokens, wanted, room)
+        tokens = whole if whole == wanted and whole + rows <= self.targets.solo_tokens else whole - rows
+        position = self._position(waiting, state)
+        step_ms = self._one_by_one.step_ms(rows, state.used_cells)
+        piece_ms = self.cost.prefill_ms(whole, position(whole))
+        is_possible = self.targets.mixes_prompts and rows + tokens <= self.targets.batch_tokens and 2 * tokens >= whole
+        # What either takes alone has to be known first: it shows what they take together is worth.
+        if not is_possible or not (self.cost.has_decoded(rows) and self.cost.has_read(rows + tokens)):
+            return piece
+        apart_ms = (step_ms + piece_ms) * tokens / whole
+        mixed_ms = self.cost.mixed_ms(rows, state.used_cells, tokens, position(tokens))
+        feared_ms = apart_ms if mixed_ms is None else mixed_ms
+        steps = steps_before_mixed(feared_ms, piece.lead_ms, piece.pace_ms, step_ms) if piece.pace_ms else 0
+        if steps > piece.steps or tokens + steps * rows > room or not self._mixed.choose(mixed_ms, apart_ms):
+            return piece
+        return attrs.evolve(piece, tokens=tokens, steps=steps, is_mixed=True)
 
     def _readable_together(self, waiting: list[Row]) -> list[Row]:
         """Of the rows in their order, those that go well in one batch with the first."""
@@ -246,15 +326,10 @@ class Scheduler:
         wanted = min(sum(row.remaining for row in waiting), self.targets.batch_tokens, free_cells)
         position = self._position(waiting, state)
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
-        # The target of a background stream throttles no prompt, nor does one that decoding alone cannot meet.
-        interactive = [row for row in decode if row.lane >= 0]
-        readers = [row for row in interactive if row.target_tbt_ms > HOPELESS * step_ms] or interactive
-        target_ms = min(self.targets.tick_budget_ms, min((row.target_tbt_ms for row in readers), default=math.inf))
-        pace = max(pace_ms(target_ms), step_ms / MOST_DECODE_SHARE)
+        readers, pace = self._readers(decode, step_ms)
         lead = lead_ms(readers, pace, now_ms)
-        told_ms = lead if readers else 0.0
         if not self.cost.knows_prefill:
-            return Piece(self.targets.start_chunk_tokens, 1, pace, told_ms)
+            return Piece(self.targets.start_chunk_tokens, 1, pace, lead)
         # Each step takes a cell for each row; half of the free ones are for the prompts.
         max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
@@ -262,7 +337,7 @@ class Scheduler:
         beside_ms = partial(decoding_ms, pace=pace, step_ms=step_ms)
         tokens = self._tokens_for_cycle(longest_ms, covered_ms, beside_ms, position, wanted)
         piece_ms = self.cost.prefill_ms(tokens, position(tokens))
-        return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, told_ms)
+        return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
 
     def _position(self, waiting: list[Row], state: State) -> Position:
         """By tokens read next, the tokens that each of them attends to, on the average."""

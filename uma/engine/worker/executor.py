@@ -39,6 +39,8 @@ class Tick:
     """Each decode row is a batch of its own, because here that is faster."""
     steps: int = 1
     """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
+    is_mixed: bool = False
+    """One decode step more is computed in the batch of the prefill."""
     drafts: Drafts | None = None
     """What is verified with the decode rows' next tokens, in one batch."""
     hold_ms: float = 0.0
@@ -87,13 +89,15 @@ class Executor:
 
     def run(self, tick: Tick) -> Iterator[Results]:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
-        if tick.decode:
+        if tick.decode and tick.steps:
             yield from self._decode(tick)
             if not (yield from self._decode_ahead(tick)):
                 return
         # Those that the decode rows needed the cells of have lost their slots.
         prefill = [each for each in tick.prefill if each[0].holding is not None]
-        if prefill:
+        if tick.is_mixed:
+            yield from self._mixed(tick, prefill)
+        elif prefill:
             yield from self._prefill(prefill)
 
     def _decode(self, tick: Tick) -> Iterator[Results]:
@@ -180,6 +184,26 @@ class Executor:
             left = [each for each in batch if each[0].holding is not None]
             yield from self._until_done(self._runner.prefill, left)
 
+    def _mixed(self, tick: Tick, prefill: Work) -> Iterator[Results]:
+        """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
+        rows = [each for each in tick.decode if each.status is Status.DECODING]
+        size = len(rows) + sum(count for _, count in prefill)
+        if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
+            code, ends = self._runner.mixed(rows, prefill)
+            if code == DONE:
+                yield self._sampled(ends)
+                return
+            if self._context.is_ended:
+                return
+            if code != NO_ROOM:
+                rows = [each for each in rows if self._cut_back(each)]
+                prefill = [each for each in prefill if self._cut_back(each[0])]
+        if rows:
+            yield from self._decode(attrs.evolve(tick, decode=rows, drafts=None))
+        prefill = [each for each in prefill if each[0].holding is not None]
+        if prefill:
+            yield from self._prefill(prefill)
+
     def _until_done(self, compute: Callable[[Work], tuple[int, dict[Sequence, int]]], work: Work) -> Iterator[Results]:
         """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""
         while work:
@@ -264,3 +288,8 @@ class Executor:
             return True
         self._residency.restart(sequence)
         return False
+
+
+def _is_plain(rows: list[Sequence], prefill: Work) -> bool:
+    """Whether each row has one token to compute, and no prompt's logits are to be read."""
+    return all(each.missing == 1 for each in rows) and not any(each.unread for each, _ in prefill)

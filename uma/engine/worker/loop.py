@@ -244,6 +244,7 @@ class DecodeWorker:
             is_one_by_one=plan.is_one_by_one,
             learns=is_due or not plan.is_everyday,
             steps=plan.steps,
+            is_mixed=plan.is_mixed,
             embed_tokens=plan.embed_tokens,
         )
         self._output.pace_ms = plan.pace_ms
@@ -268,10 +269,10 @@ class DecodeWorker:
     def _plan(self, now: float) -> Plan:
         """Suit the layout of memory to the sequences, admit what can start, ask the policy, and preempt as it says."""
         residency = self._residency
-        self._relayout.before_plan(self._runner.masked_cells, now)
+        pause_ms = self._relayout.before_plan(self._runner.masked_cells, now)
         residency.admit(now)
         state = residency.state()
-        plan = self._scheduler.plan(state, now, self._embedder.demand())
+        plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms
             self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)

@@ -1,6 +1,7 @@
 """Makes the KV memory anew in another layout, with all that is in it, between two ticks.
 
-Sequences with a slot are carried over with their state, and no reader sees more than a pause. Cached prefixes become
+Sequences with a slot are carried over with their state. Where rows are computed faster than their readers want tokens,
+they first run ahead for as long as the change is expected to take, so that no reader sees it. Cached prefixes become
 snapshots, as far as there is place for them. Limits that clients were told are those of the pool, which is always there
 to return to.
 """
@@ -17,9 +18,14 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Scheduler
 from uma.engine.policy.layout import Layout, LayoutPolicy
 from uma.engine.worker.residency import Residency
+from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
+
+MAX_PREPARATIONS = 4
+"""Maximum plans that decode ahead of one change: rows that cannot run ahead (a reader that is out of credit, the end of
+a text) must not put it off for ever."""
 
 _log = logging.getLogger("uma.engine")
 
@@ -43,15 +49,36 @@ class Relayout:
         self._metrics = metrics
         self._policy = policy
         self._base = context.params
+        self._preparations = 0
 
-    def before_plan(self, masked_cells: int, now: float) -> None:
-        """Change the layout, if another suits the sequences of now better. Between two batches only."""
+    def before_plan(self, masked_cells: int, now: float) -> float:
+        """Change the layout, if another suits the sequences of now better. Between two batches only.
+
+        Returns the pause (ms) that rows have to be decoded ahead of before that; 0 where nothing is to be prepared.
+        """
         policy = self._policy
         if not policy.can_change:
-            return
+            return 0.0
+        policy.masked_cell_ms = self._scheduler.cost.cell_ms() or policy.masked_cell_ms
         layout = policy.choose(self._residency.crowd(), masked_cells)
-        if layout != policy.current and not self._pool.is_copying:
-            self._change(layout, now)
+        if layout == policy.current:
+            self._preparations = 0
+            return 0.0
+        if self._pool.is_copying:
+            return 0.0
+        if self._preparations < MAX_PREPARATIONS and self._is_felt(now):
+            self._preparations += 1
+            return policy.pause_ms
+        self._preparations = 0
+        self._change(layout, now)
+        return 0.0
+
+    def _is_felt(self, now: float) -> bool:
+        """Whether readers would notice a change that begins now, and not if their rows ran ahead first."""
+        if self._residency.has_outgrown:
+            return False
+        rows = [each for each in self._residency.active.values() if each.status is Status.DECODING and each.is_paced]
+        return self._scheduler.is_felt(self._policy.pause_ms, rows, self._pool.used_cells, now)
 
     def _change(self, layout: Layout, now: float) -> None:
         carried = self._residency.carry_out(now)
@@ -63,14 +90,15 @@ class Relayout:
                 raise
             _log.warning("the KV memory keeps its layout: %s", error)
             layout = self._policy.give_up()
-        self._policy.changed(layout)
         self._pool.attach(is_for_now=not layout.is_unified)
         self._scheduler.targets = attrs.evolve(self._scheduler.targets, mixes_prompts=layout.is_unified)
         self._residency.carry_in(carried, now)
+        took_ms = now_ms() - now
+        self._policy.changed(layout, took_ms)
         metrics = self._metrics
         metrics.kv_layout_changes_total += 1
         metrics.kv_cells_total = metrics.cache.total_capacity = self._context.n_ctx
         _log.debug(
             "KV memory: %s of %d cells, for %d sequences; changed in %.0f ms",
-            "one buffer" if layout.is_unified else "buffers", layout.share, len(carried), now_ms() - now,
+            "one buffer" if layout.is_unified else "buffers", layout.share, len(carried), took_ms,
         )  # fmt: skip

@@ -1,8 +1,7 @@
 """Batches: filled from sequences, computed by llama.cpp, and booked.
 
-Decode rows and prefill are batches of their own. Together they would read the weights once instead of twice, but a few
-rows more than a tile holds cost another tile, and with split KV llama.cpp takes them apart anyway. So decode rows have
-their tokens before the prompts' turn, and each kind's cost is known exactly.
+Decode rows and prefill are batches of their own, or a decode step and a piece of the prompts are one (`mixed`), where
+the policy has learnt that this is faster. With split KV it never is: llama.cpp takes such a batch apart.
 """
 
 from __future__ import annotations
@@ -172,6 +171,22 @@ class ModelRunner:
         if self._context.params.flash_attn == "off" and not self._pool.in_id_order:
             return self._pool.used_cells
         return sum(count * sequence.computed for sequence, count in work) / tokens
+
+    def mixed(self, rows: list[Sequence], prefill: Work) -> tuple[int, dict[Sequence, int]]:
+        """A decode step and pieces of prompts in one batch, computed and booked like `prefill`."""
+        size, tokens = len(rows), sum(count for _, count in prefill)
+        position = self._position(prefill, tokens)
+        expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
+        work = [*((sequence, 1) for sequence in rows), *prefill]
+        code, took_ms, ends = self._extend(work, size + tokens, expected_ms)
+        if code == DONE:
+            cells = self._pool.used_cells
+            self._metrics.prefill_tokens_total += tokens
+            self._metrics.mixed_batches_total += 1
+            self.masked_cells += size * cells - sum(sequence.computed for sequence in rows)
+            self._cost.observe_mixed(size, cells, tokens, position, took_ms)
+            self._trace.batch("mixed", size + tokens, len(work), took_ms, cells)
+        return code, ends
 
     def decode_several(self, work: Work) -> tuple[int, dict[Sequence, int]]:
         """Decode rows that have more than one token to compute: those that were given several in one step.

@@ -1,0 +1,74 @@
+"""A decode step and a piece of the prompts in one batch: taken where it was seen to be faster, and no reader waits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_world import Asked, Machine, World, make_row
+
+from uma.engine.policy import Scheduler, State, Targets
+from uma.engine.policy.cost import SIZES
+from uma.engine.policy.mixed import TRY_EVERY, TRY_WITHIN, MixedBatches
+
+BUDGET = 80.0
+
+
+def storm(machine: Machine) -> tuple[World, Asked, float]:
+    """A stream while prompts are read, on a machine that was seen before; also how long the prompts took."""
+    world = World(machine, tick_budget_ms=BUDGET)
+    first = world.ask(20, 60)
+    world.ask(900, 2)
+    world.run([first])
+    world.run()
+    world.ticks.clear()
+    stream = world.ask(16, 5_000, lane=1)
+    world.tick()
+    began = world.now_ms
+    world.run([world.ask(1_500, 1) for _ in range(4)])
+    return world, stream, world.now_ms - began
+
+
+def mixed_share(world: World) -> float:
+    reading = [tick for tick in world.ticks if tick.prefill_tokens]
+    return sum(tick.plan.is_mixed for tick in reading) / len(reading)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.0, 3.0), st.sampled_from((0.1, 1.0, 3.0)))
+def test_no_reader_waits_whatever_a_mixed_batch_takes(mixing: float, slowdown: float) -> None:
+    _, stream, _ = storm(Machine(mixing=mixing, slowdown=slowdown))
+    assert max(stream.gaps_ms[1:]) <= BUDGET
+
+
+def test_what_is_faster_in_one_batch_is_computed_in_one_and_prompts_are_read_sooner() -> None:
+    world, _, took_ms = storm(Machine(row_ms=30.0, mixing=0.1))
+    assert mixed_share(world) > 0.9
+    apart, _, apart_ms = storm(Machine(row_ms=30.0, mixing=1.5))
+    assert mixed_share(apart) < 0.1
+    assert took_ms < 0.95 * apart_ms
+
+
+def test_rows_and_piece_fill_what_the_piece_alone_would_fill() -> None:
+    world, _, _ = storm(Machine(row_ms=30.0, mixing=0.1))
+    sizes = {tick.rows + tick.prefill_tokens for tick in world.ticks if tick.plan.is_mixed}
+    assert sizes & {64, 128, 192, 256}, "another tile was begun for the rows"
+
+
+@given(st.floats(0.1, 1_000), st.floats(0.1, 1_000))
+def test_the_other_way_is_tried_now_and_then_unless_it_is_far_slower(mixed_ms: float, apart_ms: float) -> None:
+    policy = MixedBatches()
+    choices = [policy.choose(mixed_ms, apart_ms) for _ in range(4 * TRY_EVERY)]
+    tried = min(choices.count(True), choices.count(False))
+    assert tried == (4 if max(mixed_ms, apart_ms) < TRY_WITHIN * min(mixed_ms, apart_ms) else 0)
+
+
+@pytest.mark.parametrize("mixes_prompts", [True, False])
+def test_with_a_buffer_for_each_sequence_nothing_is_mixed(mixes_prompts: bool) -> None:
+    scheduler = Scheduler(Targets(BUDGET, 2_048, 64, mixes_prompts=mixes_prompts))
+    scheduler.cost.observe_decode(1, 100, 10.0)
+    for size in SIZES:
+        scheduler.cost.observe_prefill(size, 0, size / 2)
+    decoding, reading = make_row(1, last_token_ms=2_000.0), make_row(2, prompt_tokens=900, remaining=900)
+    plan = scheduler.plan(State([decoding], [reading], 10**6, 100), 1_000.0)
+    assert plan.is_mixed is mixes_prompts

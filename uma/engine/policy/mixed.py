@@ -1,0 +1,33 @@
+"""Whether a decode step and a piece of the prompts are computed in one batch (a mixed batch) or in two.
+
+One batch reads the weights once where two read them twice, which is most of what a step takes on a GPU. On a CPU a few
+rows more than a tile holds cost another tile, and rows beside a piece go another way through attention. No property of
+a model or machine says which counts for more; only measuring does.
+"""
+
+from __future__ import annotations
+
+WORTH = 0.98
+"""A mixed batch has to take less than this share of what both take apart."""
+TRY_EVERY = 32
+"""One in so many choices goes the other way, to see whether that has changed."""
+TRY_WITHIN = 1.3
+"""But only where it may take up to this times as long."""
+
+
+class MixedBatches:
+    """Chooses from what the cost model has learnt, and sees to it that it learns both ways."""
+
+    __slots__ = ("_choices",)
+
+    def __init__(self) -> None:
+        self._choices = 0
+
+    def choose(self, mixed_ms: float | None, apart_ms: float) -> bool:
+        """Whether to compute one batch of `mixed_ms`, None where no such was seen yet, instead of two."""
+        if mixed_ms is None:
+            return True
+        is_faster = mixed_ms < WORTH * apart_ms
+        self._choices += 1
+        is_trying = self._choices % TRY_EVERY == 0 and max(mixed_ms, apart_ms) < TRY_WITHIN * min(mixed_ms, apart_ms)
+        return is_faster != is_trying
