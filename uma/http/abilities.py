@@ -130,6 +130,14 @@ def media(kind: str, path: str) -> None:
     raise Unsupported(f"{path}: {kind} cannot be read; this server takes text alone")
 
 
+def generation(able: Capabilities) -> None:
+    """Endpoints that generate text."""
+    if not able.generate:
+        raise Unsupported(
+            "this server's model embeds text and does not generate; ask for embeddings, or load another model"
+        )
+
+
 def embeddings(able: Capabilities) -> None:
     """Endpoints that embed texts."""
     if not able.embeddings:

@@ -9,6 +9,7 @@ import attrs
 
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
+from uma.http import abilities
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import Unsupported
@@ -95,9 +96,10 @@ def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: A
     """
     given = {name: getattr(body, name) for name in _SHARED} | own
     wanted = {name: value for name, value in given.items() if value is not None}
-    able = gateway.source.info.capabilities.sampling_params
+    able = gateway.source.info.capabilities
+    abilities.generation(able)
     for name in wanted:
-        if name not in able:
+        if name not in able.sampling_params:
             raise Unsupported(f"{name}: this server cannot do that; leave it out")
     try:
         return SamplingParams(**{**_defaults(gateway, defaults), **wanted})

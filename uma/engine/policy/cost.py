@@ -46,8 +46,6 @@ token is another figure than below, several times less."""
 
 Position = Callable[[int], float]
 """By number of tokens."""
-Spent = Callable[[float], float]
-"""Milliseconds by milliseconds: what else is computed in a cycle with a chunk that takes so long."""
 
 
 class _Line:
@@ -322,14 +320,14 @@ class CostModel:
         plain_ms = self.decode_ms(rows, cells)
         return max(plain_ms, self.verify_ms(smaller[-1], cells, rows)) if smaller else plain_ms
 
-    def best_chunk(self, longest_ms: float, position: Position, most: int, beside_ms: Spent | None = None) -> int:
+    def best_chunk(self, longest_ms: float, position: Position, most: int, beside_ms: float = 0.0) -> int:
         """The prefill tokens, up to `most`, that read most tokens a millisecond and take `longest_ms` at most; 0 if not
         even the smallest chunk does.
 
-        `position` says where a chunk of so many tokens would stand, on the average, and `beside_ms` what else has to be
-        computed for a chunk that takes so long, which counts as its time. Of sizes that read nearly as fast,
-        all that there is to read is chosen, or else the smallest that was seen: requests that come meanwhile wait for
-        its end. Rates are not monotonous in size.
+        `position` says where a chunk of so many tokens would stand, on the average, and `beside_ms` what has to be
+        computed beside a chunk of any size: it counts as the chunk's time. Of sizes that read nearly as fast, all that
+        there is to read is chosen, or else the smallest that was seen: requests that come meanwhile wait for its end.
+        Rates are not monotonous in size.
         """
         # What is left of a prompt fills no tile; how that is, has to be known from a smaller size first.
         rest = (most,) if most <= SIZES[0] or self._chunks.has_seen_below(most) else ()
@@ -337,8 +335,7 @@ class CostModel:
         for size in (*(size for size in SIZES if size <= most), *rest):
             ms = self.prefill_ms(size, position(size))
             if ms <= longest_ms:
-                whole_ms = ms + (beside_ms(ms) if beside_ms else 0.0)
-                rates[size] = size / whole_ms if whole_ms > 0 else math.inf
+                rates[size] = size / (ms + beside_ms) if ms > 0 else math.inf
         enough = NEARLY * max(rates.values(), default=0.0)
         if rates.get(most, -1.0) >= enough:
             return most

@@ -64,12 +64,3 @@ def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> i
     """
     short_ms = SAFETY * piece_ms + step_ms - lead
     return max(1, math.ceil(short_ms / (pace - step_ms))) if short_ms > 0 else 1
-
-
-def decoding_ms(piece_ms: float, pace: float, step_ms: float) -> float:
-    """What decoding takes of a cycle with a piece of `piece_ms`, in the long run: at least one step, and as many as
-    keep the readers supplied. A piece shorter than a step leaves spare is read at the price of a whole step.
-
-    `pace` must be longer than `step_ms`.
-    """
-    return step_ms * max(1.0, piece_ms / (pace - step_ms))

@@ -8,13 +8,12 @@ from functools import partial
 
 import attrs
 
-from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Position, Spent
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Position
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import (
     MAX_STEPS,
     TTFT_SHARE,
-    decoding_ms,
     lead_ms,
     longest_piece_ms,
     max_lead_ms,
@@ -334,8 +333,11 @@ class Scheduler:
         max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
         longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, covered_ms)
-        beside_ms = partial(decoding_ms, pace=pace, step_ms=step_ms)
-        tokens = self._tokens_for_cycle(longest_ms, covered_ms, beside_ms, position, wanted)
+        tokens = self._tokens_for_cycle(longest_ms, covered_ms, position, wanted)
+        # A piece is read at the price of a step at least: one that takes less than a step leaves spare is larger.
+        spare_ms = min(longest_ms, pace - step_ms)
+        if self.cost.prefill_ms(tokens, position(tokens)) < spare_ms:
+            tokens = max(tokens, self.cost.best_chunk(spare_ms, position, wanted, beside_ms=step_ms))
         piece_ms = self.cost.prefill_ms(tokens, position(tokens))
         return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
 
@@ -345,26 +347,24 @@ class Scheduler:
             return lambda _: state.used_cells
         return partial(_mean_position, waiting)
 
-    def _tokens_for_cycle(
-        self, longest_ms: float, covered_ms: float, beside_ms: Spent, position: Position, wanted: int
-    ) -> int:
+    def _tokens_for_cycle(self, longest_ms: float, covered_ms: float, position: Position, wanted: int) -> int:
         """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
 
         Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
         """
-        tokens = self._tokens_within(longest_ms, beside_ms, position, wanted)
+        tokens = self._tokens_within(longest_ms, position, wanted)
         is_deep = position(TILE_TOKENS) >= TILE_TOKENS
         if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, position, TILE_TOKENS):
             tokens = TILE_TOKENS
         if covered_ms > longest_ms:
-            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), beside_ms, position, wanted)
+            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), position, wanted)
         if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, position, wanted):
             tokens = wanted  # what would be left fills no tile
         return tokens
 
-    def _larger(self, tokens: int, longest_ms: float, beside_ms: Spent, position: Position, wanted: int) -> int:
+    def _larger(self, tokens: int, longest_ms: float, position: Position, wanted: int) -> int:
         """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
-        larger = self.cost.best_chunk(longest_ms, position, wanted, beside_ms)
+        larger = self.cost.best_chunk(longest_ms, position, wanted)
         if larger <= tokens:
             return tokens
         gain = self.cost.prefill_ms(tokens, position(tokens)) * larger
@@ -373,9 +373,9 @@ class Scheduler:
     def _reads_within(self, longest_ms: float, position: Position, tokens: int) -> bool:
         return self.cost.prefill_ms(tokens, position(tokens)) <= longest_ms
 
-    def _tokens_within(self, longest_ms: float, beside_ms: Spent, position: Position, wanted: int) -> int:
+    def _tokens_within(self, longest_ms: float, position: Position, wanted: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
-        chunk = self.cost.best_chunk(longest_ms, position, wanted, beside_ms)
+        chunk = self.cost.best_chunk(longest_ms, position, wanted)
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
