@@ -6,6 +6,7 @@ Dynamo's loop is asyncio's. The two meet in `TrioToken.run_sync_soon` and `loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ from uma.types import Finished, Health, Request, Token
 Background = Callable[[Engine], Awaitable[None]]
 """Runs beside the engine on its Trio thread, until the engine ends."""
 
+_log = logging.getLogger("uma.bridges.dynamo")
+
 
 @attrs.define(eq=False)
 class Job:
@@ -39,7 +42,10 @@ class Job:
         self._host.loop.call_soon_threadsafe(self._arrived.set)
 
     async def next(self) -> list[Token | Finished]:
-        """All events that have come, at least one; empty at the end. Raises the request's `UmaError`."""
+        """All events that have come, at least one; empty at the end.
+
+        Raises the request's `UmaError`; `ShuttingDown` where the engine ended before the answer did.
+        """
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
@@ -64,6 +70,13 @@ class Job:
                             self.put(event)
         except UmaError as error:
             self.put(error)
+        except Exception:  # noqa: BLE001  (told to the asker; other requests go on)
+            _log.exception("event=dynamo.internal_error request=%s", request.id)
+            self.put(InternalError("the request failed in the worker; its log has the traceback"))
+        except BaseException:
+            # The engine ends under the request. Without an error the frontend would take what came for the whole.
+            self.put(ShuttingDown("the worker stopped before the answer ended"))
+            raise
         finally:
             self.put(None)
             self._host.job_ended()
@@ -146,13 +159,21 @@ class EngineHost:
         """A probe, which goes before all other requests. Raises `UmaError`."""
         found: asyncio.Future[Health] = self.loop.create_future()
 
-        def tell(health: Health) -> None:
-            if not found.done():
+        def tell(health: Health | None) -> None:
+            if found.done():
+                return
+            if health is None:
+                found.set_exception(InternalError("the engine ended before it answered"))
+            else:
                 found.set_result(health)
 
         async def probe() -> None:
             assert self._engine is not None
-            self.loop.call_soon_threadsafe(tell, await self._engine.health())
+            health = None
+            try:
+                health = await self._engine.health()
+            finally:
+                self.loop.call_soon_threadsafe(tell, health)
 
         if self._nursery is None or self._token is None:
             raise InternalError("the engine has ended")

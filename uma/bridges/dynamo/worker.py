@@ -36,7 +36,17 @@ from uma.contracts.load import is_due
 from uma.contracts.parse import to_json
 from uma.contracts.request import is_health_check
 from uma.engine import Engine
-from uma.errors import BadRequest, ContractViolation, Overloaded, PromptTooLarge, ShuttingDown, TemplateError, UmaError
+from uma.errors import (
+    BadRequest,
+    ContractViolation,
+    InternalError,
+    ModelError,
+    Overloaded,
+    PromptTooLarge,
+    ShuttingDown,
+    TemplateError,
+    UmaError,
+)
 from uma.llama.catalog import resolve
 from uma.llama.model import Model
 
@@ -91,6 +101,8 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
     """Write the model's directory, having proven its tokenizer, and go where its name is relative to."""
     path = resolve(config.model, os.environ).path
     with Model.load(path, vocab_only=True) as model:
+        if not model.is_causal:
+            raise ModelError(f"{path} embeds text and does not generate; a Dynamo worker serves chats and completions")
         vocab = model.vocab
         if options.tokenizer_dir is None:
             made = make_tokenizer(path)
@@ -180,7 +192,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             wanted = asked(request, self._engine.info, f"{context.id()}.{next(self._ids)}", self._card.bos)
             self._tell_ignored(wanted)
             job = self._host.submit(wanted.request)
-        except UmaError as error:
+        except Exception as error:
             raise _mapped(error) from error
         self._jobs[context.id()] = job
         maker = chunks_for(wanted, self._engine.info)
@@ -191,7 +203,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
                         # The last item's generator may be closed much later: nothing is left to be freed by then.
                         self._jobs.pop(context.id(), None)
                     yield chunk
-        except UmaError as error:
+        except Exception as error:
             if isinstance(error, ContractViolation):
                 self._violations += 1
                 job.cancel()
@@ -242,7 +254,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
     async def _probe(self) -> dict[str, Any]:
         health = await self._host.health()
         if health.status != "ok":
-            raise exceptions.Unknown(f"the engine is {health.status}")
+            raise InternalError(f"the engine is {health.status}")
         usage = {"prompt_tokens": 1, "completion_tokens": health.tokens_generated, "total_tokens": 2}
         return {"token_ids": [], "index": 0, "finish_reason": "length", "completion_usage": usage}
 
@@ -298,14 +310,20 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         )
 
 
-def _mapped(error: UmaError) -> Exception:
-    """The error as Dynamo's frontend turns it into a status: the client's mistakes as 400, a full queue as 429."""
+def _mapped(error: Exception) -> Exception:
+    """The error as Dynamo's frontend turns it into a status: the client's mistakes as 400, a full queue as 429.
+
+    A `ValueError` would be the client's to the frontend; here it is a fault of this side, as all that is no `UmaError`.
+    """
     if isinstance(error, BadRequest | PromptTooLarge | TemplateError):
         made: Exception = exceptions.InvalidArgument(error.message)
     elif isinstance(error, Overloaded):
         made = exceptions.HttpError(429, error.message)
     elif isinstance(error, ShuttingDown):
         made = exceptions.EngineShutdown(error.message)
-    else:
+    elif isinstance(error, UmaError):
         made = exceptions.Unknown(f"{error.code}: {error.message}")
+    else:
+        _log.error("event=dynamo.internal_error", exc_info=error)
+        made = exceptions.Unknown("the request failed in the worker; its log has the traceback")
     return made
