@@ -72,3 +72,5 @@ def test_with_a_buffer_for_each_sequence_nothing_is_mixed(mixes_prompts: bool) -
     decoding, reading = make_row(1, last_token_ms=2_000.0), make_row(2, prompt_tokens=900, remaining=900)
     plan = scheduler.plan(State([decoding], [reading], 10**6, 100), 1_000.0)
     assert plan.is_mixed is mixes_prompts
+    alone = scheduler.plan(State([], [reading], 10**6, 100), 1_000.0)
+    assert not alone.is_mixed and alone.prefill, "there is no decode step to share a batch with"

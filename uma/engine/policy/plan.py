@@ -270,7 +270,8 @@ class Scheduler:
         position = self._position(waiting, state)
         step_ms = self._one_by_one.step_ms(rows, state.used_cells)
         piece_ms = self.cost.prefill_ms(whole, position(whole))
-        is_possible = self.targets.mixes_prompts and rows + tokens <= self.targets.batch_tokens and 2 * tokens >= whole
+        fits = rows + tokens <= self.targets.batch_tokens and 2 * tokens >= whole
+        is_possible = rows > 0 and fits and self.targets.mixes_prompts
         # What either takes alone has to be known first: it shows what they take together is worth.
         if not is_possible or not (self.cost.has_decoded(rows) and self.cost.has_read(rows + tokens)):
             return piece
