@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import Machine
 
-from uma.engine.policy.cost import SIZES, CostModel
+from uma.engine.policy.cost import MOST_SURCHARGE, SIZES, CostModel
 
 
 def standing_at(position: float) -> Callable[[int], float]:
@@ -262,3 +262,11 @@ def test_each_number_of_threads_has_its_own_costs() -> None:
     assert cost.prefill_ms(64, 0) == pytest.approx(80.0)
     cost.use(1)
     assert cost.prefill_ms(64, 0) == pytest.approx(140.0, rel=0.05)
+
+
+def test_one_slow_batch_bounds_what_rows_are_believed_to_add_to_a_piece() -> None:
+    cost = CostModel()
+    cost.observe_decode(1, 100, 1.0)
+    cost.observe_prefill(512, 0, 1_000.0)
+    cost.observe_mixed(1, 100, 511, 0, 60_000.0)
+    assert cost.mixed_ms(1, 100, 511, 0) == pytest.approx(1_000.0 + MOST_SURCHARGE * 1.0, rel=0.01)

@@ -212,8 +212,9 @@ class _Surcharges:
     def learn(self, rows: int, tokens: int, share: float) -> None:
         """Take in one observation."""
         at = _slot(ROWS, rows), _slot(SIZES, tokens)
+        share = min(max(share, -MOST_SURCHARGE), MOST_SURCHARGE)
         before = self._seen.get(at, share)
-        self._seen[at] = before + (min(max(share, -MOST_SURCHARGE), MOST_SURCHARGE) - before) * LEARN
+        self._seen[at] = before + (share - before) * LEARN
 
 
 def _slot(sizes: tuple[int, ...], size: int) -> int:
