@@ -6,7 +6,7 @@ Every output here is compared with that of the same request alone, in an engine 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -188,15 +188,24 @@ async def test_a_snapshot_of_another_model_is_not_used(tmp_path: Path) -> None:
     assert got.finished.usage.cached_tokens == 0
 
 
-async def test_a_damaged_snapshot_is_not_used(tiny: Path, tmp_path: Path) -> None:
+def _flip_a_bit(data: bytes) -> bytes:
+    return data[:-1000] + bytes([data[-1000] ^ 1]) + data[-999:]
+
+
+def _ask_for_more_than_there_is(data: bytes) -> bytes:
+    size = int.from_bytes(data[8:16], "little")
+    header = data[16 : 16 + size].replace(b'"part_bytes":[', b'"part_bytes":[' + b"9" * 11)
+    return data[:8] + len(header).to_bytes(8, "little") + header + data[16 + size :]
+
+
+@pytest.mark.parametrize("damage", [_flip_a_bit, _ask_for_more_than_there_is])
+async def test_a_damaged_snapshot_is_not_used(tiny: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     prompt = tokens_for(6, 600)
     config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
     async with open_engine(config) as engine:
         await answer(engine, ask(prompt, 2))
     (kept,) = (tmp_path / "kv" / FOLDER).glob("*.umakv")
-    data = bytearray(kept.read_bytes())
-    data[-1000] ^= 1
-    kept.write_bytes(data)
+    kept.write_bytes(damage(kept.read_bytes()))
     async with open_engine(config) as engine:
         got = await answer(engine, ask(prompt, 25))
     assert [got.token_ids] == await plain(tiny, [ask(prompt, 25)])

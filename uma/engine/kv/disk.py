@@ -241,7 +241,7 @@ class DiskTier:
             with entry.path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
                 file.seek(4 * len(entry.tokens), os.SEEK_CUR)
-                parts = tuple(file.read(size) for size in header["part_bytes"])
+                parts = tuple(file.read(size) for size in _checked_sizes(header["part_bytes"], entry.size_bytes))
             os.utime(entry.path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
@@ -279,6 +279,13 @@ def _token_bytes(count: object, most: int) -> int:
     if not isinstance(count, int) or not 0 < 4 * count < most:
         raise ValueError(f"{count} tokens cannot be in it")
     return 4 * count
+
+
+def _checked_sizes(sizes: list[int], most: int) -> list[int]:
+    # A damaged header must not ask for more memory than there is.
+    if not all(0 <= size <= most for size in sizes):
+        raise ValueError("wrong sizes of its parts")
+    return sizes
 
 
 def _checksum(tokens: array[int], parts: Iterable[bytes]) -> str:
