@@ -427,14 +427,14 @@ class KvPool:
 
     def _load(self, seq_id: int, parts: Sequence[bytes]) -> bool:
         """Put a snapshot's parts into an empty sequence, one after the other. False where they do not fit."""
-        if not self._context.state_set(seq_id, parts[0]):
-            return False
         if len(parts) == 1:
-            return True
+            return self._context.state_set(seq_id, parts[0])
         spare = self._take_id(keep=None) if self._is_unified else None
         if spare is None:
             return False
-        is_loaded = all(self._append(spare, part, seq_id) for part in parts[1:])
+        is_loaded = self._context.state_set(seq_id, parts[0]) and all(
+            self._append(spare, part, seq_id) for part in parts[1:]
+        )
         self.trim(spare, 0)
         return is_loaded
 
