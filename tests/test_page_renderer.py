@@ -55,3 +55,14 @@ def test_no_child_process_is_left_behind() -> None:
         renderer.close()
         assert not child.is_running()
         assert renderer.render("*a*") == [plain("*a*")]
+
+
+def test_an_answer_that_was_not_read_to_its_end_does_not_answer_the_next_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rendering() as (renderer, _):
+        with monkeypatch.context() as patched:
+            patched.setattr("uma.child.Child._answer", lambda *_: (_ for _ in ()).throw(MemoryError))
+            with pytest.raises(MemoryError):
+                renderer.render("*of one reader*")
+        assert renderer.render("*of another*") == ["<p><em>of another</em></p>\n"]

@@ -94,6 +94,10 @@ class Child:
         except (OSError, EOFError, ValueError) as error:
             self._kill()
             raise ChildEndedError(str(error) or type(error).__name__) from None
+        except BaseException:
+            # Also an answer that memory ran out for: what is left of it must not answer the next question.
+            self._kill()
+            raise
 
     def close(self) -> None:
         """Kill the process, if there is one, and start no other. Harmless when repeated."""
