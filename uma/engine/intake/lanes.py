@@ -44,7 +44,7 @@ class LaneLimiter:
         self._clocks: dict[int, float] = {}
         """By lane, the turn that was served last."""
         self._ends: dict[tuple[int, Hashable], float] = {}
-        """By lane and client, when its next turn begins. Forgotten once nothing waits."""
+        """By lane and client, when its next turn begins. Forgotten once no slot is held."""
 
     @property
     def waiting(self) -> int:
