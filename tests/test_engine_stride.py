@@ -115,11 +115,11 @@ async def test_several_at_a_stretch_are_given_the_same_together(
 
 async def test_a_text_may_end_as_soon_as_it_is_long_enough(strides: list[list[Step]]) -> None:
     async with open_engine(BUILT_IN) as engine:
-        natural = await answer(engine, ask(max_tokens=400, ignore_eos=False))
+        natural = await answer(engine, patient(ask(max_tokens=400, ignore_eos=False)))
         assert natural.finished.reason == "stop"
         for spare in range(STRIDE_STEPS):
             least = len(natural.tokens) - spare
-            got = await answer(engine, ask(max_tokens=400, ignore_eos=False, min_tokens=least))
+            got = await answer(engine, patient(ask(max_tokens=400, ignore_eos=False, min_tokens=least)))
             assert got.token_ids == natural.token_ids
     assert max(map(len, strides)) == STRIDE_STEPS
 
