@@ -16,7 +16,7 @@ or replaces keys; `TOKENIZER_NONE` as `tokenizer` leaves the vocabulary out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,9 +76,17 @@ def write_model(
 
 
 def write_encoder(
-    path: Path, *, pooling: Literal["mean", "cls", "rank"] = "mean", context_length: int = 128, seed: int = 0
+    path: Path,
+    *,
+    pooling: Literal["mean", "cls", "rank"] = "mean",
+    context_length: int = 128,
+    seed: int = 0,
+    words: Sequence[str] = (),
 ) -> Path:
-    """Write a BERT of random weights, which gives embeddings or, with `rank`, a score of a pair of texts."""
+    """Write a BERT of random weights, which gives embeddings or, with `rank`, a score of a pair of texts.
+
+    `words` are further pieces of its vocabulary, as GGUF spells them.
+    """
     writer, rng = gguf.GGUFWriter(path, "bert"), np.random.default_rng(seed)
     values = {
         "general.name": "Tiny encoder",
@@ -94,8 +102,9 @@ def write_encoder(
     }
     for key, value in values.items():
         _add(writer, key, value)
-    _write_word_pieces(writer)
-    for name, tensor in _encoder_tensors(rng, context_length, ranks=pooling == "rank").items():
+    pieces = [*_word_pieces(), *words]
+    _write_word_pieces(writer, pieces)
+    for name, tensor in _encoder_tensors(rng, len(pieces), context_length, ranks=pooling == "rank").items():
         writer.add_tensor(name, tensor)
     _finish(writer)
     return path
@@ -110,8 +119,7 @@ def _word_pieces() -> list[str]:
     return [*WORD_PIECE_SPECIALS, *(f"\u2581{each}" for each in characters), *characters]
 
 
-def _write_word_pieces(writer: gguf.GGUFWriter) -> None:
-    pieces = _word_pieces()
+def _write_word_pieces(writer: gguf.GGUFWriter, pieces: list[str]) -> None:
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(pieces)
@@ -126,9 +134,9 @@ def _write_word_pieces(writer: gguf.GGUFWriter) -> None:
     writer.add_mask_token_id(4)
 
 
-def _encoder_tensors(rng: np.random.Generator, context_length: int, *, ranks: bool) -> Tensors:
+def _encoder_tensors(rng: np.random.Generator, n_vocab: int, context_length: int, *, ranks: bool) -> Tensors:
     tensors = {
-        "token_embd.weight": _matrix(rng, len(_word_pieces()), EMBED, gain=6.0),
+        "token_embd.weight": _matrix(rng, n_vocab, EMBED, gain=6.0),
         "token_types.weight": _matrix(rng, 2, EMBED),
         "position_embd.weight": _matrix(rng, context_length, EMBED, gain=3.0),
         "token_embd_norm.weight": _ones(EMBED),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_histories import histories
 
-from models import BOS, write_model
+from models import BOS, write_encoder, write_model
 from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.mapping import Chunks, asked, chunks_for
 from uma.bridges.dynamo.model_directory import FILES, ModelFiles
@@ -153,9 +153,16 @@ def test_a_router_knows_what_is_held_also_where_the_worker_has_missed_events(
 # Tokenizers
 
 
-@pytest.fixture(params=["builtin", "bytes"])
+WORDS = ("▁the", "▁th", "ere", "er", "▁owl", "ing", "▁été", "▁ete", "▁при", "вет", "▁你", "▁“", "▁🦉")
+
+
+@pytest.fixture(params=["builtin", "bytes", "words"])
 def model_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return builtin_path() if request.param == "builtin" else write_model(tmp_path / "tiny.gguf")
+    if request.param == "builtin":
+        return builtin_path()
+    if request.param == "words":
+        return write_encoder(tmp_path / "bert.gguf", words=WORDS)
+    return write_model(tmp_path / "tiny.gguf")
 
 
 def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(model_path: Path) -> None:
@@ -166,7 +173,11 @@ def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(mod
 
         made = make_tokenizer(model_path)
         check_tokenizer(made, reference, model_path)
-        for text in ("The owl said: “Привет, 你好”, नमस्ते 🦉!", "  two  spaces,\ttabs\n\nand 1,234 lines\n"):
+        for text in (
+            "The owl said: “Привет, 你好”, नमस्ते 🦉!",
+            "  two  spaces,\ttabs\n\nand 1,234 lines\n",
+            "There! $5+3, [MASK]the others été",
+        ):
             assert made.encode(text, add_special_tokens=False).ids == reference(text)
 
 

@@ -1,7 +1,7 @@
 """A GGUF's vocabulary as the tokenizer.json that a frontend needs, and the proof that both give the same ids.
 
-Byte-level BPE (`gpt2`) and SentencePiece (`llama`) are made from the file's own tables. Where a text of many scripts
-gives other ids than llama.cpp's, the model is not served with it.
+Byte-level BPE (`gpt2`), SentencePiece (`llama`) and WordPiece (`bert`) are made from the file's tables. Where a text of
+many scripts gives other ids than llama.cpp's, the model is not served with it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def make_tokenizer(path: Path) -> Tokenizer:
         made = _byte_level(file)
     elif kind == "llama":
         made = _sentence_piece(file)
+    elif kind == "bert":
+        made = _word_piece(file)
     else:
         raise ModelError(
             f"{path}: its tokenizer, {kind}, cannot be converted for Dynamo's frontend; --tokenizer-dir takes a "
@@ -101,6 +103,32 @@ def _sentence_piece(file: _File) -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return tokenizer
+
+
+def _word_piece(file: _File) -> Tokenizer:
+    """GGUF marks pieces that begin a word by `▁`; WordPiece marks the others, by `##`."""
+    lowercase = file.get("normalizer.lowercase") is not False
+    strips = file.get("normalizer.strip_accents")
+    vocab = {
+        _word_piece_of(token, kind): id for id, (token, kind) in enumerate(zip(file.tokens, file.kinds, strict=True))
+    }
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            vocab=vocab, unk_token=file.tokens[file.get("unknown_token_id")], max_input_chars_per_word=2**31
+        )
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=lowercase if strips is None else strips
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _word_piece_of(token: str, kind: int) -> str:
+    if kind in (CONTROL, USER_DEFINED, UNKNOWN):
+        return token
+    return token[1:] if token.startswith("▁") else f"##{token}"
 
 
 def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
