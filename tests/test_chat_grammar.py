@@ -26,7 +26,7 @@ from uma.chat.harmony import HarmonyParser
 from uma.chat.lark import Specials
 from uma.chat.parser import Parser
 from uma.chat.parts import CallBroken, CallEnded, Part, Text
-from uma.chat.schema import UnservableError, schema_of
+from uma.chat.schema import UnservableError, kinds_of, schema_of
 from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab
@@ -267,6 +267,9 @@ def test_arguments_without_quotes_keep_to_their_schema(
         ({"properties": {"v": {"type": ["string", "integer"], "minimum": 3}}}, ".properties.v.minimum"),
         ({"properties": {"v": {"oneOf": [{"type": "string"}, {"type": "string"}]}}}, ".properties.v.oneOf"),
         ({"minProperties": 1}, ".minProperties"),
+        ({"properties": {"v": {"type": 5}}}, ".properties.v.type"),
+        ({"properties": {"v": {"anyOf": {}}}}, ".properties.v.anyOf"),
+        ({"properties": {"v": {"allOf": [{"anyOf": [{"pattern": "a"}] * 9}] * 9}}}, ".properties.v"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -285,3 +288,10 @@ def test_what_such_arguments_cannot_keep_to_is_refused_with_its_place(
             begins_thinking=False,
         )
     assert (caught.value.place, caught.value.tool) == (place, 1)
+
+
+def test_references_that_multiply_are_refused_before_they_are_followed() -> None:
+    words: dict[str, Any] = {"0": {"type": "string"}}
+    words |= {str(at): {"anyOf": [{"$ref": f"#/$defs/{at - 1}"}] * 8} for at in range(1, 15)}
+    with pytest.raises(UnservableError, match="too many alternatives"):
+        kinds_of({"$ref": "#/$defs/14"}, {"$defs": words})

@@ -194,6 +194,13 @@ def test_messages_that_are_none_are_text_as_the_model_wrote_them(text: str) -> N
         assert not any(isinstance(part, CallEnded) for part in parts)
 
 
+def test_arguments_nested_beyond_any_bound_are_text() -> None:
+    text = "<start_function_call>call:add{a:" + "[" * 5_000
+    parts = parts_of(text, "gemma", [])
+    assert text_in(parts) == text
+    assert not any(isinstance(part, CallEnded) for part in parts)
+
+
 def test_a_channel_s_label_is_no_thought() -> None:
     text = "<|channel>thought\nHm.<channel|>Yes."
     for cuts in ([], list(range(1, len(text)))):

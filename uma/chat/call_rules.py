@@ -19,6 +19,7 @@ from uma.chat.schema import (
     Schema,
     UnservableError,
     check_object,
+    check_shape,
     kinds_of,
     literal,
     properties_of,
@@ -38,7 +39,10 @@ _SHARED = ("$defs", "definitions")
 
 def json_rule(rules: Rules, name: str, schema: Schema) -> str:
     """A rule for the JSON that a schema allows."""
-    style = {**JSON_STYLE, **schema.get("x-guidance", {})}
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, dict):
+        raise UnservableError(".x-guidance", "expected an object")
+    style = {**JSON_STYLE, **own}
     return rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
 
 
@@ -61,6 +65,7 @@ def named_call(rules: Rules, form: NamedForm, tool: Tool, at: int) -> str:
 def pairs_call(rules: Rules, form: PairsForm, tool: Tool, at: int) -> str:
     """The name, and each argument between its marks, in the order of the schema."""
     root = schema_of(tool)
+    check_shape(root)
     check_object(root, root, "")
     needed = required_of(root, root)
     pairs = []
@@ -106,6 +111,7 @@ def _closed(rules: Rules, form: PairsForm, text: str, name: str) -> str:
 def braces_call(rules: Rules, form: BracesForm, tool: Tool, at: int) -> str:
     """`call:name{…}`, with the members of every object in the order of their names, as templates show them."""
     root = schema_of(tool)
+    check_shape(root)
     return f"{rules.spelled(form.before + tool.name)} {_Braces(rules, form, root, f'{at}').members(root, '', 0)}"
 
 
@@ -152,7 +158,7 @@ class _Braces:
     def _value(self, schema: Any, place: str, depth: int) -> str:
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
             return self._reference(schema, place, depth)
-        if schema is True or not set(schema):
+        if schema is True or schema == {}:
             return self._anything()
         kinds = kinds_of(schema, self._root, place)
         if not kinds or depth > 16:

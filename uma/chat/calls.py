@@ -16,6 +16,8 @@ from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
 from uma.chat.json_call import JsonCall
 from uma.chat.schema import KINDS, Schema, UnservableError, kinds_of, properties_of, value_in_text
 
+MAX_NESTING = 128
+"""Maximum brackets within each other: each level costs a Python frame, of which there are a thousand."""
 Reading = Generator[None, str, str]
 """Takes characters and returns the text that they make up."""
 _SPACE = " \t\r\n"
@@ -229,6 +231,7 @@ class _PairsCall(_Call):
 class _BracesCall(_Call):
     def __init__(self, form: BracesForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
+        self._depth = 0
         super().__init__(tools)
 
     def _read(self) -> Reading:
@@ -264,10 +267,12 @@ class _BracesCall(_Call):
 
     def _value(self, char: str, close: str) -> Reading:
         """A value that begins with `char`. Returns the comma or the closing character that follows."""
-        if char == "{":
-            yield from self._braces()
-        elif char == "[":
-            yield from self._brackets()
+        if char in "{[":
+            if self._depth == MAX_NESTING:
+                raise _NoCallError("its arguments are nested too deeply")
+            self._depth += 1
+            yield from self._braces() if char == "{" else self._brackets()
+            self._depth -= 1
         elif char == self._form.quote[0]:
             yield from self._quoted()
         else:

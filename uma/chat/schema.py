@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from itertools import count, product
+from math import prod
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -25,6 +26,8 @@ MAX_DEPTH = 16
 """Maximum references and combinations followed to find what one value can be."""
 MAX_ALTERNATIVES = 64
 """Maximum ways in which the parts of one string's schema are combined."""
+MAX_PARTS = 256
+"""Maximum schemas that one value's schema combines: with references a short text can name any number of them."""
 
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _NOTES = frozenset(
@@ -41,6 +44,14 @@ _OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patt
 _OF_OTHERS = _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
 NOT_OF_OBJECTS = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS
 """Keywords that say nothing of an object."""
+
+_LISTS = frozenset({"enum", "anyOf", "oneOf", "allOf", "required"})
+_OBJECTS = frozenset({"properties", "patternProperties", "$defs", "definitions", "x-guidance"})
+_TEXTS = frozenset({"pattern", "format", "$ref"})
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
+_SHAPES = dict.fromkeys(_LISTS, list) | dict.fromkeys(_OBJECTS, dict) | dict.fromkeys(_TEXTS, str)
+_SHAPES |= dict.fromkeys(_COUNTS, int) | {"type": (str, list)}
+_SHAPE_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number", (str, list): "JSON types"}
 
 _DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -75,6 +86,28 @@ class UnservableError(Exception):
 def schema_of(tool: Tool) -> Schema:
     """The JSON Schema of a tool's arguments, which are an object always."""
     return {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
+
+
+def check_shape(root: Schema) -> None:
+    """Raises `UnservableError` for a keyword whose value is of another kind than JSON Schema has there."""
+    waiting: list[tuple[str, Any]] = [("", root)]
+    while waiting:
+        place, schema = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        for word, value in schema.items():
+            here = f"{place}.{word}"
+            shape = _SHAPES.get(word, object)
+            if not isinstance(value, shape) or (isinstance(value, bool) and shape is int):
+                raise UnservableError(here, f"expected {_SHAPE_NAMES[shape]}")
+            if word in ("type", "required") and not all(isinstance(each, str) for each in value):
+                raise UnservableError(here, "expected strings")
+            if word in _OBJECTS - {"x-guidance"}:
+                waiting += ((f"{here}.{name}", each) for name, each in value.items())
+            elif word in ("anyOf", "oneOf", "allOf"):
+                waiting += ((f"{here}[{at}]", each) for at, each in enumerate(value))
+            elif word in ("items", "additionalProperties"):
+                waiting.append((here, value))
 
 
 def properties_of(schema: Schema, root: Schema) -> dict[str, Schema]:
@@ -122,14 +155,21 @@ def resolved(schema: Schema, root: Schema, place: str) -> Schema:
     raise UnservableError(f"{place}.$ref", "it leads to references only")
 
 
-def kinds_of(schema: Any, root: Schema, place: str = "", depth: int = 0) -> frozenset[str]:
-    """The JSON types that a value can have."""
+def kinds_of(schema: Any, root: Schema, place: str = "") -> frozenset[str]:
+    """The JSON types that a value can have. Raises `UnservableError` where more than `MAX_PARTS` schemas say so."""
+    return _kinds(schema, root, place, 0, count(1))
+
+
+def _kinds(schema: Any, root: Schema, place: str, depth: int, parts: Iterator[int]) -> frozenset[str]:
+    """The same within a combination, of which `parts` counts the schemas."""
     if schema is True:
         return KINDS
     if not isinstance(schema, dict):
         return frozenset()
     if depth > MAX_DEPTH:
         raise UnservableError(place, "it is nested too deeply")
+    if next(parts) > MAX_PARTS:
+        raise UnservableError(place, "too many alternatives")
     schema = resolved(schema, root, place)
     kinds = KINDS
     if "type" in schema:
@@ -140,10 +180,10 @@ def kinds_of(schema: Any, root: Schema, place: str = "", depth: int = 0) -> froz
             kinds &= frozenset(kind for value in value_list for kind in _kinds_of_value(value))
     for word in ("anyOf", "oneOf"):
         if word in schema:
-            each = (kinds_of(one, root, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(schema[word]))
+            each = (_kinds(one, root, f"{place}.{word}[{at}]", depth + 1, parts) for at, one in enumerate(schema[word]))
             kinds &= frozenset().union(*each)
     for at, one in enumerate(schema.get("allOf", ())):
-        kinds &= kinds_of(one, root, f"{place}.allOf[{at}]", depth + 1)
+        kinds &= _kinds(one, root, f"{place}.allOf[{at}]", depth + 1, parts)
     return kinds
 
 
@@ -199,10 +239,9 @@ def _ways(schema: Schema, root: Schema, place: str, depth: int) -> list[list[str
         if word in schema:
             choices.append(_either(word, schema[word], root, place, depth))
     choices += [_ways(each, root, f"{place}.allOf[{at}]", depth + 1) for at, each in enumerate(schema.get("allOf", ()))]
-    combined = [[regex for way in ways for regex in way] for ways in product(*choices)]
-    if len(combined) > MAX_ALTERNATIVES:
+    if prod(map(len, choices)) > MAX_ALTERNATIVES:
         raise UnservableError(place, "too many alternatives")
-    return combined
+    return [[regex for way in ways for regex in way] for ways in product(*choices)]
 
 
 def _either(word: str, branches: list[Any], root: Schema, place: str, depth: int) -> list[list[str]]:
