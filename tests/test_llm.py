@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,10 @@ def test_a_stream_that_is_left_is_cancelled(tiny: Path) -> None:
         assert stream.finished is None
         abandoned = llm.stream("Once", params(4_000))
         next(abandoned)
+        left = weakref.ref(abandoned)
         del abandoned
         gc.collect()
+        assert left() is None  # with it goes its request
         assert len(llm.generate("Again", params(2))[0].outputs[0].token_ids) == 2
 
 

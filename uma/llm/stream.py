@@ -24,23 +24,15 @@ class LLMStream:
 
     def __init__(self, loop: EngineThread, request: Request) -> None:
         self._loop = loop
-        self._scope = trio.CancelScope()
         send, self._events = trio.open_memory_channel[Event](AHEAD_EVENTS)
         self.finished: Finished | None = None
         """The last event, with the reason of the end, usage and figures; None until the text is complete."""
-        self._failure: Exception | None = None
+        self._failures: list[Exception] = []
         self._echoes = request.sampling.echo
-        loop.spawn(self._produce, request, send)
-        self._finalizer = weakref.finalize(self, loop.post, self._scope.cancel)
-
-    async def _produce(self, request: Request, send: trio.MemorySendChannel[Event]) -> None:
-        with self._scope, send:
-            try:
-                async with self._loop.engine.generate(request) as stream:
-                    async for event in stream:
-                        await send.send(event)
-            except (UmaError, ValueError) as error:
-                self._failure = error
+        scope = trio.CancelScope()
+        # The task has no reference to this stream: one that is left without `close` is collected, and so cancelled.
+        loop.spawn(_produce, loop, request, send, scope, self._failures)
+        self._finalizer = weakref.finalize(self, loop.post, scope.cancel)
 
     def __iter__(self) -> LLMStream:
         return self
@@ -57,8 +49,8 @@ class LLMStream:
             try:
                 event = self._loop.call(self._events.receive)
             except (trio.EndOfChannel, trio.ClosedResourceError):
-                if self._failure is not None:
-                    raise self._failure from None
+                if self._failures:
+                    raise self._failures[0] from None
                 return
             if isinstance(event, Finished):
                 self.finished = event
@@ -75,3 +67,19 @@ class LLMStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _produce(
+    loop: EngineThread,
+    request: Request,
+    send: trio.MemorySendChannel[Event],
+    scope: trio.CancelScope,
+    failures: list[Exception],
+) -> None:
+    with scope, send:
+        try:
+            async with loop.engine.generate(request) as stream:
+                async for event in stream:
+                    await send.send(event)
+        except (UmaError, ValueError) as error:
+            failures.append(error)
