@@ -56,6 +56,7 @@ def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampe
     ("url", "line", "code"),
     [
         ("localhost", "--http: 'localhost' is no address of a server", 2),
+        ("http://127.0.0.1:x", "--http: 'http://127.0.0.1:x' is no address of a server", 2),
         ("http://127.0.0.1:9", "http://127.0.0.1:9/props: ", 1),
     ],
 )

@@ -16,6 +16,7 @@ from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.config import load
 from uma.contracts.claims import Claim, DisprovenError, Question, Reply, claims_of
+from uma.errors import ConfigError
 from uma.types import ServerInfo
 
 COLUMNS = ("claim", "declared", "proven", "what was seen")
@@ -56,6 +57,8 @@ def main(options: argparse.Namespace) -> int:
 
 def _interview(options: argparse.Namespace) -> Interview:
     if options.http is None:
+        if options.key_file is not None:
+            raise ConfigError("--key-file: is for --http alone; the socket asks for no key")
         return SocketInterview(options.socket or Path(load().config.socket))
     key = options.key_file and options.key_file.read_text(encoding="utf-8").strip()
     return HttpInterview(options.http, key)

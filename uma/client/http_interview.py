@@ -147,11 +147,18 @@ class HttpInterview:
             connection.close()
 
     def _connection(self) -> tuple[HTTPConnection, str]:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError:  # of a port or an IPv6 address that is none
+            raise self._no_address() from None
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ConfigError(f"--http: {self.url!r} is no address of a server; give one such as http://127.0.0.1:8080")
+            raise self._no_address()
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname, parts.port, timeout=self.timeout_sec), parts.path.rstrip("/")
+        return kind(parts.hostname, port, timeout=self.timeout_sec), parts.path.rstrip("/")
+
+    def _no_address(self) -> ConfigError:
+        return ConfigError(f"--http: {self.url!r} is no address of a server; give one such as http://127.0.0.1:8080")
 
 
 # Forms of a generation
