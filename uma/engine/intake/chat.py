@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
 import attrs
 import trio
@@ -20,6 +20,7 @@ from uma.chat.harmony import HarmonyParser
 from uma.chat.lark import Specials
 from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
+from uma.engine.intake.lanes import LaneLimiter
 from uma.errors import BadRequest
 from uma.llama.model import Model
 from uma.types import Grammar, Request, SamplingParams, Tool
@@ -40,6 +41,8 @@ class ChatAbilities:
         self._family = family_of(model.chat_template.source)
         self._thinking = thinking_of(model.chat_template.source)
         self._specials: Specials | None = None
+        # One at a time: what a schema costs is bounded, but seconds at worst.
+        self._lanes = LaneLimiter(1)
 
     @property
     def tool_choices(self) -> tuple[str, ...]:
@@ -92,11 +95,13 @@ class ChatAbilities:
         assert not isinstance(self._family, str)
         if self._specials is None:
             self._specials = await trio.to_thread.run_sync(self._read_specials)
-        source = self._grammar(request, self._specials, begins_thinking=self._begins_thinking(prompt))
+        grammar = partial(self._grammar, request, self._specials, begins_thinking=self._begins_thinking(prompt))
+        async with self._lanes.slot(request.priority):
+            source = await trio.to_thread.run_sync(grammar)
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
 
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
-        """Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
+        """Any thread. Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
         assert not isinstance(self._family, str)
         must_call = request.tool_choice != "auto"
         tools = _tools(request)
