@@ -49,9 +49,20 @@ _LISTS = frozenset({"enum", "anyOf", "oneOf", "allOf", "required"})
 _OBJECTS = frozenset({"properties", "patternProperties", "$defs", "definitions", "x-guidance"})
 _TEXTS = frozenset({"pattern", "format", "$ref"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
-_SHAPES = dict.fromkeys(_LISTS, list) | dict.fromkeys(_OBJECTS, dict) | dict.fromkeys(_TEXTS, str)
-_SHAPES |= dict.fromkeys(_COUNTS, int) | {"type": (str, list)}
-_SHAPE_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number", (str, list): "JSON types"}
+_SHAPES: dict[str, Any] = {
+    **dict.fromkeys(_LISTS, list),
+    **dict.fromkeys(_OBJECTS, dict),
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(_COUNTS, int),
+    "type": (str, list),
+}
+_SHAPE_NAMES: dict[Any, str] = {
+    list: "a list",
+    dict: "an object",
+    str: "a string",
+    int: "a whole number",
+    (str, list): "JSON types",
+}
 
 _DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
