@@ -130,6 +130,7 @@ def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, 
     refused = locked.ask("POST", "/api/embed", few, **mine)
     assert refused.status == 429
     assert "max_tokens_per_minute" in refused.json["error"]
+    assert locked.ask("POST", "/health/check", {"type": "embedding"}, **mine).status == 429  # no word of the engine
     assert locked.ask("POST", "/api/embed", few, **bearer(keys, "free")).status == 200
 
 

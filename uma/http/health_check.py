@@ -15,9 +15,10 @@ from uma.contracts.health import (
     request_of,
     result_of,
 )
-from uma.errors import BadRequest, InternalError, UmaError
+from uma.errors import BadRequest, InternalError, PromptTooLarge, UmaError
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
+from uma.http.problem import Forbidden, RateLimited
 from uma.types import Embeddings, EmbedRequest, Finished, Request
 
 
@@ -35,7 +36,7 @@ async def check_health(gateway: Gateway, http: Exchange) -> None:
 
 
 async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload) -> HealthCheckResult:
-    """How it went, but for the time it took. Raises `BadRequest` for tokens that the model does not have."""
+    """How it went, but for the time it took. Raises what concerns the payload or the key."""
     try:
         if payload == HealthCheckPayload("generation", payload.timeout_ms):
             # The engine's own probe, which goes before all requests, and is one for all that ask at once.
@@ -49,8 +50,8 @@ async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload)
         await gateway.compute(http, request, gateway.source.embed, _embedded)
         # An embedding counts for the token that success asks for.
         return HealthCheckResult(True, 0, 1)
-    except BadRequest:
-        raise
+    except (BadRequest, PromptTooLarge, Forbidden, RateLimited):
+        raise  # of the payload or of the key: it says nothing of the engine
     except UmaError as error:
         return HealthCheckResult(False, 0, 0, f"{error.code}: {error.message}")
 
