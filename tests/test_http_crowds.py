@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from http_server import HostedHttp, RawHttp, hosted_http
 
+from harness import until
 from uma.config import RuntimeConfig
 from uma.http.exchange import MAX_INLINE_BYTES
 from uma.http.fields import MAX_MESSAGES
@@ -65,8 +66,7 @@ def test_the_prompts_of_one_body_leave_the_queue_to_others(tiny: Path, monkeypat
     with hosted_http(config) as server:
         crowd, other = RawHttp(server.port), RawHttp(server.port)
         crowd.send("POST", "/v1/completions", {"prompt": ["Once"] * 40, "max_tokens": 2_000, "ignore_eos": True})
-        while server.call(server.engine.snapshot)["active_sequences"] < 4:
-            pass
+        until(lambda: server.call(server.engine.snapshot), lambda metrics: metrics["active_sequences"] == 4)
         assert other.ask("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1}).status == 200
         crowd.close()
         other.close()
