@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,32 @@ def test_a_model_that_does_not_generate_is_refused_at_the_start(tmp_path: Path) 
     options = WorkerOptions("dynamo", None, None, 16, None, "127.0.0.1", "file", "tcp", "zmq")
     with pytest.raises(ModelError, match="does not generate"):
         _prepare(config_for(path), options)
+
+
+class Publisher:
+    """Dynamo's publisher of KV events, as far as the backend calls it."""
+
+    def __init__(self) -> None:
+        self.first: list[int] = []
+        self.has_come = threading.Event()
+
+    def publish_stored(self, tokens: list[int], sizes: list[int], names: list[int], parent: int | None) -> None:
+        if parent is None:
+            self.first = tokens[: sizes[0]]
+            self.has_come.set()
+
+    def publish_removed(self, names: list[int]) -> None:
+        """Not looked at."""
+
+
+def test_a_router_is_told_of_blocks_as_its_frontend_counts_tokens(tmp_path: Path) -> None:
+    async def body(backend: Any) -> None:
+        publisher = Publisher()
+        (source,) = await backend.kv_event_sources()
+        source.on_ready(publisher)
+        prompt = list(range(40, 80))
+        assert [each async for each in backend.generate(wanted(4, token_ids=prompt), context=Context())]
+        assert await asyncio.to_thread(publisher.has_come.wait, PATIENCE_SEC)
+        assert publisher.first == prompt[:16]  # the worker put the beginning of text before them
+
+    on_a_backend(tmp_path, body)

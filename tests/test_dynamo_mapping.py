@@ -25,7 +25,18 @@ from uma.engine import open_engine
 from uma.errors import BadRequest, ContractViolation, ModelError
 from uma.llama.catalog import builtin_path
 from uma.llama.model import Model
-from uma.types import Capabilities, Finished, Limits, ModelInfo, RequestMetrics, ServerInfo, Token, Usage
+from uma.types import (
+    Capabilities,
+    Finished,
+    Limits,
+    Logprobs,
+    ModelInfo,
+    RequestMetrics,
+    ServerInfo,
+    Token,
+    TokenLogprob,
+    Usage,
+)
 
 INFO = ServerInfo(
     "uma/0",
@@ -122,6 +133,18 @@ def test_text_that_was_held_comes_without_an_id() -> None:
     first, last = chunks.of(events)
     assert (first["token_ids"], first["text"]) == ([8], "x")
     assert (last["token_ids"], last["text"]) == ([], "held")
+
+
+def test_log_probabilities_stand_beside_their_tokens_with_the_texts_that_the_frontend_wants() -> None:
+    likely, other = TokenLogprob(8, "He", (72, 101), -0.5, 1), TokenLogprob(9, "y", (121,), -1.5, 2)
+    events = [
+        Token("a", "He", 8, logprobs=Logprobs(likely, (likely,))),
+        Token("a", "", 9, logprobs=Logprobs(other, ())),
+    ]
+    (chunk,) = made().of(events)
+    assert (chunk["token_ids"], chunk["text"]) == ([8, 9], "He")
+    assert (chunk["tokens"], chunk["log_probs"]) == (["He", "y"], [-0.5, -1.5])
+    assert chunk["top_logprobs"] == [[{"rank": 1, "token_id": 8, "token": "He", "logprob": -0.5}], []]
 
 
 def test_an_answer_that_does_not_add_up_does_not_leave() -> None:
