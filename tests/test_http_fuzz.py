@@ -129,6 +129,7 @@ class Held:
 
     tasks: int
     descriptors: int
+    """But for those to child processes, which stay: one each, and they start when they are needed."""
     sequences: int
     foreign_cells: int
     """KV cells in use that are not the prefix cache's."""
@@ -138,7 +139,7 @@ class Held:
         found = hosted.call(hosted.engine.snapshot)
         return cls(
             hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living),
-            psutil.Process().num_fds(),
+            psutil.Process().num_fds() - len(psutil.Process().children()),
             found["active_sequences"] + found["queued_requests"] + found["cache_protected_size"],
             found["kv_cells_used"] - found["cache_total_cached"],
         )
