@@ -121,8 +121,9 @@ def test_the_shape_of_an_embedding_is_as_asked(tiny: Path) -> None:
         assert llm.embed("a fox").shape == (1, 64)
         with pytest.raises(BadRequest, match=r"^dimensions: 65 is over the 64"):
             llm.embed(TEXTS, dimensions=65)
-    assert np.allclose(whole, normalized(plain), atol=1e-6)
-    assert np.allclose(cut, normalized(plain[:, :16]), atol=1e-6)
+    # Batches differ from call to call, and with them the last digits.
+    assert np.allclose(whole, normalized(plain), atol=1e-4)
+    assert np.allclose(cut, normalized(plain[:, :16]), atol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
