@@ -14,6 +14,7 @@ from typing import Protocol
 
 from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
 from uma.chat.json_call import JsonCall
+from uma.chat.parts import CallArguments, CallBegun, Part
 from uma.chat.schema import KINDS, Schema, UnservableError, kinds_of, properties_of, value_in_text
 
 MAX_NESTING = 128
@@ -56,6 +57,24 @@ def reader_of(form: Form, tools: Mapping[str, Schema]) -> CallReader:
         return _BracesCall(form, tools)
     assert isinstance(form, ObjectForm)
     return JsonCall(tools.keys())
+
+
+def read_call(call: CallReader, text: str, parts: list[Part]) -> int:
+    """Push `text` until the call is whole or has a problem, or to its end. What is certain of the call by then is added
+    to `parts`. Returns how many characters were taken.
+    """
+    for taken, char in enumerate(text, 1):
+        was_named = call.name is not None
+        arguments = call.push(char)
+        if call.name is not None and not was_named:
+            parts.append(CallBegun(call.name))
+        if call.problem:
+            return taken
+        if arguments:
+            parts.append(CallArguments(arguments))
+        if call.is_whole:
+            return taken
+    return len(text)
 
 
 class _NoCallError(Exception):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from uma.chat.calls import CallReader, overlap, reader_of
+from uma.chat.calls import CallReader, overlap, read_call, reader_of
 from uma.chat.forms import NamedForm
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.parts import CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
 from uma.chat.schema import Schema
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
@@ -129,25 +129,17 @@ class HarmonyParser:
     def _read_call(self) -> bool:
         call = self._call
         assert call is not None
-        for at, char in enumerate(self._pending, 1):
-            arguments = call.push(char)
-            if call.problem:
-                self._raw += self._pending[:at]
-                self._pending = self._pending[at:]
-                self._break(call.problem)
-                return True
-            if arguments:
-                self._parts.append(CallArguments(arguments))
-            if call.is_whole:
-                assert call.name is not None
-                self._parts.append(CallEnded(call.name, call.arguments))
-                self._call = None
-                self._pending = self._pending[at:]
-                self._begin_message(Text)
-                return True
-        self._raw += self._pending
-        self._pending = ""
-        return False
+        taken = read_call(call, self._pending, self._parts)
+        self._raw += self._pending[:taken]
+        self._pending = self._pending[taken:]
+        if call.problem:
+            self._break(call.problem)
+        elif call.is_whole:
+            assert call.name is not None
+            self._parts.append(CallEnded(call.name, call.arguments))
+            self._call = None
+            self._begin_message(Text)
+        return self._call is None
 
     def _break(self, reason: str) -> None:
         """What was taken for a call is text."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from uma.chat.calls import CallReader, overlap, reader_of
+from uma.chat.calls import CallReader, overlap, read_call, reader_of
 from uma.chat.families import Family, Thinking
 from uma.chat.forms import NamedForm, ObjectForm
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.parts import CallBroken, CallEnded, Part, Reasoning, Text, joined
 from uma.chat.schema import Schema
 
 
@@ -207,25 +207,14 @@ class Parser:
     def _read_object(self) -> bool:
         call = self._call
         assert call is not None
-        for at, char in enumerate(self._pending, 1):
-            was_named = call.name is not None
-            arguments = call.push(char)
-            if call.name is not None and not was_named:
-                self._parts.append(CallBegun(call.name))
-            if call.problem:
-                self._raw += self._pending[:at]
-                self._pending = self._pending[at:]
-                self._break(call.problem)
-                return True
-            if arguments:
-                self._parts.append(CallArguments(arguments))
-            if call.is_whole:
-                self._pending = self._pending[at:]
-                self._end_call(call)
-                return True
-        self._raw += self._pending
-        self._pending = ""
-        return False
+        taken = read_call(call, self._pending, self._parts)
+        self._raw += self._pending[:taken]
+        self._pending = self._pending[taken:]
+        if call.problem:
+            self._break(call.problem)
+        elif call.is_whole:
+            self._end_call(call)
+        return self._call is None
 
     def _end_call(self, call: CallReader) -> None:
         assert call.name is not None
