@@ -11,6 +11,8 @@ import trio
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import Target
+from uma import Request
+from uma.types import Finished, Source
 
 
 async def burst(target: Target, asks: Iterable[Ask], *, spacing_s: float = 0) -> list[Sample]:
@@ -27,6 +29,22 @@ async def burst(target: Target, asks: Iterable[Ask], *, spacing_s: float = 0) ->
 async def one(target: Target, ask: Ask) -> Sample:
     """Send one request and wait for its end."""
     return (await burst(target, [ask]))[0]
+
+
+async def finish_all(engine: Source, requests: Iterable[Request]) -> list[Finished]:
+    """Generate for all requests at once, on an engine in this process; their ends, in the order in which they came."""
+    finished: list[Finished] = []
+
+    async def read(request: Request) -> None:
+        async with engine.generate(request) as stream:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    finished.append(event)
+
+    async with trio.open_nursery() as nursery:
+        for request in requests:
+            nursery.start_soon(read, request)
+    return finished
 
 
 def start(nursery: trio.Nursery, target: Target, ask: Ask) -> Sample:

@@ -8,14 +8,14 @@ from typing import Any
 
 import trio
 
-from benchmarks.load import burst
+from benchmarks.load import burst, finish_all
 from benchmarks.measure import Measures, throughput
 from benchmarks.samples import Ask
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.targets.base import Target
 from benchmarks.targets.contenders import UMA, contenders, open_contender
 from uma import Request, RuntimeConfig, SamplingParams, open_engine
-from uma.types import Finished, Grammar, Source, Token
+from uma.types import Grammar, Source, Token
 
 STREAMS, PROMPT, GENERATED = 8, 64, 192
 ANSWERS, LONG_PROMPT, ANSWER_TOKENS = 8, 1_024, 16
@@ -83,7 +83,7 @@ async def _rate(engine: Source, bench: Bench, rng: Random, streams: int, form: d
         for number in range(streams)
     ]
     began = time.perf_counter()
-    finished = await _all(engine, requests)
+    finished = await finish_all(engine, requests)
     wall_s = time.perf_counter() - began
     tokens = sum(each.usage.completion_tokens for each in finished)
     batches = max(each.metrics.decode_iterations for each in finished)
@@ -104,7 +104,7 @@ async def _gap(engine: Source, bench: Bench, rng: Random, grammar: Grammar | Non
                     last, count = now, count + 1
                 if count == 16:
                     other = _request(bench.model.prompt(rng, PROMPT), "other", 16, grammar=grammar)
-                    nursery.start_soon(_all, engine, [other])
+                    nursery.start_soon(finish_all, engine, [other])
     return {"worst_gap_ms": max(gaps) * 1000}
 
 
@@ -116,23 +116,8 @@ async def _answers(engine: Source, bench: Bench, rng: Random, *, together: bool)
         _request(each, str(number), ANSWER_TOKENS, n=ANSWERS if together else 1) for number, each in enumerate(prompts)
     ]
     began = time.perf_counter()
-    await _all(engine, requests)
+    await finish_all(engine, requests)
     return {"wall_s": time.perf_counter() - began}
-
-
-async def _all(engine: Source, requests: list[Request]) -> list[Finished]:
-    finished: list[Finished] = []
-
-    async def read(request: Request) -> None:
-        async with engine.generate(request) as stream:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    finished.append(event)
-
-    async with trio.open_nursery() as nursery:
-        for request in requests:
-            nursery.start_soon(read, request)
-    return finished
 
 
 def _request(prompt: tuple[int, ...], id: str, max_tokens: int, **form: Any) -> Request:

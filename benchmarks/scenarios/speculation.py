@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import trio
 
+from benchmarks.load import finish_all
 from benchmarks.measure import Measures
 from benchmarks.models import BenchModel, bench_model
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
@@ -18,7 +19,7 @@ from uma import Request, RuntimeConfig, SamplingParams, open_engine
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
-from uma.types import Finished, Source
+from uma.types import Source
 
 WORDS, GENERATED = 256, 128
 REPEATS = {1: 4, 8: 1}
@@ -102,17 +103,7 @@ async def _case(
 
 async def _burst(engine: Source, requests: list[Request]) -> Measures:
     """Tokens a second while requests decode, all added up, and what became of the drafts."""
-    finished: list[Finished] = []
-
-    async def read(request: Request) -> None:
-        async with engine.generate(request) as stream:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    finished.append(event)
-
-    async with trio.open_nursery() as nursery:
-        for request in requests:
-            nursery.start_soon(read, request)
+    finished = await finish_all(engine, requests)
     drafted = [each.metrics.speculation for each in finished if each.metrics.speculation is not None]
     return {
         "tokens_per_s": sum(each.metrics.tokens_per_second for each in finished),
