@@ -180,7 +180,7 @@ def test_text_that_is_no_call_is_written_as_without_tools(vocab: Vocab, compiler
         assert state.matcher.is_accepting(), text
 
 
-def test_a_tool_s_name_is_taken_literally(vocab: Vocab, compiler: GrammarCompiler) -> None:
+def test_whatever_a_tool_is_called_its_grammar_compiles(vocab: Vocab, compiler: GrammarCompiler) -> None:
     tool = Tool('a/b "c\\d" é[x]', "", SUM)
     for family in FAMILIES.values():
         for must_call in (False, True):
