@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -21,9 +22,11 @@ from uma.llama.vocab import Vocab
 sys.path.append(str(Path(__file__).parents[1]))
 
 
-# How long an example takes says how busy this machine is, and nothing of a claim.
-settings.register_profile("uma", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("uma")
+# How long an example takes says how busy this machine is, and nothing of a claim. The examples are the same in every
+# run, so that a run says something of the change before it; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+settings.register_profile("uma", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("uma"), derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "uma"))
 
 
 def pytest_configure() -> None:

@@ -262,6 +262,15 @@ SOUP_WORDS = [
 SOUP = st.lists(st.sampled_from(SOUP_WORDS), max_size=12).map("".join)
 
 
+@pytest.mark.parametrize("kind", ["object", ["object", "string"]])
+def test_a_mark_inside_a_json_string_does_not_end_the_value(kind: str | list[str]) -> None:
+    value = {"</parameter>": ["\\", '"</parameter>\n</function>']}
+    tools = {"f": {"properties": {"a": {"type": kind}}}}
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{json.dumps(value)}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = [part for part in parts_of(text, "qwen3-coder", [], tools) if isinstance(part, CallEnded)]
+    assert json.loads(call.arguments) == {"a": value}
+
+
 @given(SOUP, st.sampled_from(sorted(TEMPLATES)), st.booleans(), st.data())
 def test_parts_do_not_depend_on_where_the_text_is_cut(text: str, name: str, splits: bool, data: st.DataObject) -> None:
     whole = parts_of(text, name, [], splits_thinking=splits)

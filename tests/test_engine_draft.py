@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 from engine_world import alone, answer, answers, ask, config_for, settled, tokens_for
 from test_engine_speculation import COLD, requests, said
 
@@ -44,6 +45,11 @@ async def test_a_draft_model_changes_no_token_no_text_and_no_end(target: Path, s
         assert engine.info.capabilities.speculation == "prompt look-up, and the draft model Tiny test model"
         got = await answers(engine, asked)
         counters = await settled(engine)
+        with trio.fail_after(60):  # under pressure it is a matter of time whether the model drafts at all
+            while not (counters["draft_accepted_total"] and counters["draft_model_ms_total"]):
+                got.append(await answer(engine, asked[3]))
+                expected.append(expected[3])
+                counters = await settled(engine)
     assert [said(each) for each in got] == [said(each) for each in expected]
     assert counters["draft_tokens_total"] > counters["draft_accepted_total"] > 0
     assert counters["draft_model_ms_total"] > 0

@@ -81,6 +81,23 @@ class _NoCallError(Exception):
     """What comes is no call, for this reason."""
 
 
+class _InString:
+    """Whether the JSON that came so far ends inside a string."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._is_escaped = False
+
+    def push(self, char: str) -> None:
+        if not self.is_open:
+            self.is_open = char == '"'
+        elif self._is_escaped:
+            self._is_escaped = False
+        else:
+            self.is_open = char != '"'
+            self._is_escaped = char == "\\"
+
+
 class _Call(ABC):
     """The pushing side of a generator that reads."""
 
@@ -160,14 +177,11 @@ class _Call(ABC):
         """A JSON object, given as it comes."""
         yield from self._one_of("{")
         self._give("{")
-        depth, in_string, is_escaped = 1, False, False
+        depth, string = 1, _InString()
         while depth:
             char = yield
-            if in_string:
-                in_string = is_escaped or char != '"'
-                is_escaped = char == "\\" and not is_escaped
-            else:
-                in_string = char == '"'
+            string.push(char)
+            if not string.is_open:
                 depth += (char in "{[") - (char in "}]")
             self._give(char)
         return self.arguments
@@ -221,12 +235,24 @@ class _PairsCall(_Call):
         self._seen.add(key)
         if kinds == {"string"}:
             return (yield from self._text())
-        text = (yield from self._until(form.value_close)).removeprefix(form.padding).removesuffix(form.padding)
+        text = (yield from self._value(kinds)).removeprefix(form.padding).removesuffix(form.padding)
         try:
             self._give(value_in_text(text, kinds))
         except ValueError as error:
             raise _NoCallError(str(error)) from None
         return text
+
+    def _value(self, kinds: frozenset[str]) -> Reading:
+        """The text before the mark behind it, which is taken as well. In JSON a string can hold the mark."""
+        mark, read, string = self._form.value_close, "", _InString()
+        while True:
+            char = yield
+            read += char
+            start = read.lstrip()[:1]
+            if "string" not in kinds or (kinds & {"array", "object"} and start in ("[", "{")):
+                string.push(char)
+            if read.endswith(mark) and not string.is_open:
+                return read.removesuffix(mark)
 
     def _text(self) -> Reading:
         """A string, given as it comes, but for what can be the mark behind it."""

@@ -147,7 +147,7 @@ def _about_output(info: ServerInfo) -> Iterator[Claim]:
         yield Claim("cancel", "yes", partial(_cancel, info.limits.max_tokens))
 
 
-TRIES = 3
+TRIES = 8
 """Times that two answers may differ which should be the same. Logits differ in the third digit with what else is in a
 batch, and with how much of a prompt was cached: near ties can turn one draw, not one after another."""
 
