@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import pytest
-import trio
 from engine_world import alone, answer, answers, ask, config_for, settled, tokens_for
 from test_engine_speculation import COLD, requests, said
 
@@ -35,25 +34,21 @@ def letters(seed: int) -> Sequence[int]:
     return tokens_for(seed, 90)
 
 
-@pytest.mark.parametrize("n_ctx", [8_192, 384], ids=["with room for all", "under pressure"])
+@pytest.mark.parametrize("n_ctx", [8_192, 256], ids=["with room for all", "under pressure"])
 async def test_a_draft_model_changes_no_token_no_text_and_no_end(target: Path, small: Path, n_ctx: int) -> None:
-    asked = requests(letters)
+    # Under pressure it is a matter of time whether anything is drafted; for the last one, which comes alone, it is.
+    asked = [*requests(letters), ask(letters(99), 60, logit_bias={str(token): 20.0 for token in range(97, 100)})]
     config = config_for(target, **COLD, n_ctx=8_192, kv_unified="on")
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)
     async with open_engine(attrs.evolve(config, n_ctx=n_ctx, speculate="always", draft=str(small))) as engine:
         assert engine.info.capabilities.speculation == "prompt look-up, and the draft model Tiny test model"
-        got = await answers(engine, asked)
+        got = [*await answers(engine, asked[:-1]), await answer(engine, asked[-1])]
         counters = await settled(engine)
-        with trio.fail_after(60):  # under pressure it is a matter of time whether the model drafts at all
-            while not (counters["draft_accepted_total"] and counters["draft_model_ms_total"]):
-                got.append(await answer(engine, asked[3]))
-                expected.append(expected[3])
-                counters = await settled(engine)
     assert [said(each) for each in got] == [said(each) for each in expected]
     assert counters["draft_tokens_total"] > counters["draft_accepted_total"] > 0
     assert counters["draft_model_ms_total"] > 0
-    assert n_ctx > 384 or counters["preemptions_total"] > 0, "there was no pressure"
+    assert n_ctx > 256 or counters["preemptions_total"] > 0, "there was no pressure"
 
 
 async def test_a_model_that_drafts_for_itself_is_always_right(target: Path) -> None:
