@@ -13,6 +13,8 @@ from test_engine_speculation import COLD, requests, said
 
 from models import Kind, write_model
 from uma import LLM, RuntimeConfig, open_engine
+from uma.engine.policy.cost import CostModel
+from uma.engine.policy.speculation import TRIES
 from uma.errors import ConfigError
 from uma.types import Grammar
 
@@ -75,17 +77,80 @@ async def test_a_model_that_drafts_for_itself_is_always_right(target: Path) -> N
     assert [each is not None and each.accepted == each.drafted for each in together] == [True, True, False]
 
 
-async def test_the_policy_learns_whether_a_draft_model_pays(target: Path, small: Path) -> None:
-    """Guesses that hardly ever hold are given up; the tokens are the same all the while."""
-    request = ask(letters(1), 400, temperature=1.5, seed=3)
+class TwoSteps(CostModel):
+    """A machine on which a batch with drafts takes as long as two steps without, whatever it holds."""
+
+    __slots__ = ()
+
+    def has_decoded(self, rows: int) -> bool:
+        return True
+
+    def decode_ms(self, rows: int, cells: int) -> float:
+        return 10.0
+
+    def verify_ms(self, tokens: int, cells: int, rows: int) -> float:
+        return 20.0
+
+    def times_verified(self, tokens: int) -> int:
+        return TRIES
+
+
+class Clock:
+    """By it the draft model's first `slow` batches take a minute each, and all others no time."""
+
+    def __init__(self, slow: int = 0) -> None:
+        self.slow = slow
+        self.reads = 0
+
+    def __call__(self) -> float:
+        self.reads += 1
+        return 60_000.0 * min(self.reads, 2 * self.slow) + 0.01 * self.reads
+
+
+async def test_guesses_that_hardly_ever_hold_are_given_up(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    likely, unlikely = ask(letters(1), 300), ask(letters(2), 300, temperature=2.0, seed=3)
     config = config_for(target, **COLD, n_ctx=2_048)
     async with open_engine(config) as engine:
-        expected = await answer(engine, request)
-    async with open_engine(attrs.evolve(config, speculate="auto", draft=str(small))) as engine:
-        got = await answer(engine, request)
-    told = got.finished.metrics.speculation
-    assert got.token_ids == expected.token_ids
-    assert told is None or told.drafted < 400
+        expected = await alone(engine, [likely, unlikely])
+    monkeypatch.setattr("uma.engine.policy.plan.CostModel", TwoSteps)
+    monkeypatch.setattr("uma.engine.worker.model_drafter.now_ms", Clock())
+    async with open_engine(attrs.evolve(config, speculate="auto", draft=str(target))) as engine:
+        got = await alone(engine, [likely, unlikely])
+    assert [each.token_ids for each in got] == [each.token_ids for each in expected]
+    right, wrong = (each.finished.metrics.speculation for each in got)
+    assert right is not None
+    assert wrong is not None
+    assert right.accepted > 200
+    assert 0 < wrong.drafted < right.drafted / 2
+
+
+async def test_a_draft_model_that_was_slow_once_is_measured_again(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(slow=1)
+    monkeypatch.setattr("uma.engine.policy.plan.CostModel", TwoSteps)
+    monkeypatch.setattr("uma.engine.worker.model_drafter.now_ms", clock)
+    monkeypatch.setattr("uma.engine.worker.model_drafter.MEASURE_AGAIN", 2)
+    config = config_for(target, **COLD, n_ctx=2_048, speculate="auto", draft=str(target))
+    async with open_engine(config) as engine:
+        await alone(engine, [ask(letters(seed), 40) for seed in range(10, 16)])
+    assert clock.reads > 2 * (clock.slow + 10), "the draft model was left alone for good"
+
+
+async def test_guesses_go_on_in_parts_where_one_batch_cannot_hold_them(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows whose texts the draft model has read but for some tokens: a batch of 16 takes one or two of them."""
+    asked = [ask(letters(50 + index), 40, id=str(index)) for index in range(3)]
+    config = config_for(target, **COLD, n_ctx=2_048, kv_unified="on")
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+    drafted = attrs.evolve(config, speculate="always", draft=str(target), n_batch=16, n_ubatch=16)
+    async with open_engine(drafted) as engine:
+        got = await answers(engine, asked)
+    assert [said(each) for each in got] == [said(each) for each in expected]
+    told = [each.finished.metrics.speculation for each in got]
+    assert all(each is not None and each.accepted >= 20 for each in told)
 
 
 async def test_a_draft_model_that_cannot_draft_is_refused_at_the_start(target: Path, tmp_path: Path) -> None:

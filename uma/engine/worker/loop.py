@@ -224,7 +224,8 @@ class DecodeWorker:
     def _next_tick(self, now: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""
         tick, has_preempted = self._planned_tick(now)
-        tick.drafts = self._speculator.draft(tick.decode, is_one_by_one=tick.is_one_by_one) if tick.is_steady else None
+        steady = tick.decode if tick.is_steady else []
+        tick.drafts = self._speculator.draft(steady, is_one_by_one=tick.is_one_by_one)
         return tick, has_preempted
 
     def _planned_tick(self, now: float) -> tuple[Tick, bool]:

@@ -45,6 +45,9 @@ FIRST_PIECE_TOKENS = 64
 """Tokens of such a piece before it is known what one takes."""
 GAIN_SHARE = 0.3
 """Of a token's usual time, what a draft usually saves."""
+MEASURE_AGAIN = 2_048
+"""Ticks that ask what a guess takes, without one computed, after which that is measured anew: the machine may have been
+busy when it was."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -107,6 +110,11 @@ class _Going:
     def ahead(self) -> int:
         return len(self.text.guess)
 
+    @property
+    def missing(self) -> int:
+        """Tokens of the row and of the guess that the small model has not read."""
+        return len(self.sequence.tokens) + self.ahead - len(self.text.held)
+
     def goes_on(self, least_chance: float) -> bool:
         """Whether one more token is wanted and can be had, and the one before it is likely enough to hold."""
         is_over = self.grammar is not None and self.grammar.is_over
@@ -138,6 +146,8 @@ class ModelDrafter:
         """Of all texts: what a new one begins with."""
         self._is_off = False
         self._threads_in_force = 0
+        self._asked = 0
+        """Times that `step_ms` was asked for since the last batch."""
 
     # Drafter
 
@@ -158,7 +168,12 @@ class ModelDrafter:
         return expected
 
     def step_ms(self, rows: int) -> float:
-        """As measured."""
+        """As measured, unless that was long ago."""
+        self._asked += 1
+        if self._asked > MEASURE_AGAIN:
+            self._asked = 0
+            self._cost = CostModel()
+            self._cost.use(self._threads_in_force)
         return self._cost.decode_ms(rows, self._used_cells)
 
     def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
@@ -174,10 +189,10 @@ class ModelDrafter:
             for sequence, wanted in rows
             if (text := self._texts.get(sequence)) is not None and _missing(sequence, text) <= NEAR_TOKENS
         ]
-        least_chance = self.step_ms(len(going)) / plain_ms
+        least_chance = self._cost.decode_ms(len(going), self._used_cells) / plain_ms
         left = [each for each in going if each.ahead < each.wanted]
-        while left and self._step(left):
-            left = [each for each in left if each.goes_on(least_chance)]
+        while left:
+            left = [each for each in self._step(left) if each.goes_on(least_chance)]
         guesses = {each.sequence: each.text for each in going if each.sequence in self._texts}
         return [
             Guess(text.guess[:wanted], text.expected()[:wanted]) if (text := guesses.get(sequence)) else NOTHING
@@ -268,9 +283,10 @@ class ModelDrafter:
 
     def _piece(self, missing: int, held: int, within_ms: float) -> int:
         """Tokens of a text that are read in one tick."""
+        most = min(missing, self._batch.capacity)
         if not self._cost.knows_prefill:
-            return min(missing, FIRST_PIECE_TOKENS)
-        return min(missing, self._batch.capacity, self._cost.best_chunk(within_ms, lambda _: held, missing))
+            return min(most, FIRST_PIECE_TOKENS)
+        return self._cost.best_chunk(within_ms, lambda _: held, most)
 
     def _read(self, sequence: Sequence, count: int) -> float:
         text = self._texts[sequence]
@@ -285,15 +301,28 @@ class ModelDrafter:
         self._cost.observe_prefill(count, first, took_ms)
         return took_ms
 
-    def _step(self, going: list[_Going]) -> bool:
-        """One more token for each guess. False where none could be computed."""
-        fed = []
+    def _step(self, going: list[_Going]) -> list[_Going]:
+        """One more token for each guess for which there are cells. Returns those that it was computed for."""
         for each in going:
             # Also what ended with a token that is no guess is computed from its last token on: that gives the logits.
             self._cut(each.text, len(each.sequence.tokens) + each.ahead - 1)
-        tokens = sum(len(each.sequence.tokens) + each.ahead - len(each.text.held) for each in going)
-        if self._used_cells + tokens > self._context.n_ctx or tokens > self._batch.capacity:
-            return False
+        cells, room = self._context.n_ctx - self._used_cells, 0
+        parts: list[list[_Going]] = []
+        for each in going:
+            tokens = each.missing
+            if tokens > min(cells, self._batch.capacity):
+                continue
+            if tokens > room:
+                parts.append([])
+                room = self._batch.capacity
+            parts[-1].append(each)
+            cells -= tokens
+            room -= tokens
+        return [each for part in parts for each in self._compute(part)]
+
+    def _compute(self, going: list[_Going]) -> list[_Going]:
+        """One more token for each of these guesses, in one batch. Empty where that failed."""
+        fed = []
         self._batch.clear()
         for each in going:
             text = each.text
@@ -307,14 +336,14 @@ class ModelDrafter:
         took_ms = self._decode([each.sequence for each in going])
         masks = self._masks.wait() if masked else None
         if took_ms is None:
-            return False
+            return []
         self._cost.observe_decode(len(going), self._used_cells, took_ms)
         logits = self._context.logits(len(going))
         for row, (each, missing) in enumerate(zip(going, fed, strict=True)):
             each.text.held.extend(missing)
             mask = None if masks is None or each.grammar is None else masks[masked.index(each)]
             self._choose(each, logits[row], mask)
-        return True
+        return going
 
     def _choose(self, going: _Going, logits: Logits, mask: Logits | None) -> None:
         """Go on with the likeliest token that the row can be given. The end of a text ends its guess."""
@@ -334,14 +363,15 @@ class ModelDrafter:
         if token in self._vocab.eog or top == -np.inf:
             going.wanted = ahead
             return
-        sureness = 1.0 / float(np.exp(logits - top).sum())
-        text.guess.append(token)
-        text.kinds.append(bisect_right(SURE, sureness))
         if going.grammar is not None:
             try:
                 going.grammar.accept(token)
-            except DecodeFailed:
-                going.wanted = 0
+            except DecodeFailed:  # it became too complex: the row's own will say so if the text comes to here
+                going.wanted = ahead
+                return
+        sureness = 1.0 / float(np.exp(logits - top).sum())
+        text.guess.append(token)
+        text.kinds.append(bisect_right(SURE, sureness))
 
     def _grammar_of(self, sequence: Sequence, text: _Text) -> GrammarState | None:
         """A row's grammar behind its guess so far, which is cut where the grammar does not allow it."""
@@ -362,6 +392,7 @@ class ModelDrafter:
             self._threads_in_force = threads
             self._context.set_threads(threads)
             self._cost.use(threads)
+        self._asked = 0
         began = now_ms()
         code = self._context.decode(self._batch)
         took_ms = now_ms() - began
