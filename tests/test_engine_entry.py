@@ -209,7 +209,7 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
 async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("uma.engine.engine.GATHER_SEC", PATIENCE_SEC)  # however slow this machine is
+    monkeypatch.setattr("uma.engine.submission.GATHER_SEC", PATIENCE_SEC)  # however slow this machine is
     caplog.set_level(logging.DEBUG, "uma.engine.scheduler")
 
     async def enter(number: int) -> None:

@@ -1,21 +1,19 @@
 """The engine as Trio sees it: one model, one decode thread, any number of requests.
 
-The facade: a request is checked and tokenized (`intake`), becomes a `Sequence`, and goes to the decode thread
-(`worker`); its events come back through the mailbox into its own stream (`delivery`). Everything here belongs to the
-Trio thread that opened the engine.
+The facade: a request is checked and tokenized (`intake`), becomes a `Sequence` (`submission`), and goes to the decode
+thread (`worker`); its events come back through the mailbox into its own stream (`delivery`). Everything here belongs to
+the Trio thread that opened the engine.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import attrs
 import trio
 
 from uma.config import RuntimeConfig
@@ -24,8 +22,6 @@ from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of
 from uma.engine.clock import now_ms
-from uma.engine.delivery.answers import AnswerGroup, AnswerPort
-from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
@@ -34,7 +30,6 @@ from uma.engine.health import Watchdog
 from uma.engine.info import server_info
 from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
-from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
@@ -44,16 +39,16 @@ from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
-from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload, SequenceControl
+from uma.engine.submission import Prepared, Submission
+from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.prompt_report import PromptReport
-from uma.engine.worker.sequence import Bias, Sequence, Status
+from uma.engine.worker.sequence import Status
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.types import (
-    MAX_SEED,
     Activity,
     Embeddings,
     EmbedRequest,
@@ -64,9 +59,6 @@ from uma.types import (
     RerankRequest,
     Tokenized,
 )
-
-GATHER_SEC = 0.02
-"""Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
 
 _trace_log = logging.getLogger("uma.engine.scheduler")
 
@@ -88,9 +80,6 @@ class Engine:
         self._metrics = EngineMetrics(kv_cells_total=context.n_ctx)
         self._metrics.cache.total_capacity = context.n_ctx
         self._trio_token = trio.lowlevel.current_trio_token()
-        self._next_key = 1
-        self._open: dict[Sequence, None] = {}
-        """Requests whose last event has not been read."""
         self._is_draining = False
         self._drained = trio.Event()
         self._pool = _make_pool(config, context, archive)
@@ -109,8 +98,9 @@ class Engine:
             draft=draft,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
-        # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
-        self._wake_worker = WhenIdle(self.worker.commands.wake, GATHER_SEC)
+        self._requests = Submission(
+            config, self.max_request_tokens, self.worker.commands, self._metrics, self._note_drained
+        )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._constraints = Constraints(context.model.vocab)
         self._embeddings = EmbedService(
@@ -119,7 +109,7 @@ class Engine:
         self._watchdog = Watchdog(self.worker.commands)
         self._gate = Gate(
             config,
-            self._open.keys(),
+            self._requests.open,
             lambda: self.worker.active_count,
             max_active,
             self._pool,
@@ -159,7 +149,8 @@ class Engine:
             raise
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
-        stream = self._submit(request, tokens, grammar, forced, bias, report, self._chat.spellings(asked))
+        spellings = self._chat.spellings(asked)
+        stream = self._requests.submit(Prepared(request, tokens, grammar, forced, bias, report, spellings))
         try:
             yield stream if prompt is None else self._parsed(asked, prompt, stream)
         finally:
@@ -209,7 +200,7 @@ class Engine:
     async def activity(self) -> Activity:
         """See `types.Source.activity`."""
         await trio.lowlevel.checkpoint()
-        return activity_of([each for each in self._open if each.status is not Status.ENDED], now_ms())
+        return activity_of([each for each in self._requests.open if each.status is not Status.ENDED], now_ms())
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""
@@ -261,7 +252,7 @@ class Engine:
         await self._drained.wait()
 
     def _note_drained(self) -> None:
-        if self._is_draining and not self._open and not self._embeddings:
+        if self._is_draining and not self._requests.open and not self._embeddings:
             self._drained.set()
 
     def _check_open(self) -> None:
@@ -302,96 +293,14 @@ class Engine:
         await answered.wait()
         return known
 
-    def _submit(
-        self,
-        request: Request,
-        tokens: array[int],
-        grammar: GrammarState | None,
-        forced: Iterable[int],
-        bias: Bias | None,
-        report: PromptReport | None,
-        spellings: Mapping[int, bytes],
-    ) -> RequestStream:
-        """Hand a request to the decode thread: a sequence for each of its answers."""
-        sampling = request.sampling.over(self.config.sampler)
-        if sampling is not request.sampling:
-            request = attrs.evolve(request, sampling=sampling)
-        seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
-        sequences = [
-            self._sequence(
-                request,
-                tokens if index == 0 else array("i", tokens),
-                index=index,
-                seed=(seed + index) % (MAX_SEED + 1),
-                grammar=grammar if grammar is None or index == 0 else grammar.fork(),
-                forced=list(forced),
-                bias=bias,
-                report=report if index == 0 else None,
-                spellings=spellings,
-            )
-            for index in range(features.answers(sampling))
-        ]
-        stream = self._stream(request, sequences)
-        for sequence in sequences:
-            self._open[sequence] = None
-            self.worker.commands.submit(sequence)
-        self._wake_worker.ask()
-        return stream
-
     async def _report(self, request: Request) -> PromptReport | None:
         sampling = request.sampling
         if not sampling.echo and sampling.prompt_logprobs is None:
             return None
         return PromptReport(await self._prompts.text(request), sampling.prompt_logprobs)
 
-    def _sequence(self, request: Request, tokens: array[int], **more: Any) -> Sequence:
-        limit = self.config.max_tokens
-        asked = request.sampling.max_tokens or limit
-        cut = f"max_tokens: {asked:,} is over the limit of {limit:,} and was cut to it"
-        key, self._next_key = self._next_key, self._next_key + 1
-        return Sequence(
-            key=key,
-            request=request,
-            tokens=tokens,
-            prompt_tokens=len(tokens),
-            max_tokens=min(asked, limit, self.max_request_tokens - len(tokens)),
-            lane=request.priority,
-            arrived_ms=now_ms(),
-            target_ttft_ms=request.slo.target_ttft_ms,
-            expected_ttft_ms=request.slo.target_ttft_ms or self.config.slo_ttft_ms,
-            target_tbt_ms=request.slo.target_tbt_ms or self.config.slo_tbt_ms,
-            credits=CREDITS,
-            is_paced=self._is_paced(request),
-            warnings=(cut,) if asked > limit else (),
-            **more,
-        )
-
-    def _is_paced(self, request: Request) -> bool:
-        """Whether tokens are given evenly. Those of several answers are not: they come in turns anyway."""
-        is_asked = "off" not in (request.pace, self.config.pace)
-        return is_asked and request.stream and features.answers(request.sampling) == 1
-
-    def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
-        controls = [SequenceControl(self.worker.commands, sequence) for sequence in sequences]
-        if len(sequences) == 1:
-            (sequence,) = sequences
-            sequence.stream = stream = RequestStream(controls[0], lambda: self._forget(sequence), self._count_dropped)
-            return stream
-        group = AnswerGroup(request, controls, lambda: self._forget(*sequences), self._count_dropped)
-        for index, each in enumerate(sequences):
-            each.stream = AnswerPort(group, index, partial(self._forget, each))
-        return group.stream
-
     def _parsed(self, request: Request, prompt: array[int], stream: RequestStream) -> ParsedStream:
         return ParsedStream(stream, request, lambda: self._chat.parser(request, prompt))
-
-    def _count_dropped(self, tokens: int) -> None:
-        self._metrics.tokens_dropped_total += tokens
-
-    def _forget(self, *sequences: Sequence) -> None:
-        for sequence in sequences:
-            self._open.pop(sequence, None)
-        self._note_drained()
 
 
 def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:

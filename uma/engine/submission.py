@@ -1,0 +1,142 @@
+"""Requests that were admitted, on their way to the decode thread: the sequences that compute each of them, and the
+stream that its events come back in. Belongs to the Trio thread that opened the engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import attrs
+
+from uma.config import RuntimeConfig
+from uma.engine.clock import now_ms
+from uma.engine.delivery.answers import AnswerGroup, AnswerPort
+from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.stream import RequestStream
+from uma.engine.intake import features
+from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.worker.commands import Commands, SequenceControl
+from uma.engine.worker.prompt_report import PromptReport
+from uma.engine.worker.sequence import Bias, Sequence
+from uma.llama.grammar import GrammarState
+from uma.metrics import EngineMetrics
+from uma.types import MAX_SEED, Request
+
+GATHER_SEC = 0.02
+"""Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A request that was checked and admitted, with all that was made of its fields."""
+
+    request: Request
+    tokens: array[int]
+    grammar: GrammarState | None
+    forced: list[int]
+    """Tokens that the grammar leaves no choice about, before the first one that is sampled."""
+    bias: Bias | None
+    report: PromptReport | None
+    spellings: Mapping[int, bytes]
+    """Bytes of special tokens that are part of the output's text."""
+
+
+class Submission:
+    """Makes sequences, hands them to the decode thread, and knows them until their last event is read.
+
+    `on_end` is called whenever a request has ended.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        max_request_tokens: int,
+        commands: Commands,
+        metrics: EngineMetrics,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._max_request_tokens = max_request_tokens
+        self._commands = commands
+        self._metrics = metrics
+        self._on_end = on_end
+        self._next_key = 1
+        self._open: dict[Sequence, None] = {}
+        self.open = self._open.keys()
+        """Sequences whose last event has not been read, in order of arrival: those of this moment."""
+        # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
+        self._wake_worker = WhenIdle(commands.wake, GATHER_SEC)
+
+    def submit(self, prepared: Prepared) -> RequestStream:
+        """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""
+        sampling = prepared.request.sampling.over(self._config.sampler)
+        if sampling is not prepared.request.sampling:
+            prepared = attrs.evolve(prepared, request=attrs.evolve(prepared.request, sampling=sampling))
+        seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
+        sequences = [
+            self._sequence(prepared, index, (seed + index) % (MAX_SEED + 1))
+            for index in range(features.answers(sampling))
+        ]
+        stream = self._stream(prepared.request, sequences)
+        for sequence in sequences:
+            self._open[sequence] = None
+            self._commands.submit(sequence)
+        self._wake_worker.ask()
+        return stream
+
+    def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
+        """The sequence of one answer. The first has the request's own state, each other a copy of it."""
+        request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
+        limit = self._config.max_tokens
+        asked = request.sampling.max_tokens or limit
+        cut = f"max_tokens: {asked:,} is over the limit of {limit:,} and was cut to it"
+        key, self._next_key = self._next_key, self._next_key + 1
+        return Sequence(
+            key=key,
+            request=request,
+            tokens=tokens if is_first else array("i", tokens),
+            prompt_tokens=len(tokens),
+            max_tokens=min(asked, limit, self._max_request_tokens - len(tokens)),
+            lane=request.priority,
+            arrived_ms=now_ms(),
+            target_ttft_ms=request.slo.target_ttft_ms,
+            expected_ttft_ms=request.slo.target_ttft_ms or self._config.slo_ttft_ms,
+            target_tbt_ms=request.slo.target_tbt_ms or self._config.slo_tbt_ms,
+            credits=CREDITS,
+            is_paced=self._is_paced(request),
+            warnings=(cut,) if asked > limit else (),
+            index=index,
+            seed=seed,
+            grammar=grammar if grammar is None or is_first else grammar.fork(),
+            forced=list(prepared.forced),
+            bias=prepared.bias,
+            report=prepared.report if is_first else None,
+            spellings=prepared.spellings,
+        )
+
+    def _is_paced(self, request: Request) -> bool:
+        """Whether tokens are given evenly. Those of several answers are not: they come in turns anyway."""
+        is_asked = "off" not in (request.pace, self._config.pace)
+        return is_asked and request.stream and features.answers(request.sampling) == 1
+
+    def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
+        controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
+        if len(sequences) == 1:
+            (sequence,) = sequences
+            sequence.stream = stream = RequestStream(controls[0], lambda: self._forget(sequence), self._count_dropped)
+            return stream
+        group = AnswerGroup(request, controls, lambda: self._forget(*sequences), self._count_dropped)
+        for index, each in enumerate(sequences):
+            each.stream = AnswerPort(group, index, partial(self._forget, each))
+        return group.stream
+
+    def _count_dropped(self, tokens: int) -> None:
+        self._metrics.tokens_dropped_total += tokens
+
+    def _forget(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self._open.pop(sequence, None)
+        self._on_end()
