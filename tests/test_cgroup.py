@@ -78,6 +78,13 @@ def test_a_container_s_limit_is_found_where_only_its_part_is_mounted(tmp_path: P
     assert backend.core_count(root) == 1
 
 
+def test_a_path_with_a_space_is_found_although_the_kernel_writes_it_in_octal(tmp_path: Path) -> None:
+    group = "/a container\\of mine"
+    mount = r"31 23 0:28 /a\040container\134of\040mine /sys/fs/cgroup/my\040groups rw - cgroup2 cgroup2 rw"
+    files = {f"my groups/{name}": text for name, text in memory_v2("unit", str(GIB)).items()}
+    assert free_memory_bytes(machine(tmp_path, f"0::{group}/unit", mount, files)) == GIB // 2
+
+
 def test_version_1_has_its_limits_in_other_files(tmp_path: Path) -> None:
     own = f"4:memory:{UNIT}\n2:cpu,cpuacct:{UNIT}\n0::/"
     memory = {"limit_in_bytes": str(GIB), "usage_in_bytes": str(GIB // 2), "stat": f"total_inactive_file {GIB // 8}"}

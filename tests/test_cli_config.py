@@ -152,6 +152,10 @@ def test_an_unknown_variable_is_told_and_changes_nothing(
     assert said.out == expected
     warning = "UMA_N_CTXX: no such setting, so it changes nothing; did you mean UMA_N_CTX?"
     assert said.err == f"uma: warning: {warning}\n"
+    monkeypatch.delenv("UMA_N_CTXX")
+    monkeypatch.setenv("UMA_FOO", "1")
+    assert main(["config", "--json"]) == 0
+    assert capsys.readouterr().err == "uma: warning: UMA_FOO: no such setting, so it changes nothing\n"
 
 
 def test_relative_paths_in_a_file_are_meant_from_where_the_file_is(

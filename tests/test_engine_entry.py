@@ -372,6 +372,41 @@ async def test_within_a_lane_clients_take_turns_by_what_their_work_costs() -> No
     assert rest == ["flood", "other", "flood", "flood", "heavy", "flood", "flood"]
 
 
+async def test_work_that_a_client_cancels_costs_it_no_turn() -> None:
+    lanes, order = LaneLimiter(1), list[str]()
+
+    async def work(client: str, name: str, scope: trio.CancelScope) -> None:
+        CLIENT.set(client)
+        with scope:
+            async with lanes.slot(0):
+                order.append(name)
+
+    async with trio.open_nursery() as nursery:
+
+        async def begin(client: str, name: str) -> trio.CancelScope:
+            scope = trio.CancelScope()
+            nursery.start_soon(work, client, name, scope)
+            await trio.testing.wait_all_tasks_blocked()
+            return scope
+
+        lanes.acquire_nowait(0)
+        withdrawn = await begin("third", "withdrawn")
+        given_up = [await begin("one", f"given up {number}") for number in range(3)]
+        for client, name in (
+            ("one", "last of one"),
+            ("other", "other 0"),
+            ("other", "other 1"),
+            ("third", "last of third"),
+        ):
+            await begin(client, name)
+        for scope in given_up:
+            scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        withdrawn.cancel()
+        lanes.release()  # it is given to the task that was cancelled, which has not run yet
+    assert order == ["last of one", "other 0", "last of third", "other 1"]
+
+
 async def test_one_clients_prompts_leave_space_and_a_turn_for_anothers(tiny: Path) -> None:
     done, refused = list[str](), Counter[str]()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -33,6 +35,23 @@ def refusal(source: str, messages: tuple[Message, ...] = TALK) -> str:
     with pytest.raises(TemplateError) as caught:
         render(source, messages)
     return caught.value.message
+
+
+def test_two_threads_may_close_a_template_at_once() -> None:
+    for _ in range(20):
+        template = ChatTemplate(None, "", "")
+        closers = [threading.Thread(target=template.close, daemon=True) for _ in range(2)]
+        with template._renderer():
+            with template._renderer():
+                for each in closers:
+                    each.start()
+            due = time.monotonic() + PATIENCE_SEC
+            while not template._idle.empty():  # one of the two takes it, and then waits for the other process
+                assert time.monotonic() < due
+                time.sleep(0)
+        for each in closers:
+            each.join(PATIENCE_SEC)
+            assert not each.is_alive()
 
 
 def test_a_model_without_a_template_gets_the_plain_one() -> None:

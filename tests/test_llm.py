@@ -96,7 +96,7 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.generate(None), "prompts: expected a string or a list of strings, not null"),
+        (lambda llm: llm.generate(None), "prompts: expected a string or a list of strings, not None"),
         (lambda llm: llm.generate(b"x"), "prompts: expected a string or a list of strings, not b'x'"),
         (lambda llm: llm.generate(["x", 7]), r"prompts\[1\]: expected a string, not 7"),
         (lambda llm: llm.generate([Message("user", "x")]), "llm.chat takes conversations"),

@@ -8,6 +8,7 @@ to the top of what is mounted, and the tightest counts. Both versions of the int
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -124,8 +125,13 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind in ("cgroup", "cgroup2"):
-            group, point = before.split(" ")[3:5]
+            group, point = map(_unescaped, before.split(" ")[3:5])
             yield _Mount(2 if kind == "cgroup2" else 1, frozenset(options.split(",")), group, point)
+
+
+def _unescaped(path: str) -> str:
+    """A path of `mountinfo`, where the kernel writes spaces, tabs, newlines and backslashes in octal: `\\040`."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _lines(file: Path) -> list[str]:

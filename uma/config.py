@@ -351,7 +351,7 @@ def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> F
 def _unknown_variables(environ: Mapping[str, str], known: Mapping[str, Setting]) -> list[str]:
     settable = [each.variable for each in known.values()]
     return [
-        f"{variable}: no such setting, so it changes nothing{nearest(variable, settable)}"
+        f"{variable}: no such setting, so it changes nothing{nearest(variable, settable, prefix='UMA_')}"
         for variable in environ
         if variable.startswith("UMA_") and variable not in RESERVED_VARIABLES and variable not in settable
     ]
@@ -399,9 +399,9 @@ def _is_path(model: str, folder: Path) -> bool:
     return model.startswith(("./", "../", "~")) or (folder / model).is_file()
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing where no known word is near."""
+def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """`; did you mean X?`, or nothing where no known word is near. A `prefix` that all have makes none nearer."""
     from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
 
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = get_close_matches(word.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1, cutoff=0.6)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

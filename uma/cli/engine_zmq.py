@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import sys
 from functools import partial
 from urllib.parse import urlsplit
 
+from uma.cli import say
+from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.cli.run import announce
 from uma.config import RuntimeConfig
@@ -64,4 +65,4 @@ def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:
 
 def _announce(config: RuntimeConfig, endpoint: str, info: ServerInfo) -> None:
     announce(config, info)
-    print(f"zmq     {endpoint}", file=sys.stderr, flush=True)
+    say.plain(harmless_line(f"zmq     {endpoint}"))

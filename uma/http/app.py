@@ -36,7 +36,7 @@ from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page
 from uma.http.problem import NotFound, Problem, WrongMethod
-from uma.net.client import CLIENT
+from uma.net.client import CLIENT, client_at
 from uma.net.logfmt import log
 from uma.version import __version__
 
@@ -213,7 +213,7 @@ class _Entrance:
             await http.write(b"", is_last=True)
             return
         http.account = self.door.account(http)
-        CLIENT.set(http.account or http.scope.get("client"))
+        CLIENT.set(http.account or (client_at(*peer) if (peer := http.scope.get("client")) else None))
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
         await self.inner(http.scope, http.receive, http.send)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from queue import LifoQueue
+from threading import Lock
 from typing import Any
 
 import attrs
@@ -46,6 +47,7 @@ class ChatTemplate:
         self._idle: LifoQueue[RenderProcess] = LifoQueue()
         for _ in range(RENDERERS):
             self._idle.put(RenderProcess([self.source, bos, eos]))
+        self._closing = Lock()
 
     @cached_property
     def is_cheap(self) -> bool:
@@ -83,10 +85,11 @@ class ChatTemplate:
 
     def close(self) -> None:
         """End the child processes for good, once they have rendered what they were given. Harmless when repeated."""
-        every = [self._idle.get() for _ in range(RENDERERS)]
-        for each in every:
-            each.close()
-            self._idle.put(each)
+        with self._closing:  # two threads that each had one process would wait for the other's
+            every = [self._idle.get() for _ in range(RENDERERS)]
+            for each in every:
+                each.close()
+                self._idle.put(each)
 
     @contextmanager
     def _renderer(self) -> Iterator[RenderProcess]:

@@ -36,7 +36,9 @@ def params_for(number: int, given: Sampling | Sequence[Sampling] | None) -> Iter
     if given is None or isinstance(given, SamplingParams | Mapping):
         return repeat(sampling_of(given, "sampling_params"), number)
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        raise TypeError(f"sampling_params: expected SamplingParams, a dict of its fields, or a list, not {show(given)}")
+        raise TypeError(
+            f"sampling_params: expected SamplingParams, a dict of its fields, or a list, not {shown(given)}"
+        )
     if len(given) != number:
         raise ValueError(f"sampling_params: {len(given)} came for {number} prompts; give one for all, or one for each")
     return [sampling_of(each, f"sampling_params[{index}]") for index, each in enumerate(given)]
@@ -47,11 +49,11 @@ def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
     if given is None or isinstance(given, SamplingParams):
         return given or SamplingParams()
     if not isinstance(given, Mapping):
-        raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {show(given)}")
+        raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {shown(given)}")
     known = [field.name for field in attrs.fields(SamplingParams)]
     for name in given:
         if name not in known:
-            raise TypeError(f"{where}: {show(name)} is no field of SamplingParams{nearest(str(name), known)}")
+            raise TypeError(f"{where}: {shown(name)} is no field of SamplingParams{nearest(str(name), known)}")
     return SamplingParams(**given)
 
 
@@ -60,12 +62,12 @@ def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[s
     if isinstance(given, str):
         return [given]
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"{name}: expected a string or a list of strings, not {show(given)}")
+        raise TypeError(f"{name}: expected a string or a list of strings, not {shown(given)}")
     found = list(given)
     for index, each in enumerate(found):
         if not isinstance(each, str):
             hinted = hint if isinstance(each, Message | Mapping) else ""
-            raise TypeError(f"{name}[{index}]: expected a string, not {show(each)}{hinted}")
+            raise TypeError(f"{name}[{index}]: expected a string, not {shown(each)}{hinted}")
     return found
 
 
@@ -74,20 +76,25 @@ def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple
     expected = "expected a list of messages, each a Message or a dict of role and content"
     if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
         hint = "; llm.generate takes plain prompts" if isinstance(given, str) else ""
-        raise TypeError(f"conversations: {expected}, not {show(given)}{hint}")
+        raise TypeError(f"conversations: {expected}, not {shown(given)}{hint}")
     every: Any = list(given)
     if every and isinstance(every[0], Message | Mapping):
         every = [every]
     found = []
     for index, each in enumerate(every):
         if isinstance(each, str | bytes | Mapping | Message) or not isinstance(each, Iterable):
-            raise TypeError(f"conversations[{index}]: {expected}, not {show(each)}")
+            raise TypeError(f"conversations[{index}]: {expected}, not {shown(each)}")
         messages = tuple(each)
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
-                raise TypeError(f"conversations[{index}][{place}]: {expected}, not {show(message)}")
+                raise TypeError(f"conversations[{index}][{place}]: {expected}, not {shown(message)}")
         found.append(messages)
     return found
+
+
+def shown(value: Any) -> str:
+    """A value as a `TypeError` quotes it: in Python's words."""
+    return repr(value) if value is None or isinstance(value, bool) else show(value)
 
 
 def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:
@@ -95,7 +102,7 @@ def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if isinstance(prompt, bytes | Mapping | Message) or not isinstance(prompt, Iterable):
-        raise TypeError(f"prompt: expected a string, or a list of messages, not {show(prompt)}")
+        raise TypeError(f"prompt: expected a string, or a list of messages, not {shown(prompt)}")
     ((*messages,),) = conversations_of([tuple(prompt)])
     return {"messages": make_request(lambda: tuple(map(message_of, messages)))}
 
@@ -113,7 +120,7 @@ def message_of(given: Message | Mapping[str, str]) -> Message:
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
-        raise ValueError(f"messages: expected a Message, or a dict of role and content, not {show(given)}")
+        raise ValueError(f"messages: expected a Message, or a dict of role and content, not {shown(given)}")
     return Message(**given)
 
 
@@ -135,5 +142,5 @@ def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
         return given
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(inner, Mapping) or "name" not in inner:
-        raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {show(given)}")
+        raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {shown(given)}")
     return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"))

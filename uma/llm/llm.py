@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uma.constraints import show
 from uma.llm.arguments import (
     Conversation,
     Sampling,
@@ -22,6 +21,7 @@ from uma.llm.arguments import (
     params_for,
     prompt_fields,
     sampling_of,
+    shown,
     texts_of,
     tool_fields,
 )
@@ -47,7 +47,7 @@ class LLM:
 
     def __init__(self, model: str | PathLike[str] = "builtin", **settings: Any) -> None:
         if not isinstance(model, str | PathLike):
-            raise TypeError(f"model: expected a path or a name, not {show(model)}")
+            raise TypeError(f"model: expected a path or a name, not {shown(model)}")
         self.config = config_of(fspath(model), settings)
         self._loop = EngineThread(self.config)
         # An LLM that is never closed must not keep the interpreter from ending, nor outlive its last reference.
@@ -173,7 +173,7 @@ class LLM:
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
         if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Iterable):
-            raise TypeError(f"token_ids: expected a list of integers, not {show(token_ids)}")
+            raise TypeError(f"token_ids: expected a list of integers, not {shown(token_ids)}")
         ids = tuple(token_ids)
         if not ids:
             return ""

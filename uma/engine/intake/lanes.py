@@ -15,17 +15,32 @@ import trio
 from uma.net.client import CLIENT
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class _Waiter:
-    lane: int
-    turn: float
     arrival: int
+    cost: float
     granted: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.define(eq=False)
+class _Flow:
+    """What one client wants in one lane."""
+
+    lane: int
+    turn: float = 0.0
+    """When its first waiter is due, on a clock that counts cost. A waiter that is cancelled leaves its turn behind."""
+    waiting: dict[_Waiter, None] = attrs.field(factory=dict)
+    """In order of arrival."""
+
+    @property
+    def first(self) -> _Waiter:
+        """The waiter that is served next."""
+        return next(iter(self.waiting))
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Sorts waiters in the order in which they are served."""
-        return -self.lane, self.turn, self.arrival
+        """Sorts flows in the order in which they are served."""
+        return -self.lane, self.turn, self.first.arrival
 
 
 class LaneLimiter:
@@ -39,17 +54,16 @@ class LaneLimiter:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = slots
-        self._waiting: list[_Waiter] = []
         self._arrivals = count()
         self._clocks: dict[int, float] = {}
         """By lane, the turn that was served last."""
-        self._ends: dict[tuple[int, Hashable], float] = {}
-        """By lane and client, when its next turn begins. Forgotten once no slot is held."""
+        self._flows: dict[tuple[int, Hashable], _Flow] = {}
+        """By lane and client. Forgotten once no slot is held."""
 
     @property
     def waiting(self) -> int:
         """Tasks that wait for a slot."""
-        return len(self._waiting)
+        return sum(len(flow.waiting) for flow in self._flows.values())
 
     @asynccontextmanager
     async def slot(self, lane: int, cost: float = 1.0) -> AsyncIterator[None]:
@@ -73,36 +87,36 @@ class LaneLimiter:
 
     async def _acquire(self, lane: int, cost: float) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        waiter = _Waiter(lane, self._next_turn(lane, cost), next(self._arrivals))
-        self._waiting.append(waiter)
+        flow = self._flows.setdefault((lane, CLIENT.get()), _Flow(lane))
+        if not flow.waiting:
+            flow.turn = max(flow.turn, self._clocks.get(lane, 0.0))
+        waiter = _Waiter(next(self._arrivals), cost)
+        flow.waiting[waiter] = None
         self._grant()
         try:
             await waiter.granted.wait()
         except trio.Cancelled:
             if waiter.granted.is_set():
+                flow.turn -= cost  # it has used nothing
                 self.release()
             else:
-                self._waiting.remove(waiter)
+                del flow.waiting[waiter]
             raise
 
-    def _next_turn(self, lane: int, cost: float) -> float:
-        mine = lane, CLIENT.get()
-        turn = max(self._clocks.get(lane, 0.0), self._ends.get(mine, 0.0))
-        self._ends[mine] = turn + cost
-        return turn
-
     def _grant(self) -> None:
-        while self._waiting:
-            first = min(self._waiting, key=lambda each: each.order)
-            if self._free <= self._reserved_from(first.lane):
+        while waiting := [flow for flow in self._flows.values() if flow.waiting]:
+            flow = min(waiting, key=lambda each: each.order)
+            if self._free <= self._reserved_from(flow.lane):
                 return
-            self._waiting.remove(first)
+            first = flow.first
+            del flow.waiting[first]
             self._free -= 1
-            self._clocks[first.lane] = max(self._clocks.get(first.lane, 0.0), first.turn)
+            self._clocks[flow.lane] = max(self._clocks.get(flow.lane, 0.0), flow.turn)
+            flow.turn += first.cost
             first.granted.set()
         if self._free == self.slots:
             self._clocks.clear()
-            self._ends.clear()
+            self._flows.clear()
 
     def _reserved_from(self, lane: int) -> int:
         return 1 if lane < 0 and self.slots > 1 else 0
