@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run_until_terminated(
     console: Console, store: Store, bench: Bench, wanted: list[Scenario], rounds: int
 ) -> None:
-    # Whoever ends this command must not leave its servers behind; Ctrl-C unwinds by itself.
+    # A signal that ends this command must not leave its servers behind; Ctrl-C unwinds by itself.
     async with trio.open_nursery() as nursery:
 
         async def end_on_sigterm() -> None:

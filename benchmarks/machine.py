@@ -1,4 +1,4 @@
-"""What the figures were measured on, so that nobody has to guess what they mean elsewhere."""
+"""What the figures were measured on, so that what they mean elsewhere need not be guessed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder_name(machine: dict[str, str]) -> str:
 
 
 def _extra_buffers() -> str:
-    """llama.cpp's extra buffer types that all who are measured compute with, and those that none does."""
+    """llama.cpp's extra buffer types that all servers here compute with, and those that none does."""
     found = trust.verdict()
     return "; ".join(
         [

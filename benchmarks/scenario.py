@@ -63,7 +63,7 @@ class Summary:
         return list(dict.fromkeys(case for case, _ in self.medians))
 
     def targets(self, case: str) -> list[str]:
-        """Who was measured in a case."""
+        """The targets that were measured in a case."""
         return [target for each, target in self.medians if each == case]
 
     def get(self, case: str, target: str, measure: str) -> float:

@@ -6,9 +6,9 @@
 
 Nothing of the policy is written again here: the scheduler with all of its plan (decode steps ahead, pace), the order of
 service, admission and the times at which readers are given tokens are the engine's. What is simulated is the machine
-(how long a batch takes), the people (who asks for what, when) and the KV cells. The same load is run under UMA's policy
-and under the usual one, which takes requests as they come, fills each batch with as many prompt tokens as it holds and
-refuses nobody; so the table shows what the policy buys and what it costs.
+(how long a batch takes), the load (what is asked for, and when) and the KV cells. The same load is run under UMA's
+policy and under the usual one, which takes requests as they come, fills each batch with as many prompt tokens as it
+holds and refuses no request; so the table shows what the policy buys and what it costs.
 """
 
 from __future__ import annotations

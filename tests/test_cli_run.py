@@ -1,4 +1,4 @@
-"""`uma run` for the person who starts it: what runs, where, how to reach it, and why it does not."""
+"""`uma run` as its user sees it: what runs, where, how to reach it, and why it does not."""
 
 from __future__ import annotations
 
@@ -76,3 +76,11 @@ def test_a_server_that_cannot_start_says_why_in_one_line(
 )
 def test_sizes_are_told_in_the_unit_that_fits(number: int, text: str) -> None:
     assert words.size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.01234, "0.0123"), (41.23, "41.2"), (99.96, "100"), (2_110.0, "2,110"), (1_234_567.8, "1,234,568")],
+)
+def test_a_speed_is_told_in_plain_digits(number: float, text: str) -> None:
+    assert words.figure(number) == text

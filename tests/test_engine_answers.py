@@ -81,7 +81,7 @@ async def test_best_of_gives_the_likeliest_of_those_that_were_drawn(tiny: Path) 
     order = sorted(range(6), key=mean, reverse=True)
     assert [each.seed for each in best.answers] == [every.answers[index].seed for index in order[:2]]
     assert [each.token_ids for each in best.answers] == [every.answers[index].token_ids for index in order[:2]]
-    assert best.answers[0].logprobs is None, "nobody asked for them"
+    assert best.answers[0].logprobs is None, "they were not asked for"
     assert best.usage.completion_tokens == 6 * 25
 
 

@@ -1,4 +1,4 @@
-"""The way into the engine: what is prepared in other threads, who leaves before that is done, who comes together.
+"""The way into the engine: what is prepared in other threads, requests that are withdrawn before that, and bursts.
 
 Where all worker threads are taken, whatever needs one waits, and a test can look at it.
 """

@@ -1,4 +1,4 @@
-"""What llama_decode may do to a batch: fail because of one row, fail once, or find no room. Nobody else may notice."""
+"""What llama_decode may do to a batch: fail because of one row, fail once, or find no room. No other row may notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tokens get to those who read them: a few at a time where that is not felt, past a task that would only pass them
+"""How tokens get to their readers: a few at a time where that is not felt, past a task that would only pass them
 on, and in every case each once and in order.
 """
 
@@ -36,7 +36,7 @@ PATIENT_MS = 3_600_000.0
 
 
 def paced(request: Request, target_tbt_ms: float) -> Request:
-    """The request of somebody who would have a token each `target_tbt_ms`."""
+    """A request whose reader wants a token each `target_tbt_ms`."""
     return attrs.evolve(request, slo=Slo(target_tbt_ms=target_tbt_ms))
 
 

@@ -1,4 +1,4 @@
-"""KV memory that changes its layout while sequences run: nobody notices but by the clock.
+"""KV memory that changes its layout while sequences run: readers notice it by the clock alone.
 
 Every output is compared with that of the same request alone, in an engine whose memory is one buffer and stays it.
 """

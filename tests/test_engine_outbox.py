@@ -164,7 +164,7 @@ class Ticks(RuleBasedStateMachine):
     def all_goes_once_and_in_order(self) -> None:
         given_events = self.reader.given
         assert given_events == self.added[: len(given_events)]
-        assert all(self.reader.calls), "somebody was woken for nothing"
+        assert all(self.reader.calls), "a reader was woken for nothing"
 
 
 TestTicks = Ticks.TestCase

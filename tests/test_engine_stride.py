@@ -1,4 +1,4 @@
-"""Several tokens for the same rows at a stretch: nobody can tell by the result, and nobody waits for its end."""
+"""Several tokens for the same rows at a stretch: the result is the same, and no request waits for its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENT = Slo(target_tbt_ms=3_600_000.0)
 
 
 def patient(request: Request) -> Request:
-    """The request of somebody who would not mind to have all tokens at the end."""
+    """A request whose reader is as well served with all tokens at the end."""
     return attrs.evolve(request, slo=PATIENT)
 
 
@@ -124,7 +124,7 @@ async def test_a_text_may_end_as_soon_as_it_is_long_enough(strides: list[list[St
     assert max(map(len, strides)) == STRIDE_STEPS
 
 
-# Nobody waits for its end
+# No request waits for its end
 
 
 class StoppableContext(Context):

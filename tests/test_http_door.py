@@ -1,4 +1,4 @@
-"""Who may come in over HTTP, with what, and how much of it."""
+"""Access over HTTP: which requests are let in, by which key, and how many of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of cells and sequence ids through random lives: whoever is told that tokens are there really has them.
+"""The pool of cells and sequence ids through random lives: a sequence has the tokens that it was told of.
 
 llama.cpp's memory is a plain account here: for each sequence id its cells, each with the token computed into it. A
 snapshot is a copy of that account, and a copy between separate buffers happens with the next batch, as it really does.
@@ -34,7 +34,7 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=25)
 
 
 class FakeContext:
-    """Who holds which cell, with llama.cpp's rules."""
+    """Which sequence holds which cell, with llama.cpp's rules."""
 
     def __init__(self, *, unified: bool) -> None:
         self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16")

@@ -1,4 +1,4 @@
-"""Weights in huge pages: that they are asked for in time, where they are, and who is asked to map the file instead."""
+"""Weights in huge pages: that they are asked for in time, where they are, and when the file is mapped instead."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path, render
         with trio.fail_after(PATIENCE_SEC):
             while (await settled(engine))["requests_length"] == 0:
                 pass
-            assert answer.version == 0  # nobody has read, so nothing was rendered
+            assert answer.version == 0  # no reader has come, so nothing was rendered
             with answer.reader():
                 while not answer.is_over:
                     await answer.wait(answer.version)

@@ -1,4 +1,4 @@
-"""The policy over many ticks on a simulated machine: streams flow, prompts are read, and nobody starves."""
+"""The policy over many ticks on a simulated machine: streams flow, prompts are read, and no request starves."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int,
             others.append(world.ask(short, 3))
         world.tick()
     assert asked.is_done, "the long prompt starved"
-    # Its deadline is four times its own reading time; from then on nobody who came later is before it.
+    # Its deadline is four times its own reading time; from then on no later request is before it.
     assert asked.given_ms[0] - began <= 8 * own + 20 * BUDGET
     assert any(each.given_ms and each.given_ms[0] < asked.given_ms[0] for each in others), "nothing overtook it"
 

@@ -1,4 +1,4 @@
-"""One tick's plan, for any state of the world: who must be in it, what it may not exceed, who gives way first."""
+"""One tick's plan, for any state of the world: which rows must be in it, its bounds, which rows give way first."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
 
 @given(schedulers(), rows(), st.one_of(st.just(0), st.integers(0, 600)))
 def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
-    # Nothing suspends prefill for longer than a few ticks, and memory that someone holds can always be taken back.
+    # Nothing suspends prefill for longer than a few ticks, and memory that a row holds can always be taken back.
     can_run = [row for row in every if not row.is_paused]
     can_get_room = free > 0 or sum(row.cells for row in every) > max(row.cells for row in every)
     plans = [scheduler.plan(state_of(every, free), NOW) for _ in range(5)]
@@ -115,7 +115,7 @@ def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list
         row for row in every
         if row.remaining and not row.is_paused and row.key not in plan.preempt and row.key not in dict(plan.prefill)
     ]  # fmt: skip
-    assert all((-row.lane, row.due_ms) >= order[-1] for row in left_out), "somebody was overtaken"
+    assert all((-row.lane, row.due_ms) >= order[-1] for row in left_out), "a row was overtaken"
     served_in_part = [key for key, count in plan.prefill if count < known[key].remaining]
     assert served_in_part in ([], [plan.prefill[-1][0]])
 
@@ -329,7 +329,7 @@ def test_more_streams_than_a_batch_holds_take_turns() -> None:
     for tick in range(1, 31):
         for key in scheduler.plan(state_of(every, 1_000), float(tick)).decode:
             by_key(every)[key].last_token_ms = float(tick)
-        assert all(tick - row.last_token_ms <= 3 for row in every), "somebody was passed over"
+        assert all(tick - row.last_token_ms <= 3 for row in every), "a row was passed over"
 
 
 def test_a_background_row_that_sorts_before_the_head_keeps_its_place() -> None:

@@ -1,4 +1,4 @@
-"""The radix tree of KV cells against a naive account of who holds which cell, through random lives of sequences."""
+"""The radix tree of KV cells against a naive account of what each sequence holds, through random lives."""
 
 from __future__ import annotations
 

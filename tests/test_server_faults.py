@@ -1,4 +1,4 @@
-"""Faults put into a real engine and a real server in this process: who is hurt, and who is not."""
+"""Faults put into a real engine and a real server in this process: which requests fail, and which do not."""
 
 from __future__ import annotations
 

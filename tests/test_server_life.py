@@ -40,7 +40,7 @@ def serves(path: Path) -> bool:
 
 
 def is_refused(path: Path) -> bool:
-    """Whether nobody listens."""
+    """Whether no server listens."""
     with socket.socket(socket.AF_UNIX) as sock:
         return sock.connect_ex(str(path)) != 0
 

@@ -1,4 +1,4 @@
-"""Limits, each on a real server process that has it set low: what is refused, and that nobody else is touched."""
+"""Limits, each on a real server process that has it set low: what is refused, and that no other session is touched."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ IMPATIENT_SEC = 0.2
 
 @pytest.fixture(scope="module")
 def impatient(tiny: Path) -> Iterator[ServerProcess]:
-    """A server that waits for nobody."""
+    """A server that closes an idle session after `IMPATIENT_SEC`."""
     flags = ("--model", str(tiny), "--idle-timeout-sec", str(IMPATIENT_SEC), "--max-tokens", "30000")
     with short_directory() as directory, running_server(directory / "s", *flags) as server:
         yield server

@@ -1,4 +1,4 @@
-"""`--protocol newline`, as someone with `nc -U` sees it."""
+"""`--protocol newline`, as `nc -U` sees it."""
 
 from __future__ import annotations
 

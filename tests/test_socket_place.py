@@ -1,4 +1,4 @@
-"""The default socket's directory, whose name everyone can guess: used by neither end where it may be someone else's."""
+"""The default socket's directory, whose name can be guessed: used by neither end where it may be another user's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_what_belongs_to_another_user_is_used_by_neither_end(
         if os.geteuid() == 0:
             os.chown(path.parent if whose == "directory" else path, 12_345, 12_345)
         else:
-            # Only root can give files away: so it is we who become someone else.
+            # Only root can give files away: so this process becomes another user.
             monkeypatch.setattr(os, "geteuid", lambda: 12_345)
         with pytest.raises(ConfigError, match="belongs to another user"):
             socketfile.listen(path, 0o600)

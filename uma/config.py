@@ -60,8 +60,8 @@ class RuntimeConfig:
     n_ctx: Annotated[int, Range(0, 2**31 - 1)] = setting(
         0, "KV cells shared by all sequences; 0: chosen from the model", "tokens"
     )
-    n_batch: Annotated[int, Range(1, 2**20)] = setting(2048, "most tokens in one llama_decode call", "tokens")
-    n_ubatch: Annotated[int, Range(1, 2**20)] = setting(512, "most tokens computed at once inside a call", "tokens")
+    n_batch: Annotated[int, Range(1, 2**20)] = setting(2048, "maximum tokens in one llama_decode call", "tokens")
+    n_ubatch: Annotated[int, Range(1, 2**20)] = setting(512, "maximum tokens computed at once inside a call", "tokens")
     threads: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads for decode; 0: this machine's cores", "threads")
     threads_batch: Annotated[int, Range(0, 1024)] = setting(
         0, "CPU threads for prefill; 0: this machine's cores", "threads"
@@ -87,17 +87,19 @@ class RuntimeConfig:
         "auto", "how a text's embedding is made of its tokens'; auto: as the model says, mean where it does not"
     )
 
-    max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "most sessions open at once", "sessions")
-    max_sequences: Annotated[int, Range(1, 256)] = setting(64, "most requests computed at once; more wait", "sequences")
+    max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "maximum sessions open at once", "sessions")
+    max_sequences: Annotated[int, Range(1, 256)] = setting(
+        64, "maximum requests computed at once; more wait", "sequences"
+    )
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(
-        1024, "most requests waiting; background ones may be twice as many", "requests"
+        1024, "maximum requests waiting; background ones may be twice as many", "requests"
     )
     max_session_queue: Annotated[int, Range(1, 1_000_000)] = setting(
-        256, "most requests of one session, running and waiting", "requests"
+        256, "maximum requests of one session, running and waiting", "requests"
     )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
     max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
-    max_tokens: Annotated[int, Range(1)] = setting(4096, "most tokens one request may generate", "tokens")
+    max_tokens: Annotated[int, Range(1)] = setting(4096, "maximum tokens one request may generate", "tokens")
     temperature: Temperature = setting(
         0.0, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"
     )
@@ -152,7 +154,7 @@ class RuntimeConfig:
         -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"
     )
     cache_dir: str = setting("", "folder for prefixes that survive restarts; empty: none", "path")
-    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "most that --cache-dir may hold, of all models", "MiB")
+    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "maximum that --cache-dir may hold, of all models", "MiB")
 
     http: str = setting(
         "",
@@ -171,7 +173,7 @@ class RuntimeConfig:
     http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
     alias: str = setting("", "other names of the model over HTTP, with commas")
     max_http_connections: Annotated[int, Range(1, 100_000)] = setting(
-        2048, "most HTTP connections open at once", "connections"
+        2048, "maximum HTTP connections open at once", "connections"
     )
     max_http_body_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(8_388_608, "longest HTTP body", "bytes")
     http_timeout_sec: Annotated[float, Range(gt=0)] = setting(

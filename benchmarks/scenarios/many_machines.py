@@ -47,7 +47,7 @@ async def _opened(stack: AsyncExitStack, bench: Bench, router: Router) -> Dynamo
 
 
 async def _converse(target: Dynamo, model: BenchModel, rng: Random) -> Measures:
-    """Conversations whose turns come in another order each time. The first turns are everyone's cold start."""
+    """Conversations whose turns come in another order each time. The first turns are a cold start on each machine."""
     said = [model.prompt(rng, PREFIX) for _ in range(CONVERSATIONS)]
     later: list[Sample] = []
     prompts = 0

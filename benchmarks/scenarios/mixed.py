@@ -1,4 +1,4 @@
-"""Mixed load: three people chat, someone else sends a long document, and a batch job runs underneath."""
+"""Mixed load: three people chat, another sends a long document, and a batch job runs underneath."""
 
 from __future__ import annotations
 

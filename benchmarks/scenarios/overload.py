@@ -1,4 +1,5 @@
-"""Overload: ten times more work than the machine can do, for ten seconds. Who is served, who is told, and when?"""
+"""Overload: ten times more work than the machine can do, for ten seconds. Which requests are served,
+which are refused, and when?"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PROMPT, GENERATED = 64, 24
 TIMES_CAPACITY, SECONDS = 10, 10
 MOST_PATIENCE_S = 150
 INTERACTIVE_SHARE = 0.04
-"""Of all requests, so four tenths of what the machine can do: what somebody could fairly promise to serve."""
+"""Of all requests, so four tenths of what the machine can do: what a server can promise to serve."""
 TARGET_TTFT_MS, TARGET_TBT_MS = 2000.0, 120.0
 SLOTS, SESSIONS = 32, 16
 N_CTX = 16_384
@@ -36,7 +37,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
             seconds = bench.pick(SECONDS, 3)
             kinds = [rng.random() < INTERACTIVE_SHARE for _ in range(round(rate * seconds))]
             asks = [_ask(bench, rng, is_interactive) for is_interactive in kinds]
-            # Twice what a full queue takes: longer than anyone who was accepted should need.
+            # Twice what a full queue takes: longer than any accepted request should need.
             patience_s = min(MOST_PATIENCE_S, 10 + 2 * (MAX_QUEUE + SLOTS) / capacity)
             meter = CpuMeter(target.pid)
             meter.start()
@@ -93,7 +94,7 @@ def _attained(samples: list[Sample]) -> float:
 
 
 def checks(summary: Summary) -> list[Check]:
-    """Nobody who was let in is lost, nobody waits for a no, and the interactive ones hardly notice."""
+    """No accepted request is lost, refusals come at once, and interactive requests are hardly slower."""
     return [
         Check(
             "overload: accepted requests not finished", summary.get("everyone", "UMA unified", "accepted_lost"), "≤", 0

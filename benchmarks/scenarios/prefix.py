@@ -1,4 +1,4 @@
-"""Shared prefix: eight requests with 1,024 tokens in common arrive together. Who computes them once?"""
+"""Shared prefix: eight requests with 1,024 tokens in common arrive together. Which servers compute them once?"""
 
 from __future__ import annotations
 

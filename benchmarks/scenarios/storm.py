@@ -1,4 +1,4 @@
-"""Prefill storm: someone reads an answer as it comes, and four long prompts arrive. Does the answer freeze?"""
+"""Prefill storm: one stream is read as it comes, and four long prompts arrive. Does the answer freeze?"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             f"{each.jain:.2f}", f"{each.tokens_per_second:,.0f}",
         )  # fmt: skip
     console.print(table)
-    console.print("By lane: sessions whose first token and worst gap met their targets, of those who were not refused.")
+    console.print("By lane: sessions whose first token and worst gap met their targets, of those not refused.")
 
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:

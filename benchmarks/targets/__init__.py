@@ -1,1 +1,1 @@
-"""Those who are measured, each behind the same small interface: start, ask, stop."""
+"""The servers that are measured, each behind the same small interface: start, ask, stop."""

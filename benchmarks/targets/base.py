@@ -21,7 +21,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """As tables show it: who, and in which configuration."""
+        """As tables show it: the server, and its configuration."""
 
     @property
     def pid(self) -> int:
@@ -96,7 +96,7 @@ async def _stop(popen: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on right now."""
+    """A TCP port that is free right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

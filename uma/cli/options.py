@@ -48,7 +48,7 @@ SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})
 
 SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     {
-        "max_tokens": ("most tokens to generate", "tokens"),
+        "max_tokens": ("maximum tokens to generate", "tokens"),
         "min_tokens": ("do not end before this many tokens", "tokens"),
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
         "stop": ("end the output before this text; may be given up to 16 times", ""),

@@ -237,12 +237,12 @@ def _machine_free_bytes(meminfo: Path) -> int:
 
 
 def max_request_tokens(context: Context) -> int:
-    """Most tokens of one request: what the model was trained for, or what one sequence can hold if that is less."""
+    """Maximum tokens of one request: what the model was trained for, or what one sequence can hold if that is less."""
     return min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
 
 
 def max_active(context: Context, config: RuntimeConfig) -> int:
-    """Most sequences that run at once. One id is left for health probes."""
+    """Maximum sequences that run at once. One id is left for health probes."""
     return max(1, min(config.max_sequences, context.n_seq_max - 1))
 
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 MAX_MESSAGES = 16_384
 """Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
 MAX_NAMED = 20
-"""Most ignored fields that an answer's header names."""
+"""Maximum ignored fields that an answer's header names."""
 
 Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None
 

@@ -27,13 +27,13 @@ class Bounds:
     """None: no bound of its own beside the server's."""
 
     max_concurrent: Annotated[int, Range(1)] | None = None
-    """Most requests that run or wait at once."""
+    """Maximum requests that run or wait at once."""
     max_tokens_per_minute: Annotated[int, Range(1)] | None = None
     """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
     max_priority: Lane | None = None
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Most tokens one request may generate. A request that asks for no number gets this one."""
+    """Maximum tokens one request may generate. A request that asks for no number gets this one."""
 
 
 @attrs.frozen

@@ -29,7 +29,7 @@ class LineDecoder:
         end = self._buffer.find(b"\n", self._searched)
         length = len(self._buffer) if end < 0 else end
         if length > self._max_line_bytes:
-            raise PromptTooLarge(f"a line of over {self._max_line_bytes:,} bytes came (max_prompt_bytes)")
+            raise PromptTooLarge(f"prompt too large: a line of over {self._max_line_bytes:,} bytes (max_prompt_bytes)")
         if end < 0:
             self._searched = length
             return None

@@ -12,7 +12,7 @@ from uma.constraints import Json, Length, Range, Text, check
 from uma.types.fields import tuple_or_none
 
 MAX_TEXTS = 2048
-"""Most texts or documents of one request."""
+"""Maximum texts or documents of one request."""
 
 
 def _token_lists(lists: Iterable[Iterable[int]] | None) -> Any:

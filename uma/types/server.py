@@ -47,9 +47,9 @@ class Capabilities:
     grammars: tuple[str, ...] = ()
     """Fields of `Grammar` that are honoured."""
     max_logprobs: int = -1
-    """Most likeliest tokens told with each; -1: no log probabilities."""
+    """Maximum number of likeliest tokens told with each; -1: no log probabilities."""
     max_answers: int = 1
-    """Most answers (`n`, `best_of`) of one request."""
+    """Maximum answers (`n`, `best_of`) of one request."""
     echo: bool = False
     tools: tuple[str, ...] = ()
     """Values of `tool_choice` that are honoured, `named` for a tool's name; none: this model's calls are not parsed."""
@@ -72,7 +72,7 @@ class Limits:
     """The running configuration's bounds, as a client needs them."""
 
     n_ctx: int
-    """Most tokens, prompt and output together, of one request."""
+    """Maximum tokens, prompt and output together, of one request."""
     max_tokens: int
     max_prompt_bytes: int
     max_frame_bytes: int

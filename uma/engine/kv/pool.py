@@ -95,7 +95,7 @@ class KvPool:
         self._free_ids = list(range(context.n_seq_max))
         self.total_cells = context.n_ctx
         self.share = context.n_ctx_seq
-        """Most cells of one sequence."""
+        """Maximum cells of one sequence."""
         self.is_for_now = is_for_now
         """A sequence can outgrow its share: the layout is changed then."""
 

@@ -26,7 +26,7 @@ class LatencyGuard:
         self._ticks = 0
 
     def allows_prefill(self, decoding: Iterable[Row], now_ms: float, decode_ms: float = 0.0) -> bool:
-        """Whether prefill may be part of this tick. Background streams make no one wait, nor does a target shorter than
+        """Whether prefill can be part of this tick. Background streams suspend none, nor does a target shorter than
         `decode_ms`, what decoding alone takes.
         """
         worst = max(

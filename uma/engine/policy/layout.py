@@ -46,7 +46,7 @@ class Layout:
     ids: int
     """Sequences it can hold, the one of a health probe included."""
     share: int
-    """Most cells of one sequence."""
+    """Maximum cells of one sequence."""
     is_unified: bool = False
 
 

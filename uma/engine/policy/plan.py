@@ -64,7 +64,7 @@ class Plan:
     is_mixed: bool = False
     """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
     pace_ms: float = 0.0
-    """Least time between two tokens of a row at its reader; 0: each goes out as it comes."""
+    """Minimum time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
     """For how long every reader could go on without another token when the plan was made; 0 without readers."""
     embed_tokens: int = 0

@@ -98,7 +98,7 @@ class Targets:
 
     tick_budget_ms: float
     batch_tokens: int
-    """Most tokens of one batch."""
+    """Maximum tokens of one batch."""
     start_chunk_tokens: int
     """Prefill chunk while nothing is known of this machine."""
     slo_ttft_ms: float = 2_000.0

@@ -3,6 +3,10 @@
 Linux counts for every thread how long it ran and how long it was runnable without a core (`schedstat`), and for every
 core how long it was idle, and on a virtual machine how long the host kept it waiting (`/proc/stat`). Reading both takes
 some 0.1 ms, a few times a second, between two batches. Systems without these counters keep all threads.
+
+The decode thread samples, since a context's threads can change between two of its batches only, and an old sample would
+choose for a load that is gone. It measures for this decision alone: benchmarks measure CPU time from outside
+(`benchmarks/measure.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
 SAMPLE_MS = 120.0
-"""Least time between two samples."""
+"""Minimum time between two samples."""
 SAMPLE_COST_SHARE = 0.002
-"""Of its time, what the decode thread spends on samples at most: where /proc is slow, they are rarer."""
+"""Maximum share of its time that the decode thread spends on samples: where /proc is slow, they are rarer."""
 _log = logging.getLogger("uma.engine")
 
 

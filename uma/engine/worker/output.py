@@ -42,7 +42,7 @@ class Output:
         self._metrics = metrics
         self._outbox = outbox
         self.pace_ms = 0.0
-        """Least time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
+        """Minimum time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
 
     def accept(self, sequence: Sequence, given: tuple[Sampled, ...], now_ms: float) -> FinishReason | None:
         """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;

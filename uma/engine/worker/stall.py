@@ -33,7 +33,7 @@ STARVED_SHARE = 0.8
 REST_LOOKS = 20
 """Looks without a batch after which the thread rests until there is one."""
 PAUSE_MS = 2_000.0
-"""Least time between two aborted batches: where fewer threads do not help, nothing is gained by a third try."""
+"""Minimum time between two aborted batches: where fewer threads do not help, nothing is gained by a third try."""
 
 
 @attrs.frozen(eq=False)

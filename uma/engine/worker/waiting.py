@@ -27,7 +27,7 @@ class WaitingRoom:
     def __init__(self, pool: KvPool, max_active: int, cost: CostModel) -> None:
         self._pool = pool
         self.max_active = max_active
-        """Most sequences that run at once."""
+        """Maximum sequences that run at once."""
         self._cost = cost
         self._members: dict[int, Sequence] = {}
         self._heap: list[tuple[float, int]] = []
