@@ -300,8 +300,13 @@ def test_a_first_question_that_is_too_long_is_told_as_that(server: ServerProcess
 
 
 def test_a_chat_stays_with_the_model_that_it_began_with(socket_dir: Path, home: Path, tiny: Path) -> None:
-    path = socket_dir / "uma.sock"
-    with running_server(path, "--model", str(tiny)) as server, chat(server, home, *SHORT) as terminal:
+    path = socket_dir / "uma" / "uma.sock"  # the usual place: a chat that begins without a server loads a model itself
+    command, environ = uma_command("chat", *SHORT), environ_of(home, XDG_RUNTIME_DIR=str(socket_dir))
+    with (
+        running_server(path, "--model", str(tiny)) as server,
+        Terminal(command, environ, cwd=str(home)) as terminal,
+    ):
+        wait_for_prompt(terminal)
         ask(terminal, "remember this")
         server.process.kill()
         server.wait()

@@ -82,7 +82,8 @@ def refusal(path: Path | str, *flags: str) -> str:
 
 
 def test_a_live_server_s_socket_is_refused_and_it_goes_on_serving(server: ServerProcess) -> None:
-    assert "a server listens there already" in refusal(server.socket)
+    refused = refusal(server.socket)
+    assert f"a server listens there already; `uma stop --socket {server.socket}` ends it" in refused
     assert serves(server.socket)
 
 

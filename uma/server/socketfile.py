@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import socket
 import stat
 import sys
@@ -120,7 +121,10 @@ def _is_stale(path: Path) -> bool:
     if not stat.S_ISSOCK(kind):
         raise ConfigError(f"socket: {path}: is there already and is no socket; remove it or choose another --socket")
     if _is_alive(path):
-        raise ConfigError(f"socket: {path}: a server listens there already; stop it or choose another --socket")
+        raise ConfigError(
+            f"socket: {path}: a server listens there already; `uma stop --socket {shlex.quote(str(path))}` ends it, or "
+            "choose another --socket"
+        )
     return True
 
 
