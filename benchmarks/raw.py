@@ -51,6 +51,30 @@ class Result:
     """When what all prompts begin with was read."""
 
 
+@attrs.frozen
+class StormJob:
+    """Prompts read in pieces, while a stream is to have a token every `pace_ms`, or with 0 has to wait for the end."""
+
+    stream: list[int]
+    """Its prompt, read before."""
+    prompts: list[list[int]]
+    piece_tokens: int
+    pace_ms: float
+    is_mixed: bool = False
+    """The stream's tokens are computed in the batches of the pieces, one in each, and not ahead of them."""
+
+
+@attrs.frozen
+class StormResult:
+    """Seconds until all prompts were read, and how late a token of the stream was at worst."""
+
+    read_s: float
+    first_read_s: float
+    worst_gap_ms: float
+    """Between two tokens of the stream, handed out evenly as far as they are there."""
+    stream_tokens: int
+
+
 class RawDecoder:
     """Owns a model and a context for `streams` sequences; a context manager."""
 
@@ -114,6 +138,34 @@ class RawDecoder:
         total_s = time.perf_counter() - start
         return Result(first_s, total_s, self._decode_s, streams * job.max_tokens, common_s)
 
+    def run_storm(self, job: StormJob) -> StormResult:
+        """What any schedule can reach. A batch is expected to take as long as the last of its kind."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
+        self._prefill([job.stream], 0)
+        given, first_read_s = _Given(job.pace_ms / 1000, time.perf_counter()), 0.0
+        row = len(job.stream)
+        for number, prompt in enumerate(job.prompts, 1):
+            for at in range(0, len(prompt), job.piece_tokens):
+                piece = prompt[at : at + job.piece_tokens]
+                while job.pace_ms and not job.is_mixed and not given.lasts():
+                    self._batch_of([(1, row + given.tokens, 0, 1)])
+                    given.took(is_step=True)
+                rows = [(token, at + index, number, 0) for index, token in enumerate(piece)]
+                ends = at + len(piece) == len(prompt)
+                rows[-1] = (*rows[-1][:3], int(ends))
+                self._batch_of([(1, row + given.tokens, 0, 1), *rows] if job.is_mixed else rows)
+                given.took(is_step=job.is_mixed)
+            first_read_s = first_read_s or given.elapsed_s
+        return StormResult(given.elapsed_s, first_read_s, given.worst_gap_s * 1000, given.tokens)
+
+    def _batch_of(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        """Tokens with their positions, sequences, and whether logits are wanted."""
+        part = np.array(rows, dtype=np.int32)
+        count = len(part)
+        self._token[:count], self._pos[:count], self._logits[:count] = part[:, 0], part[:, 1], part[:, 3]
+        self._set_sequences(part[:, 2])
+        self._decode(count, int(part[:, 3].sum()))
+
     def _prefill(self, prompts: Sequence[Sequence[int]], behind: int) -> Any:
         """Whole prompts, as many in a batch as fit (and long ones in pieces); the first token of each."""
         first = np.zeros(len(prompts), dtype=np.int32)
@@ -149,6 +201,39 @@ class RawDecoder:
         return np.ctypeslib.as_array(logits, (n_outputs, self._n_vocab)).argmax(axis=1)
 
 
+class _Given:
+    """The tokens that a stream was given, and when. One that is early is handed out when it is due."""
+
+    def __init__(self, pace_s: float, began_s: float) -> None:
+        self._pace_s, self._began_s = pace_s, began_s
+        self._due_s = self._last_s = began_s
+        self._step_s = self._piece_s = 0.0
+        self._then_s = began_s
+        self.tokens = 0
+        self.worst_gap_s = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._then_s - self._began_s
+
+    def lasts(self) -> bool:
+        """Whether the next is not due before a piece and the step behind it have been computed."""
+        return self._due_s >= self._then_s + self._piece_s + self._step_s
+
+    def took(self, *, is_step: bool) -> None:
+        """A batch has ended. One with a step of the stream gave it a token."""
+        now_s = time.perf_counter()
+        took_s, self._then_s = now_s - self._then_s, now_s
+        if not is_step:
+            self._piece_s = took_s
+            return
+        self._step_s = took_s
+        self.tokens += 1
+        handed_s = max(self._due_s, now_s)
+        self.worst_gap_s = max(self.worst_gap_s, handed_s - self._last_s)
+        self._last_s, self._due_s = handed_s, handed_s + self._pace_s
+
+
 def _swallow(level: int, text: bytes, user_data: object) -> None:
     """llama.cpp's log: standard output belongs to the results."""
 
@@ -178,7 +263,9 @@ def main() -> int:
     ) as decoder:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
-            result = decoder.run(Job(**json.loads(line)))
+            fields = json.loads(line)
+            storms = "stream" in fields
+            result = decoder.run_storm(StormJob(**fields)) if storms else decoder.run(Job(**fields))
             print(json.dumps(attrs.asdict(result)), flush=True)
     return 0
 

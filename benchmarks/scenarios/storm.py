@@ -5,18 +5,29 @@ from __future__ import annotations
 import math
 from random import Random
 
+import attrs
 import trio
 
 from benchmarks.load import start
 from benchmarks.measure import CpuMeter, Measures
+from benchmarks.raw import StormJob
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.targets.base import Target
 from benchmarks.targets.contenders import SLOW, contenders, open_contender
+from benchmarks.targets.raw import raw
 
 PROMPTS, PROMPT_TOKENS, ANSWER = 4, 1500, 8
 STREAM_TOKENS = 1900
 N_CTX, SLOTS = 16_384, 8
+PACE_MS = 72.0
+"""Between two tokens of the stream while prompts are read: nine tenths of the default target."""
+RAW_JOBS = (
+    ("no stream", 512, 0.0, False),
+    (f"a token every {PACE_MS:.0f} ms", 512, PACE_MS, False),
+    ("a token with each 64", 64, PACE_MS, True),
+)
+"""Names, tokens of a piece, milliseconds between the stream's tokens, and whether both are one batch."""
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
@@ -27,6 +38,22 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
         stream_tokens = 300 if kind == SLOW else STREAM_TOKENS
         async with open_contender(kind, bench, n_ctx=N_CTX, slots=SLOTS, n_ctx_slow=4096) as target:
             emit("storm", target.name, await storm(target, bench, rng, stream_tokens=stream_tokens))
+    await _by_raw(bench, index, emit)
+
+
+async def _by_raw(bench: Bench, index: int, emit: Emit) -> None:
+    """What any schedule can reach here: the same prompts by `llama_decode` alone, with the stream and without it."""
+    rng = Random(f"storm {index} raw")
+    stream = list(bench.model.prompt(rng, 64))
+    prompts = [list(bench.model.prompt(rng, PROMPT_TOKENS)) for _ in range(PROMPTS)]
+    async with raw(bench.model, streams=1 + PROMPTS, n_ctx=N_CTX, layout="unified", threads=bench.threads) as baseline:
+        for number, (label, piece, pace_ms, is_mixed) in enumerate([RAW_JOBS[0], *RAW_JOBS]):
+            found = await baseline.run_storm(StormJob(stream, prompts, piece, pace_ms, is_mixed))
+            if number:  # the first touches memory
+                measures = {**attrs.asdict(found), "all_read_s": found.read_s}
+                emit(
+                    "storm", f"raw, {label}", measures | {"prompt_tokens_per_s": PROMPTS * PROMPT_TOKENS / found.read_s}
+                )
 
 
 async def storm(
@@ -89,10 +116,12 @@ def checks(summary: Summary) -> list[Check]:
     read = summary.get("storm", ours, "all_read_s")
     peer_gap = summary.best("storm", "llama-server", "worst_gap_ms", "low")
     peer_read = summary.best("storm", "llama-server", "all_read_s", "low")
+    raw_read = summary.get("storm", f"raw, {RAW_JOBS[1][0]}", "all_read_s")
     return [
         Check("storm: the stream's worst gap", gap, "≤", 120, "ms"),
         Check("storm: times better than llama-server's worst gap", peer_gap / gap, "≥", 15, "x"),
         Check("storm: time until all prompts are read, of llama-server's", read / peer_read, "≤", 1.3, "x"),
+        Check("storm: the same, of `llama_decode` alone with such a stream", read / raw_read, "≤", 1.15, "x"),
     ]
 
 

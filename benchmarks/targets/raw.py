@@ -14,7 +14,7 @@ import orjson
 import trio
 
 from benchmarks.models import BenchModel
-from benchmarks.raw import Job, Result
+from benchmarks.raw import Job, Result, StormJob, StormResult
 from benchmarks.targets.base import HUGE_PAGES
 
 
@@ -32,13 +32,17 @@ class Raw:
     async def run(self, prompts: Sequence[Sequence[int]], max_tokens: int, common: Sequence[int] = ()) -> Result:
         """Read these prompts together, after what they have in `common`, and generate `max_tokens` in each."""
         job = Job([list(prompt) for prompt in prompts], max_tokens, list(common))
-        return await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True)
+        return Result(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
 
-    def _run(self, job: Job) -> Result:
+    async def run_storm(self, job: StormJob) -> StormResult:
+        """Read prompts beside a stream."""
+        return StormResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
+
+    def _run(self, job: Job | StormJob) -> dict[str, Any]:
         assert self.popen.stdin is not None
         self.popen.stdin.write(orjson.dumps(attrs.asdict(job)) + b"\n")
         self.popen.stdin.flush()
-        return Result(**self.read())
+        return self.read()
 
     def read(self) -> dict[str, Any]:
         """The next line of JSON the process prints. Raises `RawError` where it ended."""
