@@ -26,7 +26,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = PATIENCE_SEC * 1000
+PATIENCE_MS = 2 * PATIENCE_SEC * 1000
 
 
 def find_chromium() -> str:
