@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import shutil
 import stat
 import threading
@@ -15,7 +16,7 @@ import llama_cpp.llama_cpp as lib
 import psutil
 import pytest
 
-from models import TOKENIZER_NONE, Kind, write_model, write_split_model
+from models import TOKENIZER_NONE, Kind, write_encoder, write_model, write_split_model
 from uma.errors import ModelError
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
@@ -165,6 +166,11 @@ def test_a_tokenizer_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     reason = refusal(write_model(tmp_path / "odd.gguf", tokenizer="martian"))
     assert reason.startswith("has no tokenizer that llama.cpp knows")
     assert "martian" in reason
+
+
+def test_a_vocabulary_that_has_a_token_twice_is_refused_before_llama_ends_the_process(tmp_path: Path) -> None:
+    reason = refusal(write_encoder(tmp_path / "twice.gguf", words=("x",)))
+    assert re.match(r"its vocabulary has 'x' twice, as token \d+ and as token \d+", reason)
 
 
 def test_a_model_that_embeds_and_does_not_generate_is_known_as_one(tmp_path: Path) -> None:

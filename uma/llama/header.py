@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import attrs
 import llama_cpp.llama_cpp as lib
 
+from uma.constraints import show
 from uma.errors import ModelError
 from uma.llama import backend
 from uma.llama.log import LOG
@@ -27,6 +29,10 @@ VERSIONS = range(2, 4)
 
 STRING, ARRAY = 8, 9
 """`gguf_type`."""
+
+VOCABULARY = "tokenizer.ggml.tokens"
+NO_VOCABULARY = ("no_vocab", "none")
+"""Values of `tokenizer.ggml.model` with which llama.cpp reads no vocabulary."""
 
 
 class _InitParams(ctypes.Structure):
@@ -48,6 +54,8 @@ _key = _function("gguf_get_key", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_cha
 _type = _function("gguf_get_kv_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
 _text = _function("gguf_get_val_str", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
 _array_length = _function("gguf_get_arr_n", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
+_array_type = _function("gguf_get_arr_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
+_array_text = _function("gguf_get_arr_str", [ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t], ctypes.c_char_p)
 _data_offset = _function("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t)
 _n_tensors = _function("gguf_get_n_tensors", [ctypes.c_void_p], ctypes.c_int64)
 _tensor_name = _function("gguf_get_tensor_name", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
@@ -246,7 +254,24 @@ class _Reader:
             types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
             end = max(end, data_offset + _tensor_offset(handle, index) + _tensor_size(handle, index))
         metadata = {key: self._value(index) for key, index in keys}
+        if metadata.get("tokenizer.ggml.model") not in NO_VOCABULARY:
+            self._check_vocabulary(dict(keys).get(VOCABULARY))
         return Header(self._path, size, metadata, types, int(end), data_offset)
+
+    def _check_vocabulary(self, index: int | None) -> None:
+        """Refuse what llama.cpp's loader ends the process for: an assertion of its own, which nothing can catch."""
+        if index is None or _type(self._handle, index) != ARRAY or _array_type(self._handle, index) != STRING:
+            return
+        tokens: list[bytes] = list(map(_array_text, repeat(self._handle), repeat(index), range(self._value(index))))
+        named = [token or b"[EMPTY_%d]" % id for id, token in enumerate(tokens)]
+        if len(set(named)) == len(named):
+            return
+        first: dict[bytes, int] = {}
+        id, token = next((id, token) for id, token in enumerate(named) if first.setdefault(token, id) != id)
+        raise ModelError(
+            f"{self._path}: its vocabulary has {show(token.decode('utf-8', 'replace'))} twice, as token "
+            f"{first[token]} and as token {id}, which llama.cpp does not load. Convert the model again"
+        )
 
     def _value(self, index: int) -> Any:
         kind = _type(self._handle, index)
