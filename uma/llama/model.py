@@ -99,6 +99,7 @@ class Model:
         embeds text.
         """
         parts = header.read_parts(Path(path))
+        header.check_vocabulary(Path(path))
         allowed = _extra_types(parts[0], extra_buffers, n_gpu_layers) if not vocab_only else ()
         backend.start()
         mark = LOG.mark
