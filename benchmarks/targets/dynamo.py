@@ -33,7 +33,7 @@ Router = Literal["kv", "round-robin"]
 
 
 def is_installed() -> bool:
-    """Whether Dynamo is there (`pip install '.[dynamo]'`)."""
+    """Whether Dynamo is there (docs/many-machines.md)."""
     return importlib.util.find_spec("dynamo") is not None
 
 

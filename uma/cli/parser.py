@@ -415,7 +415,7 @@ COMMANDS: tuple[Command, ...] = (
         _describe_worker,
         "Register with Dynamo 1.6 and serve its frontend and KV-aware router. Stopped by SIGTERM, which first takes "
         "the worker out of routing and lets requests finish. A network listener without authentication: Dynamo binds "
-        "three sockets to all addresses whatever --host says. Needs pip install '.[dynamo]'.",
+        "three sockets to all addresses whatever --host says. How to install it: docs/many-machines.md.",
     ),
     Command(
         "engine-zmq",

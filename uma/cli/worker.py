@@ -7,6 +7,8 @@ import argparse
 from uma.cli.options import load_settings
 from uma.errors import ConfigError
 
+INSTALL = "pip install '.[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
+
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
@@ -16,7 +18,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         from uma.bridges.dynamo.worker import WorkerOptions, run_worker  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"worker needs {error.name}: pip install '.[dynamo]'") from None
+        raise ConfigError(f"worker needs {error.name}: {INSTALL}") from None
     run_worker(
         config,
         WorkerOptions(
