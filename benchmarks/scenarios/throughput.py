@@ -68,15 +68,17 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
             emit(case, kind, measures)
 
 
-async def in_turn(ask: Mapping[str, Burst], streams: int, model: BenchModel, rng: Random) -> dict[str, Measures]:
-    """Medians of each target's bursts. They are in turn, with all targets loaded: within a minute the machine's speed
-    changes.
+async def in_turn(
+    ask: Mapping[str, Burst], streams: int, model: BenchModel, rng: Random, least_tokens: int = LEAST_TOKENS
+) -> dict[str, Measures]:
+    """Medians of each target's bursts, which generate `least_tokens` in all. They are in turn, with all targets loaded:
+    within a minute the machine's speed changes.
     """
     found: dict[str, list[Measures]] = {kind: [] for kind in ask}
     for kind in found:
         # All streams at once: the first batch of a size touches memory for the first time.
         await ask[kind]([model.prompt(rng, PROMPT // 2) for _ in range(streams)], WARM_UP_TOKENS)
-    for number in range(max(1, LEAST_TOKENS // (streams * GENERATED))):
+    for number in range(max(1, least_tokens // (streams * GENERATED))):
         for kind in rotated(list(found), number):
             await trio.sleep(SETTLE_S)
             found[kind].append(await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)], GENERATED))
