@@ -66,6 +66,22 @@ def test_an_aborted_request_is_freed_while_its_generator_is_still_held(tmp_path:
     on_a_backend(tmp_path, body)
 
 
+def test_a_request_that_comes_again_with_its_id_is_answered_beside_the_first_and_aborted_apart(tmp_path: Path) -> None:
+    """A migration brings a request to another worker, and perhaps back, with its id."""
+
+    async def body(backend: Any) -> None:
+        first = backend.generate(wanted(), context=Context())
+        await anext(first)
+        (*_, last) = [chunk async for chunk in backend.generate(wanted(3), context=Context())]
+        assert (last["finish_reason"], last["completion_usage"]["completion_tokens"]) == ("length", 3)
+        await backend.abort(Context())
+        while backend._engine.snapshot()["requests_cancelled"] == 0:  # noqa: ASYNC110  (another thread counts)
+            await asyncio.sleep(0.01)
+        await first.aclose()
+
+    on_a_backend(tmp_path, body)
+
+
 def test_a_health_probe_is_answered_where_no_other_request_would_be(tmp_path: Path) -> None:
     async def body(backend: Any) -> None:
         running = backend.generate(wanted(), context=Context("a"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import attrs
@@ -33,6 +35,7 @@ from uma.types import (
     ModelInfo,
     RequestMetrics,
     ServerInfo,
+    Slo,
     Token,
     TokenLogprob,
     Usage,
@@ -74,6 +77,28 @@ def test_what_was_asked_for_arrives() -> None:
     assert (sampling.stop, sampling.ignore_eos, sampling.min_tokens) == (("x",), True, 2)
     assert sampling.seed == 2**32 - 1
     assert wanted.priority == 1
+
+
+@pytest.mark.parametrize(
+    ("routing", "lane"),
+    [
+        (None, 0),
+        ({"priority": 0, "priority_jump": 0.0}, 0),
+        ({"priority": 5, "priority_jump": 5.0}, 1),
+        ({"priority": -5, "priority_jump": 0.0}, -1),
+        ({"priority": None, "priority_jump": 2.5}, 1),
+    ],
+)
+def test_an_agent_s_hints_choose_the_lane(routing: dict[str, Any] | None, lane: int) -> None:
+    assert asked(fields(routing=routing), INFO, "a", None).request.priority == lane
+
+
+def test_a_client_s_latency_targets_are_the_request_s_slo() -> None:
+    nvext = {"router": {"ttft_target": 300.0, "itl_target": 40.0}, "agent_hints": {"osl": 9}}
+    assert asked(fields(extra_args={"nvext": nvext}), INFO, "a", None).request.slo == Slo(300.0, 40.0)
+    assert asked(fields(extra_args={"nvext": {"extra_fields": []}}), INFO, "a", None).request.slo == Slo()
+    with pytest.raises(BadRequest, match=r"^nvext\.router\.itl_target: "):
+        asked(fields(extra_args={"nvext": {"router": {"itl_target": 0}}}), INFO, "a", None)
 
 
 @pytest.mark.parametrize(("ids", "given", "added"), [([5, 6], (BOS, 5, 6), 1), ([BOS, 5], (BOS, 5), 0)])
@@ -242,6 +267,19 @@ def test_a_model_s_directory_is_named_by_its_content_and_whole(tmp_path: Path) -
     assert model_directory.write(tmp_path / "a", files(chat_template="y")) != name
     assert {each.name for each in (tmp_path / "a" / name).iterdir()} == set(FILES)
     assert not list((tmp_path / "a").glob(".new-*"))
+
+
+def test_workers_that_start_together_write_one_directory_and_leave_nothing_beside_it(tmp_path: Path) -> None:
+    together = Barrier(8)
+
+    def write(_: int) -> str:
+        together.wait()
+        return model_directory.write(tmp_path, files())
+
+    with ThreadPoolExecutor(8) as pool:
+        (name,) = set(pool.map(write, range(8)))
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert sorted(each.name for each in (tmp_path / name).iterdir()) == sorted(FILES)
 
 
 def test_nothing_in_the_directory_tells_of_the_machine(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._host = EngineHost(config, (self._publish_kv, self._publish_load))
         self._max_running = config.max_sequences
         self._engine: Engine | None = None
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, list[Job]] = {}
+        """Running requests by Dynamo's id, the oldest first: a migration can bring one back while its first run ends."""
         self._ids = count(1)
         self._kv: Any = None
         self._load: Any = None
@@ -194,14 +195,14 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             job = self._host.submit(wanted.request)
         except Exception as error:
             raise _mapped(error) from error
-        self._jobs[context.id()] = job
+        self._jobs.setdefault(context.id(), []).append(job)
         maker = chunks_for(wanted, self._engine.info)
         try:
             while events := await job.next():
                 for chunk in maker.of(events):
                     if "finish_reason" in chunk:
                         # The last item's generator may be closed much later: nothing is left to be freed by then.
-                        self._jobs.pop(context.id(), None)
+                        self._forget(context.id(), job)
                     yield chunk
         except Exception as error:
             if isinstance(error, ContractViolation):
@@ -210,13 +211,23 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
                 _log.error("event=dynamo.contract_violation request=%s reason=%r", wanted.request.id, error.message)
             raise _mapped(error) from error
         finally:
-            if self._jobs.get(context.id()) is job:
-                del self._jobs[context.id()]
+            if self._forget(context.id(), job):
                 job.cancel()
 
+    def _forget(self, id: str, job: Job) -> bool:
+        """Whether the job was still running."""
+        jobs = self._jobs.get(id, [])
+        if job not in jobs:
+            return False
+        jobs.remove(job)
+        if not jobs:
+            del self._jobs[id]
+        return True
+
     async def abort(self, context: Any) -> None:
-        """Free a request whose client is gone."""
-        if (job := self._jobs.pop(context.id(), None)) is not None:
+        """Free a request whose client is gone; of several with this id the oldest, which is the one that broke off."""
+        if jobs := self._jobs.get(context.id()):
+            self._forget(context.id(), job := jobs[0])
             job.cancel()
 
     async def cleanup(self) -> None:
