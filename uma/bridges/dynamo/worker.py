@@ -152,7 +152,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._max_running = config.max_sequences
         self._engine: Engine | None = None
         self._jobs: dict[str, list[Job]] = {}
-        """Running requests by Dynamo's id, the oldest first: a migration can bring one back while its first run ends."""
+        """Running requests by Dynamo's id, the oldest first: a migration can bring one back before its first ends."""
         self._ids = count(1)
         self._kv: Any = None
         self._load: Any = None
