@@ -154,6 +154,19 @@ class Publisher:
         """Not looked at."""
 
 
+def test_the_load_is_told_with_its_time(tmp_path: Path) -> None:
+    async def body(backend: Any) -> None:
+        running = backend.generate(wanted(), context=Context())
+        await anext(running)
+        while "uma_worker_request_active_slots 1\n" not in backend._expose():  # noqa: ASYNC110  (the Trio thread tells)
+            await asyncio.sleep(0.01)
+        assert "uma_worker_report_timestamp_seconds 1" in backend._expose()
+        await backend.abort(Context())
+        await running.aclose()
+
+    on_a_backend(tmp_path, body)
+
+
 def test_a_router_is_told_of_blocks_as_its_frontend_counts_tokens(tmp_path: Path) -> None:
     async def body(backend: Any) -> None:
         publisher = Publisher()

@@ -146,6 +146,20 @@ def is_stale(report: LoadReport, now_ms: int) -> bool:
     return now_ms - report.timestamp_ms > STALE_THRESHOLD_MS
 
 
+def has_changed(before: LoadReport | None, now: LoadReport) -> bool:
+    """Whether a report says anything else than the one before, its time aside."""
+    return before is None or attrs.evolve(before, timestamp_ms=now.timestamp_ms) != now
+
+
+def exposition(report: LoadReport, now_ms: int) -> str:
+    """A report as Prometheus' text, a gauge for each figure. Of a stale one only its time: it says nothing more."""
+    gauges: dict[str, float] = {"report_timestamp_seconds": report.timestamp_ms / 1000}
+    if not is_stale(report, now_ms):
+        figures = attrs.asdict(report.worker_stats) | attrs.asdict(report.kv_stats)
+        gauges |= {name: value for name, value in figures.items() if value is not None}
+    return "".join(f"# TYPE uma_worker_{name} gauge\numa_worker_{name} {value}\n" for name, value in gauges.items())
+
+
 def is_due(published_ms: int | None, now_ms: int, *, has_changed: bool) -> bool:
     """Whether a worker should publish: at first, then every 100 ms while its load changes, and else every second."""
     if published_ms is None:

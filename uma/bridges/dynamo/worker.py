@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,7 +32,7 @@ from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer
 from uma.config import RuntimeConfig
 from uma.contracts.card import CardRuntime, card_of, checksum, slug_of
 from uma.contracts.events import BlockRemoved, BlockStored
-from uma.contracts.load import is_due
+from uma.contracts.load import LoadReport, exposition, has_changed, is_due, report_of
 from uma.contracts.parse import to_json
 from uma.contracts.request import is_health_check
 from uma.engine import Engine
@@ -156,6 +156,9 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._ids = count(1)
         self._kv: Any = None
         self._load: Any = None
+        self._worker_id = 0
+        self._report: LoadReport | None = None
+        """The load as last published. Replaced on the Trio thread, read on any."""
         self._told: set[str] = set()
         self._violations = 0
 
@@ -166,6 +169,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Load the model."""
+        self._worker_id = worker_id
         self._engine = await self._host.start()
         info, size = self._engine.info, self._options.block_size
         cells = self._engine.snapshot()["kv_cells_total"]
@@ -251,8 +255,9 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         metrics.register_prometheus_expfmt_callback(self._expose)
 
     def _expose(self) -> str:
-        kind = "# TYPE uma_contract_violations_total counter"
-        return f"{kind}\numa_contract_violations_total {self._violations}\n"
+        kind, report = "# TYPE uma_contract_violations_total counter", self._report
+        load = "" if report is None else exposition(report, _unix_ms())
+        return f"{kind}\numa_contract_violations_total {self._violations}\n{load}"
 
     def _on_kv_publisher(self, publisher: Any) -> None:
         self._kv = publisher
@@ -300,25 +305,38 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         )
 
     async def _publish_load(self, engine: Engine) -> None:
-        last, published_ms = None, None
+        published_ms = None
         while True:
-            snapshot, now_ms = self._snapshot(engine), int(time.monotonic() * 1000)
-            if self._load is not None and is_due(published_ms, now_ms, has_changed=snapshot != last):
-                self._load.publish(0, snapshot)
-                last, published_ms = snapshot, now_ms
+            figures, now_ms = engine.snapshot(), int(time.monotonic() * 1000)
+            report = report_of(
+                figures,
+                worker_id=self._worker_id,
+                timestamp_ms=_unix_ms(),
+                total_slots=self._max_running,
+                block_size=self._options.block_size,
+            )
+            if is_due(published_ms, now_ms, has_changed=has_changed(self._report, report)):
+                self._report = report
+                if self._load is not None:
+                    self._load.publish(0, _component_snapshot(report, figures))
+                    published_ms = now_ms
             await trio.sleep(POLL_SEC)
 
-    def _snapshot(self, engine: Engine) -> ComponentSnapshot:
-        figures, size = engine.snapshot(), self._options.block_size
-        used, total = figures["kv_cells_used"], figures["kv_cells_total"]
-        has_asked = figures["cache_hits"] + figures["cache_misses"] > 0
-        return ComponentSnapshot(
-            kv_used_blocks=-(-used // size),
-            kv_total_blocks=total // size,
-            gpu_cache_usage=used / total if total else 0.0,
-            dp_rank=0,
-            kv_cache_hit_rate=figures["cache_hit_rate"] if has_asked else None,
-        )
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _component_snapshot(report: LoadReport, figures: Mapping[str, Any]) -> ComponentSnapshot:
+    """What Dynamo has of a report. A hit rate that nothing was asked for yet is none, not 0."""
+    kv, has_asked = report.kv_stats, figures["cache_hits"] + figures["cache_misses"] > 0
+    return ComponentSnapshot(
+        kv_used_blocks=kv.kv_active_blocks,
+        kv_total_blocks=kv.kv_total_blocks,
+        gpu_cache_usage=kv.gpu_cache_usage_perc,
+        dp_rank=0,
+        kv_cache_hit_rate=kv.gpu_prefix_cache_hit_rate if has_asked else None,
+    )
 
 
 def _mapped(error: Exception) -> Exception:

@@ -1,0 +1,67 @@
+"""The contract's load: what a report says, when it is due, when it is stale, and several ranks as one worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from uma.contracts.load import (
+    KvStats,
+    LoadReport,
+    WorkerStats,
+    aggregate,
+    exposition,
+    has_changed,
+    is_due,
+    is_stale,
+    report_of,
+)
+
+FIGURES: dict[str, Any] = {
+    "active_sequences": 3, "queued_requests": 2, "kv_cells_used": 33, "kv_cells_total": 256, "cache_hit_rate": 0.25,
+}  # fmt: skip
+REPORT = report_of(FIGURES, worker_id=7, timestamp_ms=1_000_000, total_slots=8, block_size=16)
+
+
+def test_a_block_counts_as_soon_as_one_of_its_cells_is_used() -> None:
+    made = report_of(FIGURES, worker_id=7, timestamp_ms=1_000_000, total_slots=8, block_size=16)
+    assert made == LoadReport(7, 1_000_000, WorkerStats(3, 8, 2), KvStats(3, 16, 33 / 256, 0.25))
+
+
+@pytest.mark.parametrize(("age_ms", "expected"), [(0, False), (5_000, False), (5_001, True)])
+def test_a_report_is_stale_after_five_seconds_and_says_nothing_but_its_time_then(age_ms: int, expected: bool) -> None:
+    now_ms = REPORT.timestamp_ms + age_ms
+    assert is_stale(REPORT, now_ms) is expected
+    told = exposition(REPORT, now_ms)
+    assert "uma_worker_report_timestamp_seconds 1000.0\n" in told
+    assert ("uma_worker_request_active_slots 3\n" in told) is not expected
+    assert ("uma_worker_kv_total_blocks 16\n" in told) is not expected
+
+
+@pytest.mark.parametrize(
+    ("published_ms", "changed", "expected"),
+    [(None, False, True), (901, True, False), (900, True, True), (1, False, False), (0, False, True)],
+)
+def test_a_report_is_due_after_100_ms_where_it_changed_and_after_1_000_ms_anyway(
+    published_ms: int | None, changed: bool, expected: bool
+) -> None:
+    assert is_due(published_ms, 1_000, has_changed=changed) is expected
+
+
+def test_a_later_report_of_the_same_load_has_not_changed() -> None:
+    later = attrs.evolve(REPORT, timestamp_ms=REPORT.timestamp_ms + 1)
+    assert not has_changed(REPORT, later)
+    assert has_changed(REPORT, attrs.evolve(later, worker_stats=WorkerStats(4, 8, 2)))
+    assert has_changed(None, REPORT)
+
+
+def test_ranks_of_a_worker_add_up_and_are_as_old_as_the_oldest() -> None:
+    other = LoadReport(7, 999_000, WorkerStats(1, 8, 0), KvStats(16, 48, 1 / 3, 0.75))
+    expected = LoadReport(7, 999_000, WorkerStats(4, 16, 2), KvStats(19, 64, 19 / 64, (0.25 * 16 + 0.75 * 48) / 64))
+    assert aggregate([REPORT, other]) == expected
+    with pytest.raises(ValueError, match="of one worker"):
+        aggregate([REPORT, attrs.evolve(other, worker_id=8)])
+    with pytest.raises(ValueError, match="at least one"):
+        aggregate([])
