@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,11 +14,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 import pytest
 
 from harness import ONE_THREAD, PATIENCE_SEC, Log, clean_environ, uma_command
@@ -98,23 +101,38 @@ def running(command: list[str], environ: dict[str, str]) -> Iterator[Process]:
         log.join()
 
 
+def free_system_port() -> int:
+    """A port that Dynamo takes for its status server: it reads a signed 16-bit number."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port under 32768")
+
+
+FLAGS = ("--served-name", MODEL, "--discovery-backend", "file", "--n-ctx", "2048", *ONE_THREAD)
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    """Of processes that find each other through files."""
+    (tmp_path / "kv").mkdir()
+    return clean_environ(
+        DYN_FILE_KV=str(tmp_path / "kv"), XDG_CACHE_HOME=str(tmp_path / "cache"), HF_HUB_OFFLINE="1",
+        DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="1", **more,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two workers of the built-in model behind a frontend with the KV router."""
-    (tmp_path / "kv").mkdir()
-    environ = clean_environ(
-        DYN_FILE_KV=str(tmp_path / "kv"), XDG_CACHE_HOME=str(tmp_path / "cache"), DYN_TCP_RPC_HOST="127.0.0.1",
-        DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="1", HF_HUB_OFFLINE="1",
-    )  # fmt: skip
-    port = free_port()
-    flags = ["--served-name", MODEL, "--discovery-backend", "file", "--n-ctx", "2048", *ONE_THREAD]
+    environ, port = environment(tmp_path, DYN_TCP_RPC_HOST="127.0.0.1"), free_port()
     frontend = [
         *(sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)),
         *("--router-mode", "kv", "--kv-cache-block-size", "16", "--migration-limit", "3"),
         *("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"),
     ]
     with ExitStack() as stack:
-        workers = [stack.enter_context(running(uma_command("worker", *flags), environ)) for _ in range(2)]
+        workers = [stack.enter_context(running(uma_command("worker", *FLAGS), environ)) for _ in range(2)]
         front = stack.enter_context(running(frontend, environ))
         made = Cluster(f"http://127.0.0.1:{port}", workers)
         wait_until_listed(made, front)
@@ -195,3 +213,34 @@ def test_a_stream_ends_whole_although_its_worker_dies_or_is_told_to_stop(cluster
     code = worker.popen.wait(PATIENCE_SEC)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), worker.log.text
     assert cluster.ask("/v1/completions", prompt="Hello", max_tokens=2)["status"] == 200
+
+
+def test_a_worker_tells_its_health_and_load_and_only_the_event_plane_listens_on_all_addresses(tmp_path: Path) -> None:
+    port = free_system_port()
+    environ = environment(
+        tmp_path, DYN_SYSTEM_PORT=str(port), DYN_HEALTH_CHECK_ENABLED="true", DYN_CANARY_WAIT_TIME="1"
+    )
+    with running(uma_command("worker", *FLAGS), environ) as worker:
+        status = told(worker, port, "/health", '"ready"')
+        assert json.loads(status)["endpoints"]["generate"] == "ready"  # after a first probe through the engine
+        assert "uma_worker_request_total_slots" in told(worker, port, "/metrics", "uma_worker_report_timestamp_seconds")
+        listens = [each.laddr.ip for each in psutil.Process(worker.popen.pid).net_connections("tcp")
+                   if each.status == psutil.CONN_LISTEN]  # fmt: skip
+        # docs/many-machines.md tells of these three.
+        assert sorted(ip for ip in listens if ip != "127.0.0.1") == ["0.0.0.0"] * 3
+        assert "127.0.0.1" in listens
+        worker.popen.send_signal(signal.SIGTERM)
+        assert worker.popen.wait(PATIENCE_SEC) == 0, worker.log.text
+
+
+def told(worker: Process, port: int, path: str, word: str) -> str:
+    """What the status server answers with 200 as soon as it has `word` in it."""
+    until = time.monotonic() + PATIENCE_SEC
+    while time.monotonic() < until:
+        assert worker.popen.poll() is None, worker.log.text
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+            text: str = response.read().decode()
+            if word in text:
+                return text
+        time.sleep(0.1)
+    raise AssertionError(worker.log.text)

@@ -19,7 +19,7 @@ def main(options: argparse.Namespace) -> int:
         from uma.bridges.dynamo.worker import WorkerOptions, run_worker  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"worker needs {error.name}: {INSTALL}") from None
-    run_worker(
+    run_worker(  # and end the process
         config,
         WorkerOptions(
             options.namespace,
@@ -33,4 +33,3 @@ def main(options: argparse.Namespace) -> int:
             options.event_plane,
         ),
     )
-    return 0

@@ -86,6 +86,8 @@ class Routing:
     dp_rank: int | None = None
     priority: int | None = None
     priority_jump: float | None = None
+    strict_priority: int | None = None
+    """The router's own tier of waiting requests; says nothing to a worker."""
     expected_output_tokens: int | None = None
     backend_instance_id: int | None = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from itertools import count
@@ -83,8 +84,8 @@ class Card:
     context_length: int
 
 
-def run_worker(config: RuntimeConfig, options: WorkerOptions) -> None:
-    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers."""
+def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
+    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process."""
     for name in ("DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST"):
         os.environ.setdefault(name, options.host)
     card, name = _prepare(config, options)
@@ -95,6 +96,11 @@ def run_worker(config: RuntimeConfig, options: WorkerOptions) -> None:
         return UmaBackend(config, options, card, name), _worker_config(options, card, name)
 
     run(UmaBackend, [], make)
+    # Dynamo's threads outlive `run`. One that reaches for Python while the interpreter ends would abort the process.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
