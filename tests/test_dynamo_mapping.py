@@ -35,7 +35,6 @@ from uma.types import (
     ModelInfo,
     RequestMetrics,
     ServerInfo,
-    Slo,
     Token,
     TokenLogprob,
     Usage,
@@ -91,14 +90,6 @@ def test_what_was_asked_for_arrives() -> None:
 )
 def test_an_agent_s_hints_choose_the_lane(routing: dict[str, Any] | None, lane: int) -> None:
     assert asked(fields(routing=routing), INFO, "a", None).request.priority == lane
-
-
-def test_a_client_s_latency_targets_are_the_request_s_slo() -> None:
-    nvext = {"router": {"ttft_target": 300.0, "itl_target": 40.0}, "agent_hints": {"osl": 9}}
-    assert asked(fields(extra_args={"nvext": nvext}), INFO, "a", None).request.slo == Slo(300.0, 40.0)
-    assert asked(fields(extra_args={"nvext": {"extra_fields": []}}), INFO, "a", None).request.slo == Slo()
-    with pytest.raises(BadRequest, match=r"^nvext\.router\.itl_target: "):
-        asked(fields(extra_args={"nvext": {"router": {"itl_target": 0}}}), INFO, "a", None)
 
 
 @pytest.mark.parametrize(("ids", "given", "added"), [([5, 6], (BOS, 5, 6), 1), ([BOS, 5], (BOS, 5), 0)])

@@ -10,7 +10,7 @@ from random import Random
 
 import trio
 
-from benchmarks.load import burst, one, start, warm_up
+from benchmarks.load import burst, one, start
 from benchmarks.measure import Measures, percentile
 from benchmarks.models import BenchModel
 from benchmarks.samples import Ask, Sample
@@ -19,6 +19,9 @@ from benchmarks.targets.dynamo import Dynamo, Router, dynamo, is_installed
 
 CONVERSATIONS, PREFIX, TURNS, ASKED, ANSWER = 8, 768, 3, 24, 16
 LONG = 160
+CELLS = 4_352
+"""KV cells of a worker, which keeps nothing in host memory: half of the conversations fit, as in a fleet whose prefixes
+one machine cannot hold. With space for all of them, round robin has each everywhere after two turns."""
 ROUTERS: tuple[Router, ...] = ("kv", "round-robin")
 
 
@@ -34,30 +37,36 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
         async with AsyncExitStack() as stack:
             target = await _opened(stack, bench, "kv")
             emit(name, target.name, await _lose_a_worker(target, bench.model, number))
+    async with AsyncExitStack() as stack:
+        target = await _opened(stack, bench, "kv", workers=1)
+        emit("a worker is added", target.name, await _add_a_worker(target, bench.model))
 
 
-async def _opened(stack: AsyncExitStack, bench: Bench, router: Router) -> Dynamo:
+async def _opened(stack: AsyncExitStack, bench: Bench, router: Router, workers: int = 2) -> Dynamo:
     threads = max(1, bench.threads // 2)
-    settings = {"n_ctx": 12_288, "max_sequences": 16}
-    target = await stack.enter_async_context(dynamo(bench.model, settings, threads=threads, workers=2, router=router))
-    # Both workers: without events the router alternates, and a prompt that nothing shares goes to the idle one.
-    for _ in range(2):
-        await warm_up(target, bench.model)
+    settings = {"n_ctx": CELLS, "max_sequences": 16, "cache_ram_mb": 0}
+    target = await stack.enter_async_context(
+        dynamo(bench.model, settings, threads=threads, workers=workers, router=router)
+    )
+    # The frontend hears of a worker some time after its card is there; requests at once go to different workers.
+    while len(target.answered_by) < workers:
+        await burst(target, [Ask(bench.model.prompt(Random(), 32), 8) for _ in range(workers)])
     return target
 
 
 async def _converse(target: Dynamo, model: BenchModel, rng: Random) -> Measures:
-    """Conversations whose turns come in another order each time. The first turns are a cold start on each machine."""
+    """Conversations begin in pairs, so that each worker has half; their turns come in another order each time."""
     said = [model.prompt(rng, PREFIX) for _ in range(CONVERSATIONS)]
+    for first in range(0, CONVERSATIONS, 2):
+        await burst(target, [Ask(each, ANSWER) for each in said[first : first + 2]])
     later: list[Sample] = []
     prompts = 0
-    for turn in range(1 + TURNS):
+    for _ in range(TURNS):
         for number in rng.sample(range(CONVERSATIONS), CONVERSATIONS):
             said[number] += model.prompt(rng, ASKED)
             sample = await one(target, Ask(said[number], ANSWER))
-            if turn:
-                later.append(sample)
-                prompts += len(said[number])
+            later.append(sample)
+            prompts += len(said[number])
     return {
         "ttft_p50_ms": percentile([each.ttft_ms for each in later], 0.5),
         "ttft_p95_ms": percentile([each.ttft_ms for each in later], 0.95),
@@ -91,6 +100,27 @@ async def _lose_a_worker(target: Dynamo, model: BenchModel, number: signal.Signa
     return measures if number == signal.SIGKILL else {**measures, "out_of_routing_s": out_s}
 
 
+async def _add_a_worker(target: Dynamo, model: BenchModel) -> Measures:
+    """Eight streams run on the only worker; from then on new requests come until the added worker answers one."""
+    rng, failed = Random("added"), 0
+    async with trio.open_nursery() as nursery:
+        samples = [start(nursery, target, Ask(model.prompt(rng, 32), LONG)) for _ in range(CONVERSATIONS)]
+        for sample in samples:
+            await sample.reached(4)
+        await target.add_worker()
+        listed = time.perf_counter()
+        while len(target.answered_by) < 2:
+            failed += (await one(target, Ask(model.prompt(rng, 32), 4))).error is not None
+        answered_s = time.perf_counter() - listed
+    return {
+        "ended_whole": sum(each.error is None for each in samples),
+        "of": len(samples),
+        "failed": failed,
+        "start_to_registered_ms": target.started_ms[-1],
+        "registered_to_answer_s": answered_s,
+    }
+
+
 def checks(summary: Summary) -> list[Check]:
     """What must hold of two workers."""
     kv, usual = (f"Dynamo, 2 x UMA, {router}" for router in ROUTERS)
@@ -104,6 +134,9 @@ def checks(summary: Summary) -> list[Check]:
     for lost in ("SIGKILL in mid-stream", "SIGTERM in mid-stream"):
         share = summary.get(lost, kv, "ended_whole") / summary.get(lost, kv, "of")
         found.append(Check(f"{lost}: share of streams that end whole", share, "≥", 1))
+    added = f"Dynamo, 1 x UMA, {ROUTERS[0]}"
+    whole = summary.get("a worker is added", added, "ended_whole") / summary.get("a worker is added", added, "of")
+    found.append(Check("A worker is added: share of streams that end whole", whole, "≥", 1))
     out = summary.get("SIGTERM in mid-stream", kv, "out_of_routing_s")
     return [*found, Check("SIGTERM: until the worker is out of routing", out, "≤", 1, "s")]
 
@@ -112,9 +145,9 @@ SCENARIO = Scenario(
     name="many_machines",
     about="Two workers behind Dynamo's frontend on one machine, half the cores each (left out where Dynamo is not "
     f"installed): {CONVERSATIONS} conversations with {PREFIX} tokens each go on in turns, with the KV router and round "
-    "robin; then a worker is killed, or stopped, while eight streams run.",
+    "robin; then a worker is killed, stopped, or added, while eight streams run.",
     columns=("ttft_p50_ms", "ttft_p95_ms", "cached_share", "ended_whole", "of", "out_of_routing_s", "failed",
-             "start_to_registered_ms"),
+             "start_to_registered_ms", "registered_to_answer_s"),
     measure=measure,
     checks=checks,
     round_limit_s=500,

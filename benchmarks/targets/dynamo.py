@@ -10,7 +10,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -49,6 +50,10 @@ class Dynamo:
     started_ms: list[float]
     """From each worker's start until its card was published."""
     folder: Path
+    add_worker: Callable[[], Awaitable[None]]
+    """Start one more, and wait until its card is published."""
+    answered_by: Counter[int] = attrs.field(factory=Counter)
+    """Answers by Dynamo's id of the worker that began them."""
 
     @property
     def pid(self) -> int:
@@ -60,8 +65,9 @@ class Dynamo:
         body = {
             "model": MODEL, "prompt": list(ask.prompt), "max_tokens": ask.max_tokens, "temperature": 0.0,
             "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+            "nvext": {"extra_fields": ["worker_id"]},
         }  # fmt: skip
-        tokens, is_whole = 0, False
+        tokens, is_whole, worker = 0, False, None
         with ending(sample):
             async with post(self.port, "/v1/completions", body) as events:
                 async for payload in events:
@@ -70,9 +76,13 @@ class Dynamo:
                     is_whole = is_whole or choices[0].get("finish_reason") == "length"
                     if choices[0].get("text"):
                         sample.add(-1)
+                    if found := (event.get("nvext") or {}).get("worker_id"):
+                        worker = found["decode_worker_id"]
                     if usage := event.get("usage"):
                         tokens = usage["completion_tokens"]
                         sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if worker is not None:
+                self.answered_by[worker] += 1
             if not is_whole:
                 sample.fail("the stream ended before its last token")
             # What came together counts as it came: the last chunk's time is that of the tokens in it.
@@ -89,7 +99,9 @@ class Dynamo:
 
 
 def _cards(folder: Path) -> int:
-    return sum("v1/instances" in path.as_posix() and path.is_file() for path in folder.rglob("*"))
+    """Workers that are listed. Each has other endpoints beside the one that generates."""
+    files = (path.as_posix() for path in folder.rglob("*") if path.is_file())
+    return sum("v1/instances" in path and "generate" in path for path in files)
 
 
 @asynccontextmanager
@@ -118,16 +130,21 @@ async def dynamo(
         async with AsyncExitStack() as stack:
             running: list[Process] = []
             started: list[float] = []
-            for count in range(1, workers + 1):
 
-                async def is_registered(count: int = count) -> bool:
+            async def add_worker() -> None:
+                count = _cards(folder / "kv") + 1
+
+                async def is_registered() -> bool:
                     return _cards(folder / "kv") >= count
 
                 began = time.perf_counter()
                 running.append(await stack.enter_async_context(server_process(command, is_registered, env=env)))
                 started.append((time.perf_counter() - began) * 1000)
+
+            for _ in range(workers):
+                await add_worker()
             front = await stack.enter_async_context(server_process(frontend, lambda: _lists(port), env=env))
-            yield Dynamo(f"Dynamo, {workers} x UMA, {router}", front, port, running, started, folder)
+            yield Dynamo(f"Dynamo, {workers} x UMA, {router}", front, port, running, started, folder, add_worker)
 
 
 async def _lists(port: int) -> bool:

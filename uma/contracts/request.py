@@ -92,16 +92,6 @@ class Routing:
     backend_instance_id: int | None = None
 
 
-@attrs.frozen
-class LatencyTargets:
-    """What a client wants of one request's latency: `nvext.router`, which comes in `extra_args`."""
-
-    ttft_target: Annotated[float, Range(gt=0)] | None = None
-    """Time to first token, in milliseconds."""
-    itl_target: Annotated[float, Range(gt=0)] | None = None
-    """Time between tokens, in milliseconds."""
-
-
 @attrs.frozen(kw_only=True)
 class PreprocessedRequest:
     """One request, its prompt tokenized and its template rendered by the frontend."""

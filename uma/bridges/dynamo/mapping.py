@@ -8,8 +8,8 @@ from typing import Any, Literal
 import attrs
 
 from uma.bridges.pieces import TokenFollower
-from uma.contracts.parse import ignored_fields, parse, to_json
-from uma.contracts.request import LatencyTargets, PreprocessedRequest, SamplingOptions, parse_request
+from uma.contracts.parse import ignored_fields, to_json
+from uma.contracts.request import PreprocessedRequest, SamplingOptions, parse_request
 from uma.contracts.response import (
     BackendOutput,
     CompletionUsage,
@@ -19,7 +19,7 @@ from uma.contracts.response import (
     TopLogprob,
 )
 from uma.errors import BadRequest
-from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Request, SamplingParams, ServerInfo, Slo, Token
+from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Request, SamplingParams, ServerInfo, Token
 
 NOT_HERE = "is not available in this worker; leave it out"
 
@@ -67,7 +67,6 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
         token_ids=(bos, *wanted.token_ids) if adds and bos is not None else wanted.token_ids,
         sampling=_sampling(wanted),
         priority=_lane(wanted),
-        slo=_slo(wanted),
     )
     return Asked(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
 
@@ -125,19 +124,6 @@ def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
     if not hint:
         return 0
     return 1 if hint > 0 else -1
-
-
-def _slo(wanted: PreprocessedRequest) -> Slo:
-    """The latency targets of `nvext.router`, in milliseconds: the frontend has no field of its own for them."""
-    nvext = (wanted.extra_args or {}).get("nvext")
-    router = nvext.get("router") if isinstance(nvext, Mapping) else None
-    if router is None:
-        return Slo()
-    try:
-        targets = parse(router, LatencyTargets, strict=False)
-    except BadRequest as error:
-        raise BadRequest("\n".join(f"nvext.router.{line}" for line in error.message.splitlines())) from None
-    return Slo(targets.ttft_target, targets.itl_target)
 
 
 _REASONS: dict[str, OutputFinishReason] = {
