@@ -23,7 +23,7 @@ from uma.llama.model import Model
 from uma.types import Source
 
 WORDS, GENERATED = 256, 128
-REPEATS = {1: 4, 8: 1}
+REPEATS = {1: 3, 8: 1}
 """Bursts by streams, for which the median counts."""
 PLAIN, AUTO, DRAFT = "plain", "--speculate auto", "--draft"
 SMALL = Shape(layers=2, width=256, heads=4, kv_heads=2, feed_forward=512)
