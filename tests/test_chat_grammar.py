@@ -85,7 +85,7 @@ def specials_of(vocab: Vocab, family: Family) -> Specials:
 
 
 def state_of(compiler: GrammarCompiler, vocab: Vocab, family: Family, **how: bool) -> GrammarState:
-    flags = {"must_call": False, "is_parallel": True, "begins_thinking": False, **how}
+    flags: dict[str, Any] = {"must_call": False, "is_parallel": True, "begins_thinking": False, **how}
     return compiler.compile(Grammar(lark=calls_grammar(family, TOOLS, specials_of(vocab, family), THINKING, **flags)))
 
 

@@ -71,7 +71,12 @@ async def test_without_tools_or_reasoning_the_text_stays_as_it_is(model: Path, f
     [
         ({"tool_choice": "nothing"}, "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "tool_choice"),
-        ({"sampling": SamplingParams(grammar=Grammar(regex="a"))}, "grammar"),
+        ({"sampling": SamplingParams(grammar=Grammar(regex="a"))}, "grammar: beside tools"),
+        ({"sampling": SamplingParams(grammar=Grammar(json_object=True)), "tool_choice": "required"}, "grammar: with"),
+        (
+            {"sampling": SamplingParams(grammar=Grammar(json_schema={"properties": {"x": {"not": {"const": 1}}}}))},
+            r"grammar\.json_schema\.properties\.x",
+        ),
         ({"tools": (Tool("a", "", {"type": "string"}),)}, r"tools\[0\]\.parameters\.type"),
         (
             {"tools": (WEATHER, Tool("a", "", {"properties": {"x": {"not": {"const": 1}}}}))},
@@ -165,6 +170,46 @@ async def test_arguments_that_the_model_gets_wrong_are_put_right_by_the_grammar(
     last = (await events_of(model, tools=(Tool("weather", "", schema),), parallel_tool_calls=False))[-1]
     assert isinstance(last, Finished)
     assert [json.loads(call.arguments) for call in last.tool_calls] == [{"city": "Oslo"}]
+
+
+ANSWER = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"]}
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "calls"),
+    [
+        ('{"rain":true}', '{"rain":true}', 0),
+        ('<think>Wet.</think>\n{"rain":false}', '{"rain":false}', 0),
+        (f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>', "", 1),
+    ],
+    ids=["JSON", "JSON behind thinking", "a call"],
+)
+async def test_an_answer_beside_tools_is_a_call_or_json_of_the_schema(
+    tmp_path: Path, said: str, text: str, calls: int
+) -> None:
+    model = write_script_model(tmp_path / "script.gguf", said, template=QWEN)
+    sampling = SamplingParams(max_tokens=200, grammar=Grammar(json_schema={**ANSWER, "additionalProperties": False}))
+    (last,) = await events_of(model, tools=(WEATHER,), sampling=sampling, reasoning="auto", stream=False)
+    assert isinstance(last, Finished)
+    assert ((last.text or "").strip(), len(last.tool_calls), last.reason) == (text, calls, "stop")
+
+
+@pytest.mark.parametrize("name", ["qwen", "harmony", "mistral-args", "glm-4"])
+async def test_whatever_a_model_draws_beside_tools_and_a_schema_is_one_or_the_other(tmp_path: Path, name: str) -> None:
+    tiny = write_model(tmp_path / "tiny.gguf", chat_template=TEMPLATES.get(name, QWEN), context_length=2048)
+    grammar = Grammar(json_schema={**ANSWER, "additionalProperties": False})
+    sampling = SamplingParams(max_tokens=300, temperature=1.5, seed=5, n=6, grammar=grammar)
+    forecast = Tool("forecast", "", FORECAST)
+    fields: dict[str, Any] = {"tools": (forecast,), "parallel_tool_calls": False, "reasoning": "off", "stream": False}
+    last = (await events_of(tiny, sampling=sampling, **fields))[-1]
+    assert isinstance(last, Finished)
+    ended = [answer for answer in last.answers if answer.reason == "stop"]
+    assert ended
+    for answer in ended:
+        if answer.tool_calls:
+            jsonschema.validate(json.loads(answer.tool_calls[0].arguments), FORECAST)
+        else:
+            jsonschema.validate(json.loads(answer.text or ""), ANSWER)
 
 
 async def test_the_template_gets_tools_calls_and_the_switch(model: Path) -> None:

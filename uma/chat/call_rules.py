@@ -33,6 +33,7 @@ from uma.types import Tool
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Arguments look as they do where models were trained: as Python's `json.dumps` writes them."""
+COMPACT = {"whitespace_flexible": False}
 _ID = "[a-zA-Z0-9]{1,16}"
 _SHARED = ("$defs", "definitions")
 
@@ -44,6 +45,13 @@ def json_rule(rules: Rules, name: str, schema: Schema) -> str:
         raise UnservableError(".x-guidance", "expected an object")
     style = {**JSON_STYLE, **own}
     return rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
+
+
+def answer_rule(rules: Rules, schema: Schema) -> str:
+    """A rule for an answer that is the JSON that a schema allows, as compact as under a grammar without tools."""
+    own = schema.get("x-guidance", {})
+    style = {**COMPACT, **own} if isinstance(own, dict) else own
+    return rules.add("answer", f"%json {json.dumps({**schema, 'x-guidance': style})}")
 
 
 def object_call(rules: Rules, form: ObjectForm, tool: Tool, at: int) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from uma.chat.call_rules import braces_call, named_call, object_call, pairs_call
+from uma.chat.call_rules import answer_rule, braces_call, named_call, object_call, pairs_call
 from uma.chat.families import Family, Thinking
 from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.harmony_grammar import harmony_grammar
 from uma.chat.lark import Rules, Specials, ids, string
-from uma.chat.schema import ANY, UnservableError, literal
+from uma.chat.schema import ANY, Schema, UnservableError, literal
 from uma.types import Tool
 
 _SPACE = r"[\s\x1c-\x1f]*"
@@ -29,21 +29,25 @@ def calls_grammar(
     must_call: bool,
     is_parallel: bool,
     begins_thinking: bool,
+    answer: Schema | None = None,
 ) -> str:
     """Output of a model that can call `tools`; with `must_call` it consists of thinking and calls alone.
 
+    With `answer` it consists of thinking, and of calls or JSON of that schema: the family's calls must have a mark.
     Without `is_parallel` the output ends with its first call. `begins_thinking` says that the prompt ended with the
     opening mark; `thinking` is None where there can be none. Raises `schema.UnservableError` for what the family's
     form of calls cannot keep to.
     """
     rules = Rules(specials)
     if family.has_channels:
-        return harmony_grammar(rules, family, tools, can_think=thinking is not None, must_call=must_call)
+        can_think = thinking is not None
+        return harmony_grammar(rules, family, tools, can_think=can_think, must_call=must_call, answer=answer)
     lark = _Lark(rules, family, tools, thinking, is_parallel=is_parallel)
-    rest = lark.thinking_rest() if thinking and (begins_thinking or not must_call) else ""
-    body = lark.only_calls(begins_thinking=begins_thinking) if must_call else lark.free()
+    is_free = not must_call and answer is None
+    rest = lark.thinking_rest() if thinking and (begins_thinking or is_free) else ""
+    body = lark.free() if is_free else lark.only_calls(begins_thinking=begins_thinking, answer=answer)
     start = f"{rest} {body}" if begins_thinking else body
-    if begins_thinking and not must_call:
+    if begins_thinking and is_free:
         start = f"{start} | {lark.unfinished_thought()}"
     return rules.grammar(start)
 
@@ -112,13 +116,15 @@ class _Lark:
             return ""
         return f"({string(family.separator)} {self._mark(family.open)} {self._calls()})*"
 
-    def only_calls(self, *, begins_thinking: bool) -> str:
-        """Thinking, where there can be some, and calls."""
+    def only_calls(self, *, begins_thinking: bool, answer: Schema | None) -> str:
+        """Thinking, where there can be some, and calls; or an answer instead of them."""
         family = self._family
         if family.is_bare:
             calls = f"{self._call()} {self._more(family.separator)}"
         else:
             calls = f"{self._mark(family.open)} {self._calls()} {self._again()}"
+        if answer is not None:
+            calls = f"({calls} | {answer_rule(self._rules, answer)})"
         if self._thinking is None:
             return calls
         self._rules.add("SPACE", r"/[ \n]+/")

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uma.chat.call_rules import json_rule
+from uma.chat.call_rules import answer_rule, json_rule
 from uma.chat.families import Family
 from uma.chat.harmony import CHANNEL, ENDS, MESSAGE, START
 from uma.chat.lark import Rules, ids
-from uma.chat.schema import ANY, literal, schema_of
+from uma.chat.schema import ANY, Schema, literal, schema_of
 from uma.types import Tool
 
 
-def harmony_grammar(rules: Rules, family: Family, tools: Sequence[Tool], *, can_think: bool, must_call: bool) -> str:
+def harmony_grammar(
+    rules: Rules,
+    family: Family,
+    tools: Sequence[Tool],
+    *,
+    can_think: bool,
+    must_call: bool,
+    answer: Schema | None,
+) -> str:
     """See `grammar.calls_grammar`. A call ends the answer, so that there is one at most."""
     thought = _message(rules, "analysis") if can_think else ""
     call = rules.add("call", " | ".join(_call(rules, tool, at) for at, tool in enumerate(tools)))
@@ -21,6 +29,9 @@ def harmony_grammar(rules: Rules, family: Family, tools: Sequence[Tool], *, can_
     preamble = _message(rules, "commentary")
     before = rules.add("before", " | ".join(filter(None, [thought, preamble])))
     begun = rules.spelled(f"{CHANNEL}final{MESSAGE}")
+    if answer is not None:
+        final = rules.add("final", f"{begun} {answer_rule(rules, answer)}")
+        return rules.grammar(f"{before}* ({call} | {final})")
     final = rules.add("final", f"{begun} {_body(rules)}")
     unfinished = [
         rules.spelled(f"{CHANNEL}{channel}{MESSAGE}") + f" {_body(rules)}" for channel in _channels(can_think)

@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, partial
+from typing import Any
 
 import attrs
 import trio
@@ -103,24 +104,33 @@ class ChatAbilities:
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
         """Any thread. Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
         assert not isinstance(self._family, str)
-        must_call = request.tool_choice != "auto"
+        must_call, answer = request.tool_choice != "auto", _answer(request)
         tools = _tools(request)
+        can_think = not (must_call and request.reasoning == "off")
+        if answer is not None and request.reasoning != "auto":
+            can_think = begins_thinking  # as without tools, where all text is the answer
         try:
             return calls_grammar(
                 self._family,
                 tools,
                 specials,
-                None if must_call and request.reasoning == "off" else self._thinking,
+                self._thinking if can_think else None,
                 must_call=must_call,
                 is_parallel=request.parallel_tool_calls and request.tool_choice in _NOT_NAMES,
                 begins_thinking=begins_thinking,
+                answer=answer,
             )
         except UnservableError as error:
             at = request.tools.index(tools[error.tool])
             raise BadRequest(f"tools[{at}].parameters{error.place}: {error.reason}") from None
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
-        """The same error with the place in the tool whose arguments no grammar can describe."""
+        """The same error with the place in the schema that no grammar can describe: the answer's, or a tool's."""
+        if request.sampling.grammar is not None:
+            try:
+                await compile_grammar(request.sampling)
+            except BadRequest as found:
+                return found
         for place, tool in enumerate(_tools(request)):
             try:
                 await compile_grammar(SamplingParams(grammar=Grammar(json_schema=schema_of(tool))))
@@ -175,7 +185,19 @@ class ChatAbilities:
         if request.messages is None:
             yield "tools: they go through the chat template; give messages"
         if request.sampling.grammar is not None:
-            yield "grammar: the tools' calls have one of their own; leave it out, or give tool_choice none"
+            yield from self._ungrammatical(request)
+
+    def _ungrammatical(self, request: Request) -> Iterator[str]:
+        """Why calls cannot be told from an answer under the request's own grammar."""
+        if request.tool_choice != "auto":
+            yield f"grammar: with tool_choice {request.tool_choice} there are calls and no text; leave one of them out"
+        elif _answer(request) is None:
+            yield "grammar: beside tools it is json_schema or json_object; leave it out, or give tool_choice none"
+        elif not isinstance(self._family, str) and self._family.is_bare:
+            yield (
+                "grammar: this model's calls are JSON without a mark, so that no answer in JSON can be told from them; "
+                "leave it out, or give tool_choice none"
+            )
 
 
 def _wrong_tools(request: Request) -> Iterator[str]:
@@ -195,6 +217,14 @@ def _wrong_tools(request: Request) -> Iterator[str]:
         yield f"tool_choice: {choice!r} is none of {', '.join(_NOT_NAMES)}, and no tool is called so"
     elif choice == "required" and not names:
         yield "tool_choice: required, but there are no tools"
+
+
+def _answer(request: Request) -> dict[str, Any] | None:
+    """The schema of an answer without calls, where the request's grammar has one."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return None
+    return {"type": "object"} if grammar.json_object else grammar.json_schema
 
 
 def _can_call(request: Request) -> bool:
