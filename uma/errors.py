@@ -96,6 +96,13 @@ class Overloaded(UmaError):
     code = "E_LIMIT_OVERLOADED"
 
 
+class Loading(Overloaded):
+    """The model is still being loaded, and the same request works later. Carries `retry_after_ms`.
+
+    On the wire it is `E_LIMIT_OVERLOADED`: every client that waits out an overload waits out a load too.
+    """
+
+
 class IdleTimeout(UmaError):
     """No frame, or half a frame, for `idle_timeout_sec`."""
 

@@ -15,10 +15,10 @@ import attrs
 import trio
 
 from uma.cli import words
-from uma.client import connect
+from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.errors import ConfigError, ConnectionLost, ModelError, UmaError
+from uma.errors import ConfigError, ConnectionLost, ModelError, Overloaded, UmaError
 from uma.llama import backend, catalog, devices, header, hugepages, trust
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
@@ -237,8 +237,15 @@ def server(config: RuntimeConfig) -> Check:
 
 async def _ask_server(config: RuntimeConfig) -> Check:
     with trio.fail_after(SERVER_TIMEOUT_SEC):
-        async with connect(config.socket) as client:
-            health = await client.health()
-            card = words.model_line(client.info.model)
+        try:
+            async with connect(config.socket) as client:
+                health = await client.health()
+                card = words.model_line(client.info.model)
+        except Overloaded:
+            async with dialled(config.socket) as client:
+                health = await client.health(probe=False)
+            if health.status != "loading":
+                raise
+            return Check("server", f"loading its model, {health.loading_percent} %")
     todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
     return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from uma.cli import say
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
-from uma.cli.run import announce
+from uma.cli.run import announce, shown_progress
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
 from uma.types import ServerInfo, Source
@@ -41,7 +41,8 @@ def main(options: argparse.Namespace) -> int:
             config.drain_timeout_sec,
         )
 
-    return run_server(config, on_ready=partial(_announce, config, socket.endpoint), beside=[engine])
+    on_ready = partial(_announce, config, socket.endpoint)
+    return run_server(config, on_ready, beside=[engine], progress=shown_progress(config.model))
 
 
 def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:

@@ -18,9 +18,9 @@ from uma.cli.harmless import json_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
 from uma.cli.trio_run import Interrupts, run
-from uma.client import connect
+from uma.client import connect, dialled
 from uma.config import Loaded
-from uma.errors import ConnectionLost, UmaError
+from uma.errors import ConnectionLost, Overloaded, UmaError
 from uma.net.place import objection
 
 ANSWER_SEC = 10.0
@@ -33,11 +33,14 @@ class Running:
     """A server that answers."""
 
     pid: int | None
-    model: str
-    sessions: int
-    """Without the one that asked."""
-    since: datetime
     socket: str
+    model: str | None = None
+    """None, as all below, while it is being loaded."""
+    sessions: int | None = None
+    """Without the one that asked."""
+    since: datetime | None = None
+    loading_percent: int | None = None
+    """How much of its model is loaded; None once all is."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -90,6 +93,17 @@ async def _ask_within(seconds: float, path: Path) -> Running:
 
 
 async def _ask(path: Path) -> Running:
+    try:
+        return await _ask_ready(path)
+    except Overloaded:
+        async with dialled(path) as client:
+            health = await client.health(probe=False)
+            if health.status != "loading":
+                raise
+            return Running(client.server_pid, str(path), loading_percent=health.loading_percent)
+
+
+async def _ask_ready(path: Path) -> Running:
     async with connect(path) as client:
         metrics = await client.metrics()
         return Running(
@@ -103,9 +117,12 @@ async def _ask(path: Path) -> Running:
 
 def _row(server: Running) -> tuple[str, ...]:
     pid = "another container" if server.pid is None else str(server.pid)
+    if server.model is None or server.since is None:
+        return pid, f"loading, {server.loading_percent} %", "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
     return pid, server.model, str(server.sessions), since, server.socket
 
 
 def _as_json(server: Running) -> dict[str, Any]:
-    return attrs.asdict(server) | {"since": server.since.isoformat(timespec="seconds")}
+    since = None if server.since is None else server.since.isoformat(timespec="seconds")
+    return attrs.asdict(server) | {"since": since}

@@ -11,29 +11,47 @@ from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.config import RuntimeConfig, default_socket
 from uma.server import run_server
-from uma.types import ServerInfo, Source
+from uma.types import LoadProgress, ServerInfo
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     config = load_settings(options).config
+    try:
+        return _serve(config)
+    finally:
+        say.passing()  # of a load that has failed
+
+
+def _serve(config: RuntimeConfig) -> int:
     if not config.http:
-        return run_server(config, on_ready=partial(announce, config))
+        return run_server(config, on_ready=partial(announce, config), progress=shown_progress(config.model))
     # Slow to import, and not needed without HTTP.
     from uma.http import HttpService, check  # noqa: PLC0415
 
     check(config)
     made: list[HttpService] = []
 
-    def http(source: Source, config: RuntimeConfig) -> HttpService:
-        made.append(HttpService(source, config))
+    def http(progress: LoadProgress, config: RuntimeConfig) -> HttpService:
+        made.append(HttpService(progress, config))
         return made[-1]
 
-    return run_server(config, on_ready=lambda info: announce(config, info, made[-1].url), beside=[http])
+    return run_server(
+        config,
+        on_ready=lambda info: announce(config, info, made[-1].url),
+        early=[http],
+        progress=shown_progress(config.model),
+    )
+
+
+def shown_progress(model: str) -> LoadProgress:
+    """The progress of loading, which a terminal shows in one line."""
+    return LoadProgress(lambda percent: say.passing(f"loading {model}: {percent} %"))
 
 
 def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
     """Say on standard error which model runs, where, and how to talk to it."""
+    say.passing()
     say.plain("\n".join(map(harmless_line, banner(config, info, url))))
 
 

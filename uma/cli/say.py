@@ -6,8 +6,11 @@ Saying something is never what a command is called for: where standard error is 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
-from uma.cli.harmless import lines
+from uma.cli.harmless import harmless_line, lines
+
+ERASE_LINE = "\r\x1b[2K"
 
 
 def note(text: str) -> None:
@@ -28,6 +31,13 @@ def complain(text: str) -> None:
 def plain(text: str) -> None:
     """`text` as it is, but harmless."""
     _say("", text)
+
+
+def passing(text: str = "") -> None:
+    """`text` on a terminal, in a line that the next one replaces; without `text` it is empty."""
+    with suppress(OSError, ValueError):
+        if sys.stderr.isatty():
+            print(f"{ERASE_LINE}{harmless_line(text)}", end="", file=sys.stderr, flush=True)
 
 
 def _say(prefix: str, text: str) -> None:

@@ -14,13 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
+import trio
 
 from uma.cli import words
 from uma.cli.options import SAMPLING, SERVER_ONLY
 from uma.cli.trio_run import Interrupts
-from uma.client import connect
+from uma.client import Client, connect
 from uma.config import Loaded, RuntimeConfig, settings
-from uma.errors import ConnectionLost, UmaError
+from uma.errors import ConnectionLost, Overloaded, UmaError
 from uma.types import ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -52,7 +53,8 @@ async def open_source(
     """A source for `loaded`; `say` gets a line where a choice was made that the caller may not expect.
 
     With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
-    named must have a server; only the usual place falls back to loading the model here. While a model is being loaded,
+    named must have a server; only the usual place falls back to loading the model here. A server that is loading its
+    model is waited for. While a model is being loaded,
     which nothing can interrupt, a signal ends the process at once. Raises `ConnectionLost` where a server is missing
     or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where loading fails.
     """
@@ -80,7 +82,7 @@ async def _server(
     socket = loaded.config.socket
     async with AsyncExitStack() as attempt:
         try:
-            client = await attempt.enter_async_context(connect(socket))
+            client = await _connected(attempt, socket, say)
         except ConnectionLost as error:
             if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
                 raise
@@ -104,6 +106,21 @@ async def _server(
             return client
         say(f"the server has {client.info.model.name}, not {loaded.config.model}: loading that here")
     return None
+
+
+async def _connected(stack: AsyncExitStack, socket: str, say: Callable[[str], None]) -> Client:
+    """A session, once the server has loaded its model."""
+    has_said = False
+    while True:
+        try:
+            return await stack.enter_async_context(connect(socket))
+        except Overloaded as error:
+            if error.retry_after_ms is None:
+                raise
+            if not has_said:
+                say(f"waiting for the server: {error.message.removesuffix('; try again')}")
+                has_said = True
+            await trio.sleep(error.retry_after_ms / 1000)
 
 
 def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:

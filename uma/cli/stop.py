@@ -21,8 +21,8 @@ from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.cli.source import NOT_LISTENING
 from uma.cli.trio_run import Interrupts, run
-from uma.client import Client, connect
-from uma.errors import ConnectionLost, UmaError
+from uma.client import Client, connect, dialled
+from uma.errors import ConnectionLost, Overloaded, UmaError
 
 AGAIN_SEC = 0.5
 """With `--now`, a second signal follows the first after this long: the first lets requests finish, the second does not.
@@ -96,12 +96,36 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
+    try:
+        return await _stop_ready(path, is_now=is_now)
+    except Overloaded:
+        return await _stop_loading(path, is_now=is_now)
+
+
+async def _stop_loading(path: str, *, is_now: bool) -> int:
+    async with dialled(path) as client:
+        pid = _pid(path, client)
+        with Process.held(pid) as process:
+            status = (await client.health(probe=False)).status
+            process.signal(signal.SIGTERM)
+            await _wait(process, is_now=is_now)
+    what = "was loading its model" if status == "loading" else "served"
+    print(harmless_line(f"stopped process {pid}, which {what} on {path}"))
+    return 0
+
+
+def _pid(path: str, client: Client) -> int:
+    """The server's process. Raises `StopError` for one that cannot be stopped from here."""
+    if client.server_pid is None:
+        raise StopError(f"{path}: the server runs in another container; stop it there")
+    if client.server_pid == os.getpid():
+        raise StopError(f"{path}: this very process listens there")
+    return client.server_pid
+
+
+async def _stop_ready(path: str, *, is_now: bool) -> int:
     async with _connected(path) as client:
-        pid, model = client.server_pid, client.info.model.name
-        if pid is None:
-            raise StopError(f"{path}: the server runs in another container; stop it there")
-        if pid == os.getpid():
-            raise StopError(f"{path}: this very process listens there")
+        pid, model = _pid(path, client), client.info.model.name
         with Process.held(pid) as process:
             # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
             sessions = (await client.metrics())["active_sessions"] - 1

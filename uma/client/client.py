@@ -69,9 +69,10 @@ class Question:
     answer: Answer | UmaError | None = None
 
     def resolve(self, answer: Answer | UmaError) -> None:
-        """Hand over the answer, or why there is none."""
-        self.answer = answer
-        self.answered.set()
+        """Hand over the answer, or why there is none. The first one counts: a plain session ends with its answer."""
+        if not self.answered.is_set():
+            self.answer = answer
+            self.answered.set()
 
 
 @attrs.define(eq=False)

@@ -32,9 +32,23 @@ async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> As
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
 
     Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
-    refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
-    directory and another user could be listening there. Leaving the block hangs up, which cancels its requests.
+    refuses (`TooManySessions`, `VersionMismatch`; `Overloaded` while it loads its model). `ConnectionLost` is also
+    raised where `path` is in the default directory and another user could be listening there. Leaving the block hangs
+    up, which cancels its requests.
     """
+    async with dialled(path, client=client) as session:
+        with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
+            await session.hello()
+        if patience.cancelled_caught:
+            raise ConnectionLost(
+                f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
+            )
+        yield session
+
+
+@asynccontextmanager
+async def dialled(path: str | Path, *, client: str = f"uma/{__version__}") -> AsyncIterator[Client]:
+    """As `connect`, before the hello: a plain session, whose one question can be the `health` of a loading server."""
     require_trio("connect")
     if (problem := objection(Path(path))) is not None:
         raise ConnectionLost(problem)
@@ -46,12 +60,6 @@ async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> As
             session = Client(str(path), link, ClientSession(client=client))
             nursery.start_soon(session.write)
             nursery.start_soon(session.read)
-            with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
-                await session.hello()
-            if patience.cancelled_caught:
-                raise ConnectionLost(
-                    f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
-                )
             yield session
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -17,10 +16,11 @@ from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.disk import DiskTier
-from uma.llama.catalog import resolve
+from uma.engine.loading import Loader
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.net.trio_only import require_trio
+from uma.types import LoadProgress
 
 _log = logging.getLogger("uma.engine")
 
@@ -31,21 +31,25 @@ _log = logging.getLogger("uma.engine")
 
 
 @asynccontextmanager
-async def open_engine(config: RuntimeConfig | None = None) -> AsyncIterator[Engine]:
+async def open_engine(
+    config: RuntimeConfig | None = None, progress: LoadProgress | None = None
+) -> AsyncIterator[Engine]:
     """Load the model and serve requests until the block is left, which cancels the requests that run.
 
-    Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, which cannot be interrupted.
+    Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, tells `progress` how far it is,
+    and ends before the next tensor where the task is cancelled.
     Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
     engine cancels the block and is raised from it.
     """
     require_trio("open_engine")
     config = config or RuntimeConfig()
     async with AsyncExitStack() as stack:
-        model = await trio.to_thread.run_sync(_load, config)
+        loader = await trio.to_thread.run_sync(Loader, config, progress or LoadProgress())
+        model = await trio.to_thread.run_sync(loader.model)
         stack.callback(model.close)
         context = await trio.to_thread.run_sync(_make_context, model, config)
         stack.callback(context.close)
-        draft = await trio.to_thread.run_sync(_open_draft, config, context)
+        draft = await trio.to_thread.run_sync(_open_draft, loader, config, context)
         if draft is not None:
             stack.callback(draft.close)
         engine = Engine(config, context, await _open_archive(config, context), draft)
@@ -110,20 +114,6 @@ class _Tasks:
             block.cancel()
 
 
-def _load(config: RuntimeConfig) -> Model:
-    found = resolve(config.model, os.environ)
-    model = Model.load(
-        Path(found.path),
-        n_gpu_layers=config.n_gpu_layers,
-        map_above_bytes=sizing.map_above_bytes(config),
-        use_mlock=config.use_mlock,
-        is_builtin=found.is_builtin,
-        extra_buffers=config.extra_buffers,
-    )
-    model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
-    return model
-
-
 def _make_context(model: Model, config: RuntimeConfig) -> Context:
     context = Context(model, sizing.context_params(model, config))
     if config.n_ctx and context.n_ctx != config.n_ctx:
@@ -131,20 +121,14 @@ def _make_context(model: Model, config: RuntimeConfig) -> Context:
     return context
 
 
-def _open_draft(config: RuntimeConfig, target: Context) -> Context | None:
+def _open_draft(loader: Loader, config: RuntimeConfig, target: Context) -> Context | None:
     """The draft model's context, where one is configured and can be of use. It keeps its model open."""
     if not config.draft:
         return None
     if reason := sizing.why_no_drafts(target.model, config):
         _log.warning("--draft is not used: %s", reason)
         return None
-    model = Model.load(
-        Path(resolve(config.draft, os.environ).path),
-        n_gpu_layers=config.n_gpu_layers,
-        map_above_bytes=sizing.map_above_bytes(config),
-        use_mlock=config.use_mlock,
-        extra_buffers=config.extra_buffers,
-    )
+    model = loader.draft()
     try:
         return Context(model, sizing.draft_params(model, target, config))
     finally:

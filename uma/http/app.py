@@ -34,7 +34,7 @@ from uma.http.door import Door
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
-from uma.http.page import Page
+from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, client_at
 from uma.net.logfmt import log
@@ -216,6 +216,9 @@ class _Entrance:
         CLIENT.set(http.account or (client_at(*peer) if (peer := http.scope.get("client")) else None))
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
+        if (progress := self.gateway.progress) is not None and not is_file(http.path):
+            http.extra_headers.append((b"x-uma-loading-percent", str(progress.percent).encode()))
+            raise progress.refusal()
         await self.inner(http.scope, http.receive, http.send)
 
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:

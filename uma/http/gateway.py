@@ -20,7 +20,7 @@ from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.quota import Account, Excess
 from uma.net.unread import Unread
-from uma.types import EmbedRequest, Request, RerankRequest, Source
+from uma.types import EmbedRequest, LoadProgress, Request, RerankRequest, Source
 
 W = TypeVar("W", EmbedRequest, RerankRequest, Request)
 R = TypeVar("R")
@@ -33,9 +33,11 @@ MAX_PARSING = 2
 class Gateway:
     """One source behind HTTP. Belongs to the source's Trio thread."""
 
-    source: Source
     config: RuntimeConfig
-    names: ModelNames
+    progress: LoadProgress | None
+    """While the source's model is being loaded: how far that is."""
+    _source: Source | None = attrs.field(default=None, init=False)
+    _names: ModelNames | None = attrs.field(default=None, init=False)
     connections_total: int = 0
     """Connections accepted since the start, refused ones not included."""
     connections_refused_total: int = 0
@@ -56,9 +58,29 @@ class Gateway:
     _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
 
     @classmethod
-    def of(cls, source: Source, config: RuntimeConfig) -> Gateway:
-        """A gateway to `source`."""
-        return cls(source, config, ModelNames.of(source, config))
+    def of(cls, source: Source | LoadProgress, config: RuntimeConfig) -> Gateway:
+        """A gateway to `source`, or to one that is still being loaded: then `be_ready` follows."""
+        if isinstance(source, LoadProgress):
+            return cls(config, source)
+        gateway = cls(config, None)
+        gateway.be_ready(source)
+        return gateway
+
+    def be_ready(self, source: Source) -> None:
+        """Take requests for `source` from now on."""
+        self._source, self._names, self.progress = source, ModelNames.of(source, self.config), None
+
+    @property
+    def source(self) -> Source:
+        """What answers. There is none while `progress` is there."""
+        assert self._source is not None
+        return self._source
+
+    @property
+    def names(self) -> ModelNames:
+        """Of the source's model."""
+        assert self._names is not None
+        return self._names
 
     @property
     def model_names(self) -> list[str]:

@@ -36,9 +36,14 @@ _TYPES = {
     "unsupported": "not_supported_error",
     "rate": "rate_limit_error",
     "overloaded": "rate_limit_error",
+    "loading": "unavailable_error",
     "stopping": "unavailable_error",
     "fault": "server_error",
 }
+
+
+LOADING = "Loading model"
+"""Programs know a load by llama-server's words for it."""
 
 
 class LlamaServerErrors:
@@ -47,7 +52,8 @@ class LlamaServerErrors:
     def error(self, problem: Problem, request_id: str) -> Body:
         """See `Dialect`."""
         kind = _TYPES.get(problem.kind, "invalid_request_error")
-        return {"error": {"code": problem.status, "message": problem.message, "type": kind}}
+        message = LOADING if problem.kind == "loading" else problem.message
+        return {"error": {"code": problem.status, "message": message, "type": kind}}
 
 
 ERRORS = LlamaServerErrors()

@@ -22,6 +22,7 @@ _TYPES = {
     "forbidden": "permission_error",
     "rate": "rate_limit_error",
     "overloaded": "rate_limit_error",
+    "loading": "server_error",
     "stopping": "server_error",
     "fault": "server_error",
 }
@@ -32,6 +33,7 @@ _CODES = {
     "model_not_found": "model_not_found",
     "rate": "rate_limit_exceeded",
     "overloaded": "rate_limit_exceeded",
+    "loading": "service_unavailable",
     "stopping": "service_unavailable",
     "too_large": "request_too_large",
 }

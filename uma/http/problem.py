@@ -16,6 +16,7 @@ from uma.errors import (
     ConnectionLost,
     FrameTooLarge,
     InvalidJson,
+    Loading,
     Overloaded,
     PromptTooLarge,
     ShuttingDown,
@@ -38,6 +39,7 @@ Kind = Literal[
     "too_large",
     "rate",
     "overloaded",
+    "loading",
     "stopping",
     "fault",
 ]
@@ -116,6 +118,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     RateLimited: (429, "rate"),
     Overloaded: (429, "overloaded"),
     TooManySessions: (429, "overloaded"),
+    Loading: (503, "loading"),
     ShuttingDown: (503, "stopping"),
     ConnectionLost: (503, "stopping"),
 }

@@ -28,7 +28,7 @@ from uma.http.gateway import Gateway
 from uma.net.accept import accept_forever
 from uma.net.link import Link, ReaderStalledError
 from uma.net.logfmt import log
-from uma.types import Source
+from uma.types import LoadProgress, Source
 
 logger = logging.getLogger("uma.http")
 
@@ -47,9 +47,13 @@ def check(config: RuntimeConfig) -> Address:
 
 
 class HttpService:
-    """Serves one source over HTTP. All methods belong to the Trio thread that runs `serve`."""
+    """Serves one source over HTTP. All methods belong to the Trio thread that runs `serve`.
 
-    def __init__(self, source: Source, config: RuntimeConfig) -> None:
+    With a `LoadProgress` in the source's place it answers while the model is being loaded: with status 503, but for
+    the page's files, until `be_ready`.
+    """
+
+    def __init__(self, source: Source | LoadProgress, config: RuntimeConfig) -> None:
         self._config = config
         self._asked = check(config)
         self.gateway = Gateway.of(source, config)
@@ -84,6 +88,10 @@ class HttpService:
             listener.close()
             for end in self.gateway.at_end:
                 end()
+
+    def be_ready(self, source: Source) -> None:
+        """The model is loaded: take requests from now on."""
+        self.gateway.be_ready(source)
 
     def begin_drain(self) -> None:
         """Take no more connections and requests, and let `serve` come to its end."""

@@ -15,9 +15,6 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import llama_cpp.llama_cpp as lib
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux: `always`, `madvise` or `never`, the one in brackets."""
@@ -45,16 +42,14 @@ class HugePages:
     def __init__(self) -> None:
         self._before = set(_private_mappings())
         self._is_done = False
-        self.on_progress: Any = lib.llama_progress_callback(self._advise)
-        """For `llama_model_params.progress_callback`; to be kept until the model is loaded."""
 
-    def _advise(self, _progress: float, _user_data: object) -> bool:
+    def on_progress(self) -> None:
+        """To be called with each progress of the load."""
         if not self._is_done:
             self._is_done = True
             for start, end in _private_mappings():
                 if (start, end) not in self._before:
                     _ask(start, end - start)
-        return True  # go on
 
 
 def _private_mappings() -> Iterator[tuple[int, int]]:

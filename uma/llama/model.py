@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,10 @@ Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
 """By llama.cpp's number."""
+
+OnProgress = Callable[[float], bool]
+"""Called on the loading thread with the part of the weights that is loaded, 0 to 1. False ends the load. It must not
+raise."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
 ELEMENT_BYTES = {
@@ -86,6 +91,7 @@ class Model:
         is_builtin: bool = False,
         vocab_only: bool = False,
         extra_buffers: Toggle = "auto",
+        on_progress: OnProgress | None = None,
     ) -> Model:
         """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
 
@@ -96,7 +102,7 @@ class Model:
         that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`).
 
         Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded, or neither generates nor
-        embeds text.
+        embeds text; and `LoadStopped` where `on_progress` has returned False, which is asked before each tensor.
         """
         parts = header.read_parts(Path(path))
         header.check_vocabulary(Path(path))
@@ -108,12 +114,13 @@ class Model:
         params.use_extra_bufts = bool(allowed)
         is_mapped = sum(part.size_bytes for part in parts) > map_above_bytes
         params.load_mode = _LOAD_MODES[is_mapped, use_mlock]
-        if not is_mapped and not vocab_only:
-            pages = HugePages()
-            params.progress_callback = pages.on_progress
+        watch = _Watch(on_progress, None if is_mapped or vocab_only else HugePages())
+        params.progress_callback = watch.callback
         params.vocab_only = vocab_only
         with only(allowed):
             handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle and watch.is_stopped:
+            raise LoadStopped(f"{path}: loading was stopped")
         if not handle:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
@@ -226,6 +233,26 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LoadStopped(Exception):
+    """`on_progress` has ended the load. Nothing of the model is left in memory."""
+
+
+class _Watch:
+    """llama.cpp's progress callback for one load; to be kept until the model is loaded."""
+
+    def __init__(self, on_progress: OnProgress | None, pages: HugePages | None) -> None:
+        self._on_progress = on_progress
+        self._pages = pages
+        self.is_stopped = False
+        self.callback: Any = lib.llama_progress_callback(self._call)
+
+    def _call(self, fraction: float, _user_data: object) -> bool:
+        if self._pages is not None:
+            self._pages.on_progress()
+        self.is_stopped = self._on_progress is not None and not self._on_progress(fraction)
+        return not self.is_stopped
 
 
 _LOAD_MODES = {  # mapped, locked

@@ -368,16 +368,18 @@ class HealthEvent:
     tokens_generated: int
     id: str | None = None
     warnings: tuple[str, ...] = ()
+    loading_percent: int | None = None
+    """While the status is `loading`: how much of the model is loaded."""
 
     @classmethod
     def of(cls, health: Health, id: str | None = None, warnings: tuple[str, ...] = ()) -> HealthEvent:
         """The wire's form of `health`."""
-        return cls(health.status, health.latency_ms, health.tokens_generated, id, warnings)
+        return cls(health.status, health.latency_ms, health.tokens_generated, id, warnings, health.loading_percent)
 
     @property
     def health(self) -> Health:
         """The event as `uma.types` has it."""
-        return Health(self.status, self.latency_ms, self.tokens_generated)
+        return Health(self.status, self.latency_ms, self.tokens_generated, self.loading_percent)
 
 
 @attrs.frozen

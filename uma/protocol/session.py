@@ -46,7 +46,7 @@ The states, and what each error does to the session, stand in `states`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -147,6 +147,8 @@ class ServerSession:
     """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
 
     `max_frame_bytes` bounds what a client may send, `max_tokens` and `n_vocab` what it may ask for; None: unbounded.
+    `not_ready` says why the server can take no message but `health` yet, and None once it can: each message is asked
+    about anew, so a session that began while the model was loaded goes on as any other.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class ServerSession:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         max_tokens: int | None = None,
         n_vocab: int | None = None,
+        not_ready: Callable[[], UmaError | None] = lambda: None,
     ) -> None:
         self.phase = Phase.START
         self.version: str | None = None
@@ -164,12 +167,17 @@ class ServerSession:
         self._frames = FrameDecoder(max_frame_bytes)
         self._max_tokens = max_tokens
         self._n_vocab = n_vocab
+        self._not_ready = not_ready
         self._strict = False
         self._hello_warnings: tuple[str, ...] = ()
         self._is_draining = False
         self._running: dict[str | int, Exchange] = {}
         """By id; a query without one, by the identity of its message."""
         self._unwritten: list[Exchange] = []
+
+    def bound(self, *, max_tokens: int, n_vocab: int) -> None:
+        """Set what requests may ask for from now on: it is known once the model is loaded."""
+        self._max_tokens, self._n_vocab = max_tokens, n_vocab
 
     # What comes in.
 
@@ -234,6 +242,8 @@ class ServerSession:
         """Whether there is something to act on. Raises the error that refuses the message."""
         if isinstance(message, Cancel):
             return self._take_cancel(message.id)
+        if not isinstance(message, HealthQuery) and (why := self._not_ready()) is not None:
+            raise why
         if isinstance(message, Hello):
             self._take_hello(message)
         else:

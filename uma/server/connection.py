@@ -28,7 +28,7 @@ from uma.server.clock import IdleClock
 from uma.server.logs import log
 from uma.server.throttle import Throttle
 from uma.server.users import Users
-from uma.types import EmbedRequest, EventStream, Finished, Request, RerankRequest
+from uma.types import EmbedRequest, EventStream, Finished, Health, Request, RerankRequest, ServerInfo
 
 logger = logging.getLogger("uma.server")
 
@@ -48,12 +48,21 @@ HANG_UP_CHECK_SEC = 0.5
 class Host(Protocol):
     """The `Server` as its connections know it."""
 
-    engine: Engine
     config: RuntimeConfig
     parsing: trio.CapacityLimiter
     failures: Throttle
     users: Users
     unread: Unread
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. There is none before `refusal` gives None."""
+
+    def refusal(self) -> UmaError | None:
+        """Why nothing but `health` can be asked yet; None once the model is loaded."""
+
+    async def health(self, *, probe: bool) -> Health:
+        """The engine's health; before there is one, how far its model is loaded."""
 
     async def metrics(self) -> Mapping[str, Any]:
         """The engine's snapshot with the server's own figures."""
@@ -107,7 +116,6 @@ class Connection(ABC):
     def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         self.name = name
         self.server = server
-        self.engine = server.engine
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
         self.account = server.users.account(uid_of_peer(sock))
@@ -117,11 +125,19 @@ class Connection(ABC):
         self._saw_eof = False
         self._tasks: trio.Nursery
 
+    @property
+    def engine(self) -> Engine:
+        """The server's engine, once it has one."""
+        return self.server.engine
+
     # What a kind of session is: bytes in, and its own way to say things.
 
     @abstractmethod
     async def take(self, data: bytes) -> bool:
         """Act on bytes from the client. Whether a whole frame or line ended in them."""
+
+    def be_ready(self, info: ServerInfo) -> None:  # noqa: B027  (not every kind of session has bounds of its own)
+        """The model is loaded: what the session's requests may ask for is known."""
 
     @abstractmethod
     def fail(self, error: UmaError) -> None:

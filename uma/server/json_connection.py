@@ -28,7 +28,7 @@ from uma.protocol.messages import (
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.server.connection import Connection, Host, Work
 from uma.server.logs import log
-from uma.types import EventStream, Finished, Request, Token, Usage
+from uma.types import EventStream, Finished, Request, ServerInfo, Token, Usage
 
 logger = logging.getLogger("uma.server")
 
@@ -55,15 +55,15 @@ class JsonConnection(Connection):
 
     def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         super().__init__(name, sock, server)
-        info = server.engine.info
-        self._session = ServerSession(
-            max_frame_bytes=server.config.max_frame_bytes,
-            max_tokens=info.limits.max_tokens,
-            n_vocab=info.model.vocab_size,
-        )
+        self._session = ServerSession(max_frame_bytes=server.config.max_frame_bytes, not_ready=server.refusal)
+        if server.refusal() is None:
+            self.be_ready(server.engine.info)
         self._starting = 0
         self._asking = 0
         self._has_turn = trio.lowlevel.ParkingLot()
+
+    def be_ready(self, info: ServerInfo) -> None:
+        self._session.bound(max_tokens=info.limits.max_tokens, n_vocab=info.model.vocab_size)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -277,7 +277,7 @@ class JsonConnection(Connection):
         if isinstance(query, ActivityQuery):
             return await self.engine.activity()
         if isinstance(query, HealthQuery):
-            return await self.engine.health(probe=query.probe)
+            return await self.server.health(probe=query.probe)
         return await self.engine.tokenize(query.request)
 
     def _tell_failure(self, id: str, error: UmaError) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from uma.server import socketfile
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
 from uma.server.users import Users
-from uma.types import ServerInfo, Source
+from uma.types import LoadProgress, ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
 
@@ -30,6 +31,10 @@ WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
 """A signal among them that our parent has chosen to ignore (a background job of a plain shell) stays ignored."""
 
 INTERRUPTED = 128 + signal.SIGINT
+
+LOAD_END_SEC = 1.0
+"""Maximum time for a load to end that a signal has cancelled. It ends before its next tensor; but a tensor on a slow
+disk, and the little that is done beside the weights, cannot be interrupted."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
 """Objects made before Python looks for cycles among the young ones, and how often among older ones. With its defaults a
@@ -48,38 +53,70 @@ class Service(Protocol):
         """Take no more requests, and let `serve` come to its end."""
 
 
+class EarlyService(Service, Protocol):
+    """A service that answers while the model is being loaded, too."""
+
+    def be_ready(self, source: Source) -> None:
+        """The model is loaded: take requests from now on."""
+
+
 MakeService = Callable[[Source, RuntimeConfig], Service]
+MakeEarlyService = Callable[[LoadProgress, RuntimeConfig], EarlyService]
 
 
-def run_server(config: RuntimeConfig, on_ready: OnReady | None = None, beside: Sequence[MakeService] = ()) -> int:
+def run_server(
+    config: RuntimeConfig,
+    on_ready: OnReady | None = None,
+    beside: Sequence[MakeService] = (),
+    *,
+    early: Sequence[MakeEarlyService] = (),
+    progress: LoadProgress | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code: 0, or 130 after SIGINT.
 
-    `on_ready` is called once clients can connect. A first signal drains, a second ends at once; while the model is
-    being loaded, which nothing can interrupt, the first one ends the process with that code itself. SIGUSR1 writes the
-    metrics to the log; SIGHUP is only noted. The services that `beside` makes share the server's life. Raises
-    `ConfigError` or `ModelError` where the server cannot start.
+    The socket answers at once: while the model is being loaded, `health` says how far that is, and everything else is
+    refused with `E_LIMIT_OVERLOADED`. `on_ready` is called once requests are taken. A first signal drains, a second
+    ends at once; while the model is being loaded, the first one ends the load. SIGUSR1 writes the metrics to the log;
+    SIGHUP is only noted. The services that `beside` makes share the server's life from then on, those of `early` from
+    its beginning. Raises `ConfigError` or `ModelError` where the server cannot start.
     """
+    progress = progress or LoadProgress()
     with logging_to(config):
         try:
-            return trio.run(_main, config, on_ready, beside)
+            return trio.run(_main, config, on_ready, beside, early, progress)
         except BaseExceptionGroup as group:
             sole = sole_error(group)
         raise sole
 
 
-async def _main(config: RuntimeConfig, on_ready: OnReady | None, beside: Sequence[MakeService]) -> int:
+async def _main(
+    config: RuntimeConfig,
+    on_ready: OnReady | None,
+    beside: Sequence[MakeService],
+    early: Sequence[MakeEarlyService],
+    progress: LoadProgress,
+) -> int:
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
     Users.load(config.socket_users)
     heeded = [each for each in WATCHED if signal.getsignal(each) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*heeded) as signals:
         async with trio.open_nursery() as nursery:
-            run = Run(nursery.cancel_scope)
+            server = Server(progress, config)
+            first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
+            run = Run(nursery.cancel_scope, server, [*first])
             nursery.start_soon(run.watch, signals)
-            async with open_engine(config) as engine:
-                run.server = Server(engine, config)
-                run.services = [run.server, *(make(engine, config) for make in beside)]
-                for service in run.services:
-                    await nursery.start(run.serve, service)
+            for service in first:
+                await nursery.start(run.serve, service)
+            async with AsyncExitStack() as stack:
+                try:
+                    engine = await stack.enter_async_context(open_engine(config, progress))
+                finally:
+                    run.load_ended.set()
+                for service in first:
+                    service.be_ready(engine)
+                for make in beside:
+                    run.services.append(make(engine, config))
+                    await nursery.start(run.serve, run.services[-1])
                 # What is there by now stays: looking through it again at each collection would be felt as a gap.
                 gc.collect()
                 gc.freeze()
@@ -106,13 +143,14 @@ class Run:
 
     scope: trio.CancelScope
     """All of it: cancelled, everything ends at once."""
-    server: Server | None = None
-    """None while the model is being loaded."""
-    services: Sequence[Service] = ()
+    server: Server
+    services: list[Service]
     """All that serves, the server first."""
     code: int = 0
     """What the process ends with: a person's Ctrl-C is told from an orderly stop, as by any other command."""
     _n_ended: int = 0
+    load_ended: trio.Event = attrs.field(factory=trio.Event)
+    """The model is loaded, or will not be."""
     ended: trio.Event = attrs.field(factory=trio.Event)
 
     async def serve(self, service: Service, *, task_status: trio.TaskStatus[None]) -> None:
@@ -132,17 +170,23 @@ class Run:
             elif number in STOP:
                 stops += 1
                 self.code = INTERRUPTED if number == signal.SIGINT else self.code
-                if self.server is None:
-                    # A cancelled load would still be waited for, minutes for a large model. There is nothing to give
-                    # back yet: no socket, no session, and the log is not buffered.
-                    os._exit(self.code)
-                if stops > 1:
+                if not self.load_ended.is_set():
+                    await self._end_load()
+                elif stops > 1:
                     self.scope.cancel()
                 else:
                     for service in self.services:
                         service.begin_drain()
 
+    async def _end_load(self) -> None:
+        """End everything; the whole process, where the load goes on all the same. Sockets are closed by then."""
+        self.scope.cancel()
+        with trio.move_on_after(LOAD_END_SEC, shield=True):
+            await self.load_ended.wait()
+            return
+        os._exit(self.code)
+
     async def _log_metrics(self) -> None:
-        if self.server is not None:
+        if self.load_ended.is_set():
             snapshot = orjson.dumps(await self.server.metrics()).decode()
             logger.warning("event=metrics snapshot=%s", snapshot)

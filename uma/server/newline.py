@@ -108,6 +108,9 @@ class NewlineConnection(Connection):
         if isinstance(line, UmaError):
             self.server.note_refused(line.code)
             raise line
+        if (refusal := self.server.refusal()) is not None:
+            self.server.note_refused(refusal.code)
+            raise refusal
         if line == METRICS_LINE:
             await self.say(orjson.dumps(await self.server.metrics()) + b"\n")
             self._end()

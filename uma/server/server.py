@@ -18,7 +18,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import Engine
-from uma.errors import Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
+from uma.errors import Loading, Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
 from uma.net.accept import accept_forever
 from uma.net.unread import Unread
 from uma.server import socketfile
@@ -28,6 +28,7 @@ from uma.server.logs import log
 from uma.server.newline import NewlineConnection
 from uma.server.throttle import Throttle
 from uma.server.users import Users
+from uma.types import Health, LoadProgress
 
 logger = logging.getLogger("uma.server")
 
@@ -40,10 +41,15 @@ FAILURE_LINES, FAILURE_LINES_PER_SEC = 200, 50.0
 
 
 class Server:
-    """Serves one engine on one socket. All methods belong to the Trio thread that runs `serve`."""
+    """Serves one engine on one socket. All methods belong to the Trio thread that runs `serve`.
 
-    def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
-        self.engine = engine
+    With a `LoadProgress` in the engine's place it answers while the model is being loaded: `health` says how far that
+    is, everything else is refused until `be_ready`, and sessions stay open over it.
+    """
+
+    def __init__(self, engine: Engine | LoadProgress, config: RuntimeConfig) -> None:
+        self._progress = engine if isinstance(engine, LoadProgress) else None
+        self._engine = None if isinstance(engine, LoadProgress) else engine
         self.config = config
         self.sessions_total = 0
         """Sessions accepted since the start, refused ones not included."""
@@ -65,6 +71,28 @@ class Server:
         self._accepting = trio.CancelScope()
         self._numbers = count(1)
         self._began_sec = time.monotonic()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. There is none before `be_ready`."""
+        assert self._engine is not None
+        return self._engine
+
+    def be_ready(self, engine: Engine) -> None:
+        """The model is loaded: take requests from now on."""
+        self._engine, self._progress = engine, None
+        for connection in self._connections:
+            connection.be_ready(engine.info)
+
+    def refusal(self) -> Loading | None:
+        """The error for every request that comes while the model is being loaded; None once it is."""
+        return None if self._progress is None else self._progress.refusal()
+
+    async def health(self, *, probe: bool) -> Health:
+        """The engine's health; before there is one, how far its model is loaded."""
+        if self._progress is not None:
+            return Health("loading", 0.0, 0, self._progress.percent)
+        return await self.engine.health(probe=probe)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `begin_drain`, then return when everything has ended. Cancelling ends everything at once.

@@ -21,6 +21,7 @@ from uma.types.events import (
     ToolCallDelta,
     Usage,
 )
+from uma.types.loading import LoadProgress
 from uma.types.request import (
     PROMPT_FIELDS,
     Message,
@@ -73,6 +74,7 @@ __all__ = [
     "Health",
     "HealthStatus",
     "Limits",
+    "LoadProgress",
     "Logprobs",
     "Message",
     "ModelInfo",

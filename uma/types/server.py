@@ -100,6 +100,8 @@ class Health:
     status: HealthStatus
     latency_ms: float
     tokens_generated: int
+    loading_percent: int | None = None
+    """How much of the model is loaded; None unless `status` is `loading`."""
 
 
 @attrs.frozen

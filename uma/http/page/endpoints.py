@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import attrs
@@ -57,7 +57,6 @@ class Page:
 
     gateway: Gateway
     answers: Answers = attrs.field(init=False)
-    live: LiveFeed = attrs.field(init=False)
     _assets: dict[str, Asset] = attrs.field(factory=load, init=False)
     _renderer: Renderer = attrs.field(factory=Renderer, init=False)
     """Of texts that the browser has kept. Answers that are being written have one of their own."""
@@ -65,7 +64,11 @@ class Page:
     def __attrs_post_init__(self) -> None:
         self.gateway.at_end.append(self._renderer.close)
         self.answers = Answers(self.gateway)
-        self.live = LiveFeed(self.gateway.source)
+
+    @cached_property
+    def live(self) -> LiveFeed:
+        """The live view's frames."""
+        return LiveFeed(self.gateway.source)
 
     def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
         """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""
@@ -174,6 +177,11 @@ ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]]]
     ("POST", "/ui/api/markdown", Page.render),
     ("GET", "/ui/api/live", Page.watch),
 )
+
+
+def is_file(path: str) -> bool:
+    """Whether this is one of the page's own files, which no model is needed for."""
+    return path == "/" or (path.startswith("/ui/") and not path.startswith("/ui/api/"))
 
 
 async def _handle(

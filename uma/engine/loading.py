@@ -1,0 +1,77 @@
+"""Loading the models of an engine, with one progress for all of them, and an end as soon as the load is cancelled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.llama import header
+from uma.llama.catalog import ResolvedModel, resolve
+from uma.llama.model import LoadStopped, Model
+from uma.types import LoadProgress
+
+
+class Loader:
+    """Loads the model and the draft model of one engine. All methods run in threads that Trio has started.
+
+    A cancelled task's load ends before its next tensor, with `trio.Cancelled`; what comes before and after the weights
+    (the probe of a library that is new, the vocabulary, a context) cannot be interrupted and takes seconds at most.
+    """
+
+    def __init__(self, config: RuntimeConfig, progress: LoadProgress) -> None:
+        self._config = config
+        self._progress = progress
+        self._loaded_bytes = 0
+        self._model = resolve(config.model, os.environ)
+        self._draft = resolve(config.draft, os.environ) if config.draft else None
+        self._total_bytes = sum(_size_bytes(found) for found in (self._model, self._draft) if found is not None)
+
+    def model(self) -> Model:
+        """The model that answers. Raises `ModelError`."""
+        model = self._load(self._model)
+        try:
+            model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def draft(self) -> Model:
+        """The model that drafts. Raises `ModelError`."""
+        assert self._draft is not None
+        return self._load(self._draft)
+
+    def _load(self, found: ResolvedModel) -> Model:
+        config, size_bytes = self._config, _size_bytes(found)
+
+        def go_on(fraction: float) -> bool:
+            self._progress.report((self._loaded_bytes + fraction * size_bytes) / self._total_bytes)
+            try:
+                trio.from_thread.check_cancelled()
+            except trio.Cancelled:
+                return False
+            return True
+
+        try:
+            model = Model.load(
+                Path(found.path),
+                n_gpu_layers=config.n_gpu_layers,
+                map_above_bytes=sizing.map_above_bytes(config),
+                use_mlock=config.use_mlock,
+                is_builtin=found.is_builtin,
+                extra_buffers=config.extra_buffers,
+                on_progress=go_on,
+            )
+        except LoadStopped:
+            trio.from_thread.check_cancelled()
+            raise
+        self._loaded_bytes += size_bytes
+        return model
+
+
+def _size_bytes(found: ResolvedModel) -> int:
+    return sum(part.size_bytes for part in header.read_parts(Path(found.path)))

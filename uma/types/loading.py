@@ -1,0 +1,40 @@
+"""How far the loading of a model has come, for all that answer meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+
+from uma.errors import Loading
+
+LEAST_RETRY_MS, MOST_RETRY_MS = 100, 5_000
+"""Bounds of what a client is told to wait: an estimate from the first few percent can be far off."""
+
+
+@attrs.define(eq=False)
+class LoadProgress:
+    """How much of a model's weights is in memory. The loading thread reports; any thread reads."""
+
+    on_percent: Callable[[int], None] | None = None
+    """Called in the loading thread with each new whole percent. It must not raise."""
+    percent: int = attrs.field(default=0, init=False)
+    _began_sec: float = attrs.field(factory=time.monotonic, init=False)
+
+    def report(self, fraction: float) -> None:
+        """`fraction`, 0 to 1, of all weights is loaded. What comes after the weights takes the last percent."""
+        percent = min(99, int(100 * fraction))
+        if percent > self.percent:
+            self.percent = percent
+            if self.on_percent is not None:
+                self.on_percent(percent)
+
+    def refusal(self) -> Loading:
+        """The error for whatever needs the model now; `retry_after_ms` expects the rest at the rate so far."""
+        elapsed_ms = 1000 * (time.monotonic() - self._began_sec)
+        left_ms = elapsed_ms * (100 - self.percent) / self.percent if self.percent else MOST_RETRY_MS
+        return Loading(
+            f"the model is still being loaded ({self.percent} %); try again",
+            retry_after_ms=round(min(max(left_ms, LEAST_RETRY_MS), MOST_RETRY_MS)),
+        )
