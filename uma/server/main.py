@@ -16,7 +16,7 @@ import orjson
 import trio
 
 from uma.config import RuntimeConfig
-from uma.engine import open_engine
+from uma.engine import Engine, open_engine
 from uma.errors import sole_error
 from uma.server import socketfile
 from uma.server.logs import log, logging_to
@@ -56,7 +56,7 @@ class Service(Protocol):
 class EarlyService(Service, Protocol):
     """A service that answers while the model is being loaded, too."""
 
-    def be_ready(self, source: Source) -> None:
+    def be_ready(self, engine: Engine, /) -> None:
         """The model is loaded: take requests from now on."""
 
 
