@@ -163,6 +163,35 @@ def test_a_library_that_cannot_compute_here_is_refused_in_one_sentence(fault: st
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize("fault", [SEGFAULT, ILLEGAL, "return b'\\xff' * len(plain())"])
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_setting_that_decides_about_the_types_does_not_load_what_cannot_compute_here(
+    setting: str, fault: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "child_command", lambda: child(f"if way == probe.PLAIN: {fault}"))
+    with pytest.raises(ModelError, match="not for this CPU"):
+        Model.load(catalog.builtin_path(), n_gpu_layers=0, extra_buffers=setting)  # type: ignore[arg-type]
+    assert not cache.exists()  # a rebuilt library is asked anew
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_setting_that_decides_about_the_types_has_none_of_them_asked_and_the_plain_way_once(
+    setting: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record"
+    note = f"pathlib.Path({str(record)!r}).open('a').write(way + ' ')"
+    monkeypatch.setattr(trust, "child_command", lambda: child(note))
+    for _ in range(2):
+        Model.load(catalog.builtin_path(), n_gpu_layers=0, extra_buffers=setting).close()  # type: ignore[arg-type]
+    assert record.read_text() == "plain "
+
+
+def test_a_plain_way_that_could_not_be_asked_is_used(cache: Path) -> None:
+    trust.check_plain(["/nonexistent/python"])
+    trust.check_plain(child(KILLED))
+    assert not cache.exists()
+
+
 def test_a_library_that_cannot_even_be_loaded_here_is_refused() -> None:
     with pytest.raises(ModelError, match="was ended by SIGILL"):
         trust.ask([sys.executable, "-c", "import signal; signal.raise_signal(signal.SIGILL)"])
@@ -337,6 +366,7 @@ def test_the_verdict_is_asked_for_only_where_the_cpu_computes_with_it(
         return Verdict()
 
     monkeypatch.setattr(trust, "verdict", verdict)
+    monkeypatch.setattr(trust, "check_plain", lambda: None)
     monkeypatch.setattr(backend, "has_gpu", lambda: has_gpu)
     with Model.load(catalog.builtin_path(), n_gpu_layers=n_gpu_layers, extra_buffers=setting):  # type: ignore[arg-type]
         assert bool(asked) == is_asked

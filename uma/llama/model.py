@@ -265,13 +265,14 @@ _LOAD_MODES = {  # mapped, locked
 
 def _extra_types(first: Header, wanted: Toggle, n_gpu_layers: int) -> tuple[str, ...]:
     """The extra buffer types that this load may use. Raises `ModelError` where the library is not for this CPU."""
-    if wanted == "off":
-        return ()
-    if wanted == "on":
-        return names()
     layers = first.metadata.get(f"{first.architecture}.block_count")
     is_all_on_gpu = n_gpu_layers < 0 or (isinstance(layers, int) and n_gpu_layers > layers)
-    return () if is_all_on_gpu and backend.has_gpu() else trust.verdict().usable
+    computes = not (is_all_on_gpu and backend.has_gpu())
+    if wanted == "auto":
+        return trust.verdict().usable if computes else ()
+    if computes:
+        trust.check_plain()
+    return names() if wanted == "on" else ()
 
 
 def _memory_of(handle: int, architecture: str) -> Memory:

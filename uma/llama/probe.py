@@ -25,6 +25,8 @@ ROWS = (1, 2, 8, 40, 512)
 """Batches: one stream, few, one over a tile of 32, and a whole micro-batch, as each takes other kernels."""
 PLAIN = "plain"
 """The way without extra buffer types."""
+ALONE = "alone"
+"""Among the ways that are known: no extra buffer type is asked about."""
 LOADING = "loading"
 """What comes before any way: the library itself."""
 
@@ -41,8 +43,9 @@ def main(arguments: Sequence[str]) -> None:
     from uma.llama import extra_buffers  # noqa: PLC0415  (imports the library, which can end the process)
 
     lib.llama_backend_init()
+    types = () if ALONE in known.split(",") else extra_buffers.names()
     # Plain last: where the types are at fault, each death costs least before it.
-    for way in (*extra_buffers.names(), PLAIN):
+    for way in (*types, PLAIN):
         if way in known.split(","):
             continue
         _say(answer, {"begins": way})

@@ -32,7 +32,7 @@ from uma.errors import ModelError
 from uma.llama import library
 from uma.llama.backend import core_count
 from uma.llama.catalog import builtin_path
-from uma.llama.probe import LOADING, PLAIN, ROWS
+from uma.llama.probe import ALONE, LOADING, PLAIN, ROWS
 
 logger = logging.getLogger("uma.llama.trust")
 
@@ -108,6 +108,24 @@ def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verd
         return found
 
 
+def check_plain(command: Sequence[str] | None = None) -> None:
+    """Ask, once for a library on a CPU, whether it computes without extra buffer types: a setting that decides about
+    these says nothing of the rest.
+
+    Any thread can call it. Raises `ModelError` where it does not. A child that could not run proves nothing.
+    """
+    with _lock:
+        key, path = _key(), cache_file("plain")
+        if read(cache_file(), key) is not None or read(path, key) is not None:
+            return
+        child = _run(command or child_command(), [ALONE])
+        if child.is_fault:
+            raise ModelError(_why_not_for_this_cpu(child.seen))
+        if not child.way:
+            _check_sound(child.logits[PLAIN])
+            _write(path, key, Verdict())
+
+
 def ask(command: Sequence[str]) -> Verdict:
     """Start child processes until each way has a result. Raises `ModelError` where the plain way fails."""
     logits: dict[str, bytes] = {}
@@ -127,8 +145,7 @@ def ask(command: Sequence[str]) -> Verdict:
         faults[child.way] = child.seen
         has_hung |= child.is_hang
     plain = logits.pop(PLAIN, b"")
-    if not _is_sound(plain):
-        raise ModelError(_why_not_for_this_cpu("gave logits that are no numbers"))
+    _check_sound(plain)
     for way, values in logits.items():
         if values and (problem := _difference(plain, values)):
             faults[way] = problem
@@ -230,6 +247,12 @@ def _is_sound(logits: bytes) -> bool:
     return bool(logits) and len(logits) % (4 * sum(ROWS)) == 0 and bool(np.isfinite(_values(logits)).all())
 
 
+def _check_sound(plain: bytes) -> None:
+    """Raise `ModelError` where the plain way's logits are no numbers."""
+    if not _is_sound(plain):
+        raise ModelError(_why_not_for_this_cpu("gave logits that are no numbers"))
+
+
 def _values(logits: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(logits, np.float32).reshape(sum(ROWS), -1)
 
@@ -275,13 +298,13 @@ def _warn(found: Verdict) -> None:
         logger.warning("%s", "\n".join(lines))
 
 
-def cache_file() -> Path:
+def cache_file(what: str = "extra-buffers") -> Path:
     """Where the verdict for this library on this CPU is, or would be."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     # A relative path is to be ignored, says the XDG specification.
     base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
     digest = hashlib.sha256(json.dumps(_key()).encode()).hexdigest()
-    return base / "uma" / f"extra-buffers-{digest[:16]}.json"
+    return base / "uma" / f"{what}-{digest[:16]}.json"
 
 
 def _key() -> list[Any]:
