@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
 from engine_world import answers, ask, config_for, tokens_for
 
-from harness import PATIENCE_SEC
-from uma.engine import open_engine
+from harness import PATIENCE_SEC, run_to_end
+from uma import cgroup
+from uma.engine import Engine, open_engine
 from uma.engine.worker import stall
 from uma.engine.worker.schedstat import TICK_MS, Unused, scheduled_ms
 from uma.engine.worker.stall import CpuTime, StallWatch, is_starved
@@ -49,6 +50,56 @@ async def test_beside_busy_programs_fewer_threads_compute(tiny: Path) -> None:
                     async for _ in stream:
                         pass
             assert engine.snapshot()["neighbour_load"] > 0
+
+
+@contextmanager
+def pinned(cpus: set[int]) -> Iterator[None]:
+    """Every thread of this process, and all that they start, on these CPUs, as `taskset -ap` has it."""
+    before = os.sched_getaffinity(0)
+    _pin_all(cpus)
+    try:
+        yield
+    finally:
+        _pin_all(before)
+
+
+def _pin_all(cpus: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cpus)
+
+
+async def _generate_until(engine: Engine, threads: int) -> None:
+    with trio.fail_after(PATIENCE_SEC):
+        while engine.snapshot()["compute_threads"] != threads:
+            await answers(engine, [ask(max_tokens=64)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins threads to CPUs")
+async def test_cpus_that_taskset_takes_away_from_a_running_engine_take_their_threads_along(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
+        with pinned({min(backend.affinity())}):
+            await _generate_until(engine, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
+async def test_a_quota_that_changes_under_a_running_engine_bounds_its_threads(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
+        monkeypatch.setattr(cgroup, "cpu_quota", lambda root: 0.5)
+        await _generate_until(engine, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells each thread's priority")
+def test_every_thread_of_a_nice_process_is_as_nice() -> None:
+    script = (
+        "import os; os.nice(5); from pathlib import Path; from uma import LLM, SamplingParams\n"
+        "LLM().generate(['Once'], SamplingParams(max_tokens=4))\n"
+        "print({os.getpriority(os.PRIO_PROCESS, int(t.name)) for t in Path('/proc/self/task').iterdir()})"
+    )
+    done = run_to_end(sys.executable, "-c", script)
+    assert done.stdout == f"{{{min(os.nice(0) + 5, 19)}}}\n", done.stderr
 
 
 async def test_batches_that_are_broken_off_are_computed_again_and_readers_see_no_difference(
