@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from http_server import HostedHttp, RawHttp, hosted_http
 
 from harness import until
@@ -81,3 +83,41 @@ def test_a_conversation_of_too_many_messages_is_refused_in_every_dialect(hosted:
             assert answer.status == 400, path
             assert b"messages" in answer.body, path
     raw.close()
+
+
+def test_a_text_taken_to_pieces_leaves_a_turn_to_others_for_each(hosted: HostedHttp) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async def beside() -> None:
+        with scope:
+            await others()
+
+    scope = trio.CancelScope()
+    hosted.call(lambda: trio.lowlevel.spawn_system_task(beside))
+    raw = RawHttp(hosted.port)
+    before = hosted.call(lambda: turns)
+    count = raw.ask("POST", "/tokenize", {"content": LARGE, "with_pieces": True}).json["count"]
+    after = hosted.call(lambda: turns)
+    hosted.call(scope.cancel)
+    raw.close()
+    assert count == len(LARGE)
+    assert after - before >= count
+
+
+def test_an_answer_that_is_being_written_when_the_server_stops_is_written_to_its_end(tiny: Path) -> None:
+    config = RuntimeConfig(model=str(tiny), http="127.0.0.1:0", max_tx_bytes=4096, max_tokens=2_000)
+    with hosted_http(config) as server:
+        raw = RawHttp(server.port, receive_buffer=4096)
+        raw.send("POST", "/completion", {"prompt": "a", "n_predict": 1_500, "ignore_eos": True, "n_probs": 20})
+        status, headers = raw.head()  # now it is being written, and far more than a connection's buffers hold is left
+        server.call(server.gateway.abort)
+        data = raw.read(int(headers["content-length"]))
+        raw.close()
+    assert status == 200
+    assert len(json.loads(data)["completion_probabilities"]) == 1_500

@@ -120,6 +120,17 @@ def test_ollama_s_client_embeds(http_server: HttpServer) -> None:
     assert every.total_duration > 0
 
 
+def test_ollama_s_single_input_is_named_without_a_place(http_server: HttpServer) -> None:
+    for single, listed, why in (
+        ("a\0b", ["x", "a\0b"], "holds a NUL"),
+        ("a fox " * 9000, ["x", "a fox " * 9000], "prompt"),
+    ):
+        refused = http_server.ask("POST", "/api/embed", {"input": single})
+        assert (refused.status, refused.json["error"].startswith("input: ")) == (400, True), refused.json
+        assert why in refused.json["error"]
+        assert "input[1]: " in http_server.ask("POST", "/api/embed", {"input": listed}).json["error"]
+
+
 def test_llama_server_s_embedding_is_a_list_of_one_for_each_text(http_server: HttpServer) -> None:
     told = over_the_socket(http_server, type="embed", texts=TEXTS, normalize=False)["embeddings"]
     found = http_server.ask("POST", "/embedding", {"content": TEXTS, "embd_normalize": -1}).json

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +19,7 @@ from uma.cli.contract import check, prove
 from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.contracts.claims import Question, Reply, claims_of
+from uma.errors import ConnectionLost
 from uma.types import ServerInfo
 
 
@@ -178,3 +181,33 @@ def test_a_place_where_no_server_listens_is_one_line_and_exit_code_1(server: Ser
     done = run_to_end(*uma_command("contract", "check", "--socket", f"{server.socket}.not"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"uma: error: {server.socket}.not: ")
+
+
+class Other(BaseHTTPRequestHandler):
+    """A server that is none of UMA's: its streams hold no JSON."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"data: ready\n\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_stream_of_another_kind_is_no_server_of_ours() -> None:
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request).start()
+        interview = HttpInterview(f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(ConnectionLost, match="no JSON object, so no UMA server answers: b'data: ready"):
+            interview.ask(Question({"prompt": "a"}))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", "Schlüssel".encode(), b"a\nb", b""])
+def test_a_file_that_holds_no_key_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    done = run_to_end(*uma_command("contract", "check", "--http", "http://127.0.0.1:9", "--key-file", str(path)))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"uma: error: --key-file: {path} holds no key; ")
+    assert done.stderr.count("\n") == 1

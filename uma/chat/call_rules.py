@@ -34,17 +34,31 @@ from uma.types import Tool
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Arguments look as they do where models were trained: as Python's `json.dumps` writes them."""
 COMPACT = {"whitespace_flexible": False}
+MAX_CHARS = 524_288
+"""Maximum length of the rules of all tools of a request: making and compiling as many takes about a second."""
 _ID = "[a-zA-Z0-9]{1,16}"
 _SHARED = ("$defs", "definitions")
 
 
-def json_rule(rules: Rules, name: str, schema: Schema) -> str:
-    """A rule for the JSON that a schema allows."""
+def json_rule(rules: Rules, name: str, schema: Schema, place: str = "") -> str:
+    """A rule for the JSON that the schema at `place` allows."""
     own = schema.get("x-guidance", {})
     if not isinstance(own, dict):
         raise UnservableError(".x-guidance", "expected an object")
     style = {**JSON_STYLE, **own}
-    return rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
+    rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
+    check_room(rules, place)
+    return name
+
+
+def check_room(rules: Rules, place: str) -> None:
+    """Raises `UnservableError` where the rules made so far, the last for what is at `place`, are too long."""
+    if rules.chars > MAX_CHARS:
+        raise UnservableError(
+            place,
+            f"up to here the rules of the tools have more than {MAX_CHARS:,} characters; offer fewer tools, or such "
+            "with fewer properties, references and alternatives",
+        )
 
 
 def answer_rule(rules: Rules, schema: Schema) -> str:
@@ -84,6 +98,7 @@ def pairs_call(rules: Rules, form: PairsForm, tool: Tool, at: int) -> str:
         value = _pair_value(rules, form, schema, root, f"{at}_{index}", place)
         pair = rules.add(f"pair_{at}_{index}", f"{rules.spelled(form.key_open + key + form.key_close)} {value}")
         pairs.append(pair if key in needed else f"{pair}?")
+        check_room(rules, place)
     return f"{rules.spelled(form.before + tool.name + form.after)} {' '.join(pairs)} {rules.spelled(form.end)}"
 
 
@@ -95,13 +110,13 @@ def _pair_value(rules: Rules, form: PairsForm, schema: Schema, root: Schema, nam
     begin, end = rules.spelled(form.padding), rules.spelled(form.padding + form.value_close + form.trail)
     each = []
     if "string" not in kinds:
-        each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(schema, root))} {end}")
+        each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(schema, root), place)} {end}")
     else:
         text = text_of(schema, root, place) if kinds == {"string"} else text_or_scalar(schema, root, place)
         each.append(f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}")
         if nested := kinds & {"array", "object"}:
             narrow = {"allOf": [schema, {"type": sorted(nested)}]}
-            each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root))} {end}")
+            each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}")
     return f"({' | '.join(each)})"
 
 
@@ -149,6 +164,7 @@ class _Braces:
                 raise UnservableError(f"{place}.properties.{key}", "this model's calls cannot hold a key of that name")
             value = self._value(each, f"{place}.properties.{key}", depth + 1)
             members.append((self._name("member", f"{string(f'{key}:')} {value}"), key in needed))
+            check_room(self._rules, place)
         return f'"{{" {self._separated(members)} "}}"'
 
     def _separated(self, members: list[tuple[str, bool]]) -> str:
@@ -184,11 +200,12 @@ class _Braces:
             narrow = {"allOf": [schema, {"type": sorted(scalars)}]}
             self._count += 1
             name = f"scalar_{self._prefix}_{self._count}"
-            each.append(json_rule(self._rules, name, _with_root(narrow, self._root)))
+            each.append(json_rule(self._rules, name, _with_root(narrow, self._root), place))
         if "array" in kinds:
             each.append(self._array(schema, place, depth))
         if "object" in kinds:
             each.append(self._object(schema, place, depth))
+        check_room(self._rules, place)
         return f"({' | '.join(each)})"
 
     def _reference(self, schema: Schema, place: str, depth: int) -> str:

@@ -26,6 +26,8 @@ class Rules:
     def __init__(self, specials: Specials) -> None:
         self.specials = specials
         self._lines: dict[str, str] = {}
+        self.chars = 0
+        """Length of all bodies together, to which the time that compiling takes is proportional."""
         longest_first = sorted(specials.marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -34,7 +36,8 @@ class Rules:
 
     def add(self, name: str, body: str) -> str:
         """The rule's name; it is defined by the first body that is given for it."""
-        self._lines.setdefault(name, f"{name}: {body}")
+        if name not in self._lines:
+            self.complete(name, body)
         return name
 
     def begin(self, name: str) -> None:
@@ -44,6 +47,7 @@ class Rules:
     def complete(self, name: str, body: str) -> None:
         """Define what `begin` has begun."""
         self._lines[name] = f"{name}: {body}"
+        self.chars += len(body)
 
     def grammar(self, start: str) -> str:
         """The whole grammar."""

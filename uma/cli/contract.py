@@ -60,8 +60,18 @@ def _interview(options: argparse.Namespace) -> Interview:
         if options.key_file is not None:
             raise ConfigError("--key-file: is for --http alone; the socket asks for no key")
         return SocketInterview(options.socket or Path(load().config.socket))
-    key = options.key_file and options.key_file.read_text(encoding="utf-8").strip()
-    return HttpInterview(options.http, key)
+    return HttpInterview(options.http, options.key_file and _key(options.key_file))
+
+
+def _key(path: Path) -> str:
+    """The key in a file. Raises `ConfigError` where no header could carry what is there."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key.isprintable() or not key:
+        raise ConfigError(f"--key-file: {path} holds no key; it is one line, as `uma key new` printed it")
+    return key
 
 
 def check(interview: Interview) -> Iterator[Finding]:

@@ -320,10 +320,16 @@ _ANSWERS: dict[str, Callable[[Any], Event]] = {
 
 
 def _lines(response: HTTPResponse) -> Iterator[Event]:
-    """The data of server-sent events, up to OpenAI's closing word."""
+    """The data of server-sent events, up to OpenAI's closing word. Raises `ConnectionLost` for data of another kind."""
     for line in response:
         if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-            yield json.loads(line.removeprefix(b"data: "))
+            try:
+                event = json.loads(line.removeprefix(b"data: "))
+            except ValueError:
+                event = None
+            if not isinstance(event, dict):
+                raise ConnectionLost(f"a stream's event is no JSON object, so no UMA server answers: {line[:60]!r}")
+            yield event
 
 
 def _is_json(text: str) -> bool:

@@ -9,7 +9,7 @@ import re
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import attrs
@@ -27,8 +27,23 @@ from uma.types import Embeddings, EmbedRequest
 
 Encoding = Literal["float", "base64"]
 
-_PLACE = re.compile(r"^(?:texts|token_ids)(?:\[(\d+)\])?", re.MULTILINE)
+_PLACE = re.compile(r"^(?:texts|token_ids|documents)(?:\[(\d+)\])?", re.MULTILINE)
 """How the engine names a text."""
+
+
+@contextmanager
+def named(field: str, *, is_single: bool = False) -> Iterator[None]:
+    """A block whose errors name a text as the body does: by its place in `field`, or `field` alone for a single one."""
+
+    def renamed(message: str) -> str:
+        return _PLACE.sub(lambda found: field if is_single or found[1] is None else f"{field}[{found[1]}]", message)
+
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(renamed(str(error))) from None
+    except (BadRequest, PromptTooLarge) as error:
+        raise type(error)(renamed(error.message)) from None
 
 
 @attrs.frozen
@@ -50,21 +65,9 @@ class Input:
             raise BadRequest(f"{field}: some are strings and some token ids; send each kind in a request of its own")
         return cls(field, is_single, texts or None, token_ids or None)
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """A block whose errors name a text as the body does."""
-        try:
-            yield
-        except ValueError as error:
-            raise BadRequest(self._renamed(str(error))) from None
-        except (BadRequest, PromptTooLarge) as error:
-            raise type(error)(self._renamed(error.message)) from None
-
-    def _renamed(self, message: str) -> str:
-        def place(found: re.Match[str]) -> str:
-            return self.field if self.is_single or found[1] is None else f"{self.field}[{found[1]}]"
-
-        return _PLACE.sub(place, message)
+    def named(self) -> AbstractContextManager[None]:
+        """See `named`."""
+        return named(self.field, is_single=self.is_single)
 
 
 @attrs.frozen

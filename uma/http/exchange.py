@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uma.constraints import show
 from uma.errors import BadRequest, InvalidJson
 from uma.http.dialect import JSON, Dialect, dumps
+from uma.http.json_size import check_size
 from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
 from uma.net.quota import Account
 
@@ -91,12 +92,18 @@ class Exchange:
     async def built(self, build: Callable[[dict[str, Any]], T]) -> T:
         """What `build` makes of the body's JSON object, in another thread where the body is large.
 
-        Raises `InvalidJson` or `BadRequest` where the body is no object, and whatever `build` raises.
+        Raises `InvalidJson` or `BadRequest` where the body is no object, `BadRequest` where it holds more than
+        `check_size` allows, and whatever `build` raises.
         """
         data = await self.body()
         if len(data) <= MAX_INLINE_BYTES:
             return build(_object(data))
-        return await trio.to_thread.run_sync(lambda: build(_object(data)), limiter=self.parsing)
+
+        def read() -> T:
+            check_size(data)
+            return build(_object(data))
+
+        return await trio.to_thread.run_sync(read, limiter=self.parsing)
 
     async def wait_for_disconnect(self) -> None:
         """Return once the client is gone, or has closed its sending half."""

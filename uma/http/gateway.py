@@ -15,12 +15,12 @@ from uma.config import RuntimeConfig
 from uma.errors import ShuttingDown
 from uma.http.dialect import Job
 from uma.http.exchange import ClientGoneError, Exchange
-from uma.http.generation import run, while_connected
+from uma.http.generation import gather, stream, while_connected
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.quota import Account, Excess
 from uma.net.unread import Unread
-from uma.types import EmbedRequest, LoadProgress, Request, RerankRequest, Source
+from uma.types import EmbedRequest, Finished, LoadProgress, Request, RerankRequest, Source
 
 W = TypeVar("W", EmbedRequest, RerankRequest, Request)
 R = TypeVar("R")
@@ -89,11 +89,19 @@ class Gateway:
         return list(dict.fromkeys([self.names.name, *aliases]))
 
     async def generate(self, http: Exchange, job: Job) -> None:
-        """Answer with what `job` generates; see `generation.run`. Raises `ShuttingDown` where `abort` ended it."""
+        """Answer with what `job` generates; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort` ended it
+        before the answer had begun.
+        """
         job.requests = self.admitted(http, job.requests)
+        results: list[Finished] = []
         with self._until_abort(http, len(job.requests)) as scope:
-            await run(self.source, http, job)
-        if scope.cancelled_caught:
+            if job.stream:
+                await stream(self.source, http, job)
+            else:
+                results = await gather(self.source, http, job)
+        if results:  # written to its end, whatever happens meanwhile: its length has been told
+            await http.answer_json(job.whole(results))
+        elif scope.cancelled_caught:
             error = _too_late()
             if not http.is_started:
                 raise error

@@ -15,7 +15,7 @@ import trio
 
 from uma.errors import UmaError
 from uma.http.dialect import Job
-from uma.http.exchange import Exchange
+from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.problem import Problem
 from uma.net.metering import metered
 from uma.net.wakeup import Wakeup
@@ -32,19 +32,28 @@ NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that a proxy passes each event on at once."""
 
 
-async def run(source: Source, http: Exchange, job: Job) -> None:
-    """Answer `http` with what `job` generates, and charge the account of its key.
+async def stream(source: Source, http: Exchange, job: Job) -> None:
+    """Answer `http` with what `job` generates as it comes, and charge the account of its key.
 
     Raises the `UmaError` of a request that fails before the answer has begun; later ones are told in the stream.
     """
+    await while_connected(http, partial(_Streamed(http, job).run, source))
 
-    async def answer() -> None:
-        if job.stream:
-            await _Streamed(http, job).run(source)
-        else:
-            await http.answer_json(job.whole(await _gather(source, http, job)))
 
-    await while_connected(http, answer)
+async def gather(source: Source, http: Exchange, job: Job) -> list[Finished]:
+    """What each of the job's requests generates, charged to the account of the key. Writes nothing.
+
+    Raises the `UmaError` of a request that fails, and `ClientGoneError` where the client went away meanwhile.
+    """
+    found: list[Finished] = []
+
+    async def gather_all() -> None:
+        found.extend(await _gather(source, http, job))
+
+    await while_connected(http, gather_all)
+    if not found:
+        raise ClientGoneError
+    return found
 
 
 async def while_connected(http: Exchange, work: Callable[[], Awaitable[None]]) -> None:

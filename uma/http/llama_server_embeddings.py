@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Length, Range, Text
-from uma.errors import BadRequest, PromptTooLarge
+from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named
 from uma.http.exchange import Exchange
 from uma.http.fields import lane, read
 from uma.http.gateway import Gateway
@@ -79,12 +79,8 @@ class RerankBody:
 async def rerank(gateway: Gateway, http: Exchange) -> None:
     """`POST /rerank`: the documents, best first."""
     body, model, request = await http.built(partial(_rerank, gateway, http))
-    try:
+    with named("documents" if body.texts is None else "texts"):
         found = await gateway.compute(http, request, gateway.source.rerank, lambda ranking: ranking.prompt_tokens)
-    except PromptTooLarge as error:
-        raise PromptTooLarge(
-            error.message if body.texts is None else error.message.replace("documents[", "texts[", 1)
-        ) from None
     await http.answer_json(_as_jina(found, model, body) if body.texts is None else _as_tei(found, body))
 
 

@@ -96,10 +96,11 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[st
 def _texts(given: Any) -> tuple[str, ...]:
     if given is None or given == "":
         return ()
-    listed = [given] if isinstance(given, str) else given
-    if not (isinstance(listed, list) and all(isinstance(each, str) for each in listed)):
+    if isinstance(given, str):
+        return (checked_text(given, "input"),)
+    if not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
         raise BadRequest(f"input: expected a string or a list of strings, not {show(given)}")
-    return tuple(checked_text(each, f"input[{index}]") for index, each in enumerate(listed))
+    return tuple(checked_text(each, f"input[{index}]") for index, each in enumerate(given))
 
 
 async def embed_prompt(gateway: Gateway, http: Exchange) -> None:

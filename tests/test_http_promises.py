@@ -1,0 +1,140 @@
+"""What holds on every path: ids in answers and log, fields that are ignored by name, urgency by header, refusals that
+say when to come back, and what cannot be done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer, running_http
+
+from harness import short_directory, until
+
+GENERATING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
+    "/api/chat": {"messages": [{"role": "user", "content": "a"}]},
+    "/api/generate": {"prompt": "a"},
+    "/completion": {"prompt": "a"},
+}
+LASTING = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path) -> Iterator[HttpServer]:
+    """A server that computes one request at a time and lets one wait."""
+    flags = ["--model", str(tiny), "--max-sequences", "1", "--max-queue", "1", "--alias", "gpt-x, claude-x"]
+    flags += ["--n-ctx", "32768", "--max-tokens", "30000"]
+    with short_directory() as directory, running_http(directory, *flags) as process:
+        yield process
+
+
+@pytest.mark.parametrize("path", [*GENERATING, "/health", "/nothing"])
+def test_an_answer_s_id_is_in_its_headers_and_in_the_log(server: HttpServer, path: str) -> None:
+    method = "POST" if path in GENERATING else "GET"
+    body = {**GENERATING[path], "temperature": 99} if path in GENERATING else None
+    answer = server.ask(method, path, body)
+    assert answer.headers["x-request-id"] == answer.headers["request-id"]
+    assert f"path={path} " in server.process.log.wait_for(f"http.request request={answer.headers['x-request-id']}")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_field_that_is_not_known_is_named_in_a_header(server: HttpServer, path: str) -> None:
+    limit = {"options": {"num_predict": 1}} if path.startswith("/api/") else {"n_predict": 1, "max_tokens": 1}
+    limit |= {"max_output_tokens": 1} if path == "/v1/responses" else {}
+    answer = server.ask("POST", path, {**GENERATING[path], **limit, "stream": False, "entropy_dial": 3})
+    assert answer.status == 200
+    assert "entropy_dial" in answer.headers["x-uma-ignored"].split(", ")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_full_queue_and_a_target_that_cannot_be_met_are_429_with_a_time(server: HttpServer, path: str) -> None:
+    hasty = server.ask("POST", path, {**GENERATING[path], "slo": {"target_ttft_ms": 1e-6}})
+    by_header = server.ask("POST", path, GENERATING[path], **{"x-uma-target-ttft-ms": "1e-6"})
+    with server.connect() as running, server.connect() as waiting:
+        running.send("POST", "/v1/completions", LASTING)
+        until(server.process.metrics, lambda found: found["active_sequences"] == 1)
+        waiting.send("POST", "/v1/completions", LASTING)
+        until(server.process.metrics, lambda found: found["queued_requests"] == 1)
+        crowded = server.ask("POST", path, GENERATING[path])
+    until(server.process.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0)
+    for refused, why in ((hasty, "target_ttft_ms"), (by_header, "target_ttft_ms"), (crowded, "the queue is full")):
+        assert refused.status == 429, refused.body
+        assert int(refused.headers["retry-after"]) >= 1
+        assert why in str(refused.json["error"])
+
+
+def test_the_lane_comes_from_the_body_or_a_header_and_a_running_request_shows_it(server: HttpServer) -> None:
+    for fields, headers, lane in (({"priority": 1}, {}, 1), ({}, {"x-uma-priority": "-1"}, -1), ({}, {}, 0)):
+        with server.connect() as raw:
+            raw.send("POST", "/v1/completions", {**LASTING, **fields}, **headers)
+            status, answer = raw.head()
+            (slot,) = server.ask("GET", "/slots").json
+        assert (status, slot["request"], slot["priority"]) == (200, answer["x-request-id"], lane)
+        until(lambda: server.ask("GET", "/slots").json[0]["is_processing"], lambda is_busy: not is_busy)
+    for name in ("x-uma-priority", "x-uma-target-ttft-ms", "x-uma-target-tbt-ms"):
+        refused = server.ask("POST", "/v1/completions", {"prompt": "a"}, **{name: "soon"})
+        assert refused.status == 400
+        assert name in refused.json["error"]["message"].lower()
+
+
+def test_the_model_has_its_aliases(server: HttpServer) -> None:
+    assert {"gpt-x", "claude-x"} <= {each["id"] for each in server.ask("GET", "/v1/models").json["data"]}
+    assert server.ask("GET", "/v1/models/gpt-x").json["id"] == "gpt-x"
+    told = server.ask("POST", "/v1/messages", {**GENERATING["/v1/messages"], "model": "claude-x"})
+    assert (told.status, told.json["model"]) == (200, "claude-x")
+    assert server.ask("GET", "/v1/models/other").json["error"]["code"] == "model_not_found"
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+AUDIO = [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": AUDIO}]}, "messages[0].content[0]"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["AA"]}]}, "messages[0].images"),
+        ("/api/generate", {"prompt": "a", "images": ["AA"]}, "images"),
+        ("/completion", {"prompt": "a", "image_data": [{"data": "AA"}]}, "image_data"),
+        ("/v1/completions", {"prompt": "a", "suffix": "z"}, "suffix"),
+        ("/api/generate", {"prompt": "a", "suffix": "z"}, "suffix"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ("/v1/chat/completions", {**GENERATING["/v1/chat/completions"], "functions": [{"name": "f"}]}, "functions"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    server: HttpServer, path: str, fields: dict[str, Any], named: str
+) -> None:
+    refused = server.ask("POST", path, fields)
+    assert refused.status == 400
+    assert named in str(refused.json["error"])
+
+
+def test_max_completion_tokens_bounds_an_answer_and_timings_tell_its_speed(server: HttpServer) -> None:
+    asked = {**GENERATING["/v1/chat/completions"], "max_completion_tokens": 3, "ignore_eos": True}
+    for path, body in (("/v1/chat/completions", asked), ("/completion", {**LASTING, "n_predict": 3, "stream": False})):
+        timings = server.ask("POST", path, body).json["timings"]
+        assert timings["predicted_n"] == 3
+        assert timings["prompt_n"] + timings["cache_n"] >= 1
+        assert min(timings[f"{each}_per_second"] for each in ("prompt", "predicted")) >= 0
+
+
+def test_metrics_are_prometheus_text_with_help_and_type_for_each_family(server: HttpServer) -> None:
+    answer = server.ask("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    text = answer.body.decode()
+    told = dict(re.findall(r"^# TYPE (\S+) (counter|gauge|histogram)$", text, re.MULTILINE))
+    assert told.keys() == set(re.findall(r"^# HELP (\S+) \S", text, re.MULTILINE))
+    samples = re.findall(r"^([a-z_]+)(?:\{[^}]*\})? (?:\d\S*|NaN|\+Inf)$", text, re.MULTILINE)
+    assert len(samples) == sum(1 for line in text.splitlines() if line and not line.startswith("#"))
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in told else name for name in samples}
+    assert families == set(told)
+    assert {"histogram", "counter", "gauge"} == set(told.values())
