@@ -295,3 +295,48 @@ def test_references_that_multiply_are_refused_before_they_are_followed() -> None
     words |= {str(at): {"anyOf": [{"$ref": f"#/$defs/{at - 1}"}] * 8} for at in range(1, 15)}
     with pytest.raises(UnservableError, match="too many alternatives"):
         kinds_of({"$ref": "#/$defs/14"}, {"$defs": words})
+
+
+STRINGS = {f"{at:x}": {"type": "string"} for at in range(500)}
+MANY_WAYS = {"anyOf": [{"type": "string", "maxLength": most} for most in range(1, 61)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "schemas", "place"),
+    [
+        (
+            "qwen3-coder",
+            [{"$defs": {"a": MANY_WAYS}, "properties": {f"p{at}": {"$ref": "#/$defs/a"} for at in range(500)}}],
+            ".properties.p",
+        ),
+        (
+            "qwen3-coder",
+            [
+                {
+                    "$defs": {"much": {"description": "x" * 20_000}},
+                    "properties": {f"p{at}": {"type": "integer"} for at in range(100)},
+                }
+            ],
+            ".properties.p25",
+        ),
+        ("gemma", [{"properties": {f"o{at}": {"properties": STRINGS} for at in range(5)}}] * 2, ".properties.o"),
+        ("hermes", [{"description": "x" * 60_000}] * 9, ""),
+    ],
+)
+def test_rules_that_would_take_long_to_compile_are_refused_where_they_become_too_long(
+    vocab: Vocab, name: str, schemas: list[dict[str, Any]], place: str
+) -> None:
+    family = FAMILIES[name]
+    tools = [Tool(f"f{at}", "", schema) for at, schema in enumerate(schemas)]
+    with pytest.raises(UnservableError, match=r"up to here the rules of the tools have more than 524,288") as caught:
+        calls_grammar(
+            family,
+            tools,
+            specials_of(vocab, family),
+            None,
+            must_call=False,
+            is_parallel=True,
+            begins_thinking=False,
+        )
+    assert caught.value.place.startswith(place)
+    assert caught.value.tool == len(tools) - 1

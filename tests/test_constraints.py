@@ -77,3 +77,12 @@ def test_json_counts_levels_of_lists_and_objects(value: Any) -> None:
         return 1 + max(map(depth, each), default=0) if isinstance(each, list) else 0
 
     assert (Json(2).problem(value) is None) == (depth(value) <= 2)
+
+
+def test_an_object_with_too_many_members_is_told_with_its_place() -> None:
+    crowd = dict.fromkeys("abc", 1)
+    assert Json(members=3).problem({"x": [crowd]}) is None
+    assert Json(members=2).problem({"x": [{}, crowd]}) == (
+        "must have at most 2 members in each object, but .x[1] has 3"
+    )
+    assert Json(members=2).problem(crowd) == "must have at most 2 members in each object, but it has 3"

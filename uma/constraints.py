@@ -105,6 +105,8 @@ class Json:
     depth: int = 64
     le: int = 16_384
     """Most bytes as JSON, without any spaces."""
+    members: int | None = None
+    """Most members of any one object in it; None: as many as there is room for."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
@@ -120,13 +122,31 @@ class Json:
             if strange is not None:
                 return f"holds {show(strange)}, which JSON cannot carry"
             containers = [each for each in level if isinstance(each, dict | list | tuple)]
+            if self.members is not None and any(isinstance(each, dict) and len(each) > self.members for each in level):
+                return f"must have at most {self.members:,} members in each object, but {_crowd(value, self.members)}"
             if not containers:
                 return None
             level = [inner for each in containers for inner in (each.values() if isinstance(each, dict) else each)]
         return f"must be nested at most {self.depth} levels deep"
 
     def __str__(self) -> str:
-        return f"at most {self.le:,} bytes, nested at most {self.depth} levels deep"
+        members = "" if self.members is None else f", at most {self.members:,} members in each object"
+        return f"at most {self.le:,} bytes, nested at most {self.depth} levels deep{members}"
+
+
+def _crowd(value: Any, most: int) -> str:
+    """Where one of the objects with the fewest steps to them has more than `most` members, and how many it has."""
+    level = [("", value)]
+    while True:
+        for place, each in level:
+            if isinstance(each, dict) and len(each) > most:
+                return f"{place[:200] or 'it'} has {len(each):,}"
+        inner = [(place, each) for place, each in level if isinstance(each, dict | list | tuple)]
+        level = [
+            (f"{place}.{step}" if isinstance(each, dict) else f"{place}[{step}]", part)
+            for place, each in inner
+            for step, part in (each.items() if isinstance(each, dict) else enumerate(each))
+        ]
 
 
 def _json_bytes(value: Any) -> int:

@@ -14,9 +14,10 @@ from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
 from uma.http.problem import Unsupported
 from uma.types import Capabilities, Message, ReasoningMode, Tool, ToolCall
+from uma.types.fields import MAX_MEMBERS
 
 Name = Annotated[str, Length(1, 128), Text()]
-Schema = Annotated[dict[str, Any], Json(le=65_536)]
+Schema = Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)]
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, check
-from uma.types.fields import tuple_or_none
+from uma.types.fields import MAX_MEMBERS, tuple_or_none
 from uma.types.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -56,7 +56,7 @@ class Tool:
 
     name: Annotated[str, Length(1, 128), Text()]
     description: Annotated[str, Text()] = ""
-    parameters: Annotated[dict[str, Any], Json(le=65_536)] | None = None
+    parameters: Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)] | None = None
     """A JSON Schema of its arguments; None: it takes none."""
 
     def __attrs_post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, Values, check
-from uma.types.fields import tuple_of_strings, tuple_or_none
+from uma.types.fields import MAX_MEMBERS, tuple_of_strings, tuple_or_none
 
 MAX_SEED = 2**32 - 1
 MAX_LOGPROBS = 20
@@ -59,7 +59,7 @@ class Grammar:
     The output is complete where it ends by `stop`; where `max_tokens` cuts it, the request ends by `length`.
     """
 
-    json_schema: Annotated[dict[str, Any], Json(le=65_536)] | None = None
+    json_schema: Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)] | None = None
     """A JSON Schema; the output is JSON that validates against it, without white space between its parts."""
     json_object: Literal[True] | None = None
     """`true`: any JSON object."""
