@@ -45,7 +45,9 @@ def test_an_answer_s_id_is_in_its_headers_and_in_the_log(server: HttpServer, pat
 
 @pytest.mark.parametrize("path", GENERATING)
 def test_a_field_that_is_not_known_is_named_in_a_header(server: HttpServer, path: str) -> None:
-    limit = {"options": {"num_predict": 1}} if path.startswith("/api/") else {"n_predict": 1, "max_tokens": 1}
+    limit: dict[str, Any] = (
+        {"options": {"num_predict": 1}} if path.startswith("/api/") else {"n_predict": 1, "max_tokens": 1}
+    )
     limit |= {"max_output_tokens": 1} if path == "/v1/responses" else {}
     answer = server.ask("POST", path, {**GENERATING[path], **limit, "stream": False, "entropy_dial": 3})
     assert answer.status == 200
