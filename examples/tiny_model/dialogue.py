@@ -21,13 +21,14 @@ from .grammar import Place, Story, Wish, a, expand
 from .phrasings import MORE
 from .plots import CONTESTS, FEARS, PLOTS, SKILLS
 from .second_look import QUESTIONS
-from .uma_facts import FACTS, IDENTITY, OFF_TOPIC, REFUSALS, Fact
+from .uma_facts import ADDED, FACTS, IDENTITY, OFF_TOPIC, REFUSALS, Fact
 
 BOS, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 Turns = list[tuple[str, str]]
 
 _KNOWN = FACTS + IDENTITY
-_COMMANDS = "run|chat|generate|models|config|schema"
+_ADDED = tuple(fact for fact in _KNOWN if fact.key in ADDED)
+_COMMANDS = "run|ps|stop|chat|generate|embed|gateway|key|models|config|doctor|schema|contract|worker|engine-zmq"
 _UMA = re.compile(rf"(?<!-m )(?<!import )\buma\b(?! (?:{_COMMANDS})\b)")
 _STOP_WORDS = frozenset(
     "how do i can could would may might should must the a an to is are was be what which does did it of in on my me for with there some any please "
@@ -62,7 +63,7 @@ _SPELLING = {
     name.lower(): name
     for name in (
         "Python JSON GGUF GPU CPU CUDA Linux Windows macOS Mac MacBook Ubuntu SIGTERM SIGINT TCP HTTP REST Unix TOML Ctrl-C MIT AI LLM API CLI ChatGPT "
-        "GPT PyPI Trio Nvidia AMD German French English Spanish OS RAM Llama Mistral Qwen Gemma Docker Kubernetes Jupyter Java JavaScript "
+        "GPT PyPI Trio OpenAI Anthropic RustInfer ZeroMQ Dynamo Nvidia AMD German French English Spanish OS RAM Llama Mistral Qwen Gemma Docker Kubernetes Jupyter Java JavaScript "
         "Rust PyTorch ONNX Prometheus Grafana Debian Fedora Android Wikipedia Google Hugging Face Claude Ollama"
     ).split()
     if name not in {"REST", "Face"}
@@ -613,8 +614,13 @@ def _fact_chat(rng: Random, _: list[Story]) -> str:
     )
 
 
-def _fact_turns(rng: Random) -> Turns:
-    fact = rng.choice(_KNOWN)
+def _added_chat(rng: Random, _: list[Story]) -> str:
+    """Some of the facts that an older model does not know."""
+    return render_chat([turn for _ in range(rng.choice((1, 1, 2))) for turn in _fact_turns(rng, _ADDED)])
+
+
+def _fact_turns(rng: Random, facts: tuple[Fact, ...] = _KNOWN) -> Turns:
+    fact = rng.choice(facts)
     return [("user", question(rng, fact)), ("assistant", fact.answer)]
 
 
@@ -696,8 +702,19 @@ def _with_system(rng: Random, turns: Turns) -> Turns:
     return [("system", rng.choice(SYSTEM_MESSAGES)), *turns] if rng.random() < 0.08 else turns
 
 
-_KINDS = (_story_chat, _story_raw, _request_raw, _continue_chat, _conversation, _fact_chat, _fact_raw, _small_chat)
+_KINDS = (
+    _story_chat,
+    _story_raw,
+    _request_raw,
+    _continue_chat,
+    _conversation,
+    _fact_chat,
+    _fact_raw,
+    _small_chat,
+    _added_chat,
+)
 # How many there are of each kind. Questions are many and short: while they are most of what is read, they are soon understood.
-QUESTIONS_FIRST = (30, 8, 10, 10, 9, 130, 14, 26)
-BALANCED = (32, 8, 10, 10, 9, 60, 8, 16)
-LAST = (30, 8, 10, 10, 9, 100, 12, 22)
+QUESTIONS_FIRST = (30, 8, 10, 10, 9, 130, 14, 26, 0)
+BALANCED = (32, 8, 10, 10, 9, 60, 8, 16, 0)
+LAST = (30, 8, 10, 10, 9, 100, 12, 22, 0)
+CONTINUED = (11, 3, 4, 4, 5, 100, 12, 20, 60)  # as LAST, and more of what an older model does not know

@@ -1,4 +1,7 @@
-"""From trained weights to a GGUF file for llama.cpp: Q8_0 matrices, F32 norms, and metadata that says what it is."""
+"""From trained weights to a GGUF file for llama.cpp: Q8_0 matrices, F32 norms, and metadata that says what it is.
+
+And back again: `restore` reads weights and vocabulary of such a file, to train it further.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quants
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType, TokenType, quants
 from tokenizers import Tokenizer
 
 from . import dialogue
 from .model import Shape, TinyLlama
-from .tokenizer import SPECIAL
+from .tokenizer import SPECIAL, of_tokens
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -33,7 +37,8 @@ def export(model: TinyLlama, tokenizer: Tokenizer, path: Path) -> None:
     _write_about(writer, sum(weight.numel() for weight in model.parameters()))
     _write_shape(writer, model.shape)
     _write_tokenizer(writer, tokenizer)
-    for name, weight in _tensors(model):
+    for name, parameter in _weights(model):
+        weight: np.ndarray = parameter.detach().float().numpy()
         if weight.ndim == 2:
             writer.add_tensor(
                 name, quants.quantize(weight, GGMLQuantizationType.Q8_0), raw_dtype=GGMLQuantizationType.Q8_0
@@ -44,6 +49,19 @@ def export(model: TinyLlama, tokenizer: Tokenizer, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def restore(path: Path) -> tuple[TinyLlama, Tokenizer]:
+    """The model and the tokenizer of a file that `export` wrote; the weights as exact as Q8_0 keeps them."""
+    reader = GGUFReader(str(path))
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    model = TinyLlama(Shape())
+    with torch.no_grad():
+        for name, parameter in _weights(model):
+            stored = quants.dequantize(tensors[name].data, tensors[name].tensor_type)
+            parameter.copy_(torch.from_numpy(stored.astype(np.float32)))
+    texts, merges = (reader.fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges"))
+    return model, of_tokens(texts, [tuple(merge.split(" ")) for merge in merges])
 
 
 def _write_about(writer: GGUFWriter, parameters: int) -> None:
@@ -93,7 +111,7 @@ def _write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _tensors(model: TinyLlama) -> list[tuple[str, np.ndarray]]:
+def _weights(model: TinyLlama) -> list[tuple[str, torch.nn.Parameter]]:
     """llama.cpp's names for the weights. The output matrix is left out: it is the embedding."""
     named = [("token_embd.weight", model.embed.weight), ("output_norm.weight", model.norm.weight)]
     for i, block in enumerate(model.blocks):
@@ -108,4 +126,4 @@ def _tensors(model: TinyLlama) -> list[tuple[str, np.ndarray]]:
             (f"blk.{i}.ffn_up.weight", block.ffn.up.weight),
             (f"blk.{i}.ffn_down.weight", block.ffn.down.weight),
         ]
-    return [(name, weight.detach().float().numpy()) for name, weight in named]
+    return named

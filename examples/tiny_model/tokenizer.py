@@ -19,18 +19,34 @@ SPECIAL = (dialogue.BOS, dialogue.TURN, dialogue.END)
 
 def train(size: int, documents: int, seed: int) -> Tokenizer:
     """A tokenizer of `size` tokens, the special ones first, learnt from that many documents."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
+        special_tokens=_special(),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     rng = Random(seed)
     tokenizer.train_from_iterator((_plain(dialogue.document(rng)) for _ in range(documents)), trainer)
     return tokenizer
+
+
+def of_tokens(tokens: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
+    """The tokenizer that has these tokens, each with its place as its id, and these merges."""
+    tokenizer = _byte_level(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.add_special_tokens(_special())
+    return tokenizer
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _special() -> list[AddedToken]:
+    return [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
 
 
 def _plain(document: str) -> str:

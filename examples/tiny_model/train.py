@@ -26,7 +26,6 @@ ROW_TOKENS = 512
 LONG_EVERY = 8  # one step in so many has rows of the whole context
 PEAK_RATE = 2.5e-3
 MATRIX_RATE = 1e-2
-WARMUP_STEPS = 100
 CHECKPOINT_STEPS = 100
 
 
@@ -43,6 +42,8 @@ class Stage:
     short_answer: int
     spelled: bool = False
     fading: float = 0.0
+    rate: float = 1.0  # of the peak rate
+    warm_up: int = 100  # steps
 
 
 # Questions come first, for they need the most practice; then stories, whose heroes must be kept; then all together.
@@ -51,7 +52,12 @@ STAGES = (
     Stage(1000, dialogue.BALANCED, short_answer=60),
     Stage(1700, dialogue.LAST, short_answer=100, spelled=True, fading=0.5),
 )
-TOKENS = STEP_TOKENS * sum(stage.steps for stage in STAGES)
+# Further training of a model that is whole: at a lower rate, which falls from the beginning.
+CONTINUATION = (Stage(200, dialogue.CONTINUED, short_answer=100, spelled=True, warm_up=20, fading=1.0, rate=0.4),)
+
+
+def tokens(stages: tuple[Stage, ...]) -> int:
+    return STEP_TOKENS * sum(stage.steps for stage in stages)
 
 
 def token_stream(tokenizer: Tokenizer, stage: Stage, seed: int) -> Iterator[np.ndarray]:
@@ -119,9 +125,9 @@ def within_document(ids: Tensor, first: int) -> Tensor:
 
 def schedule(step: int, stage: Stage) -> float:
     """The share of the peak rate: a short warm-up, the peak itself, and at the end straight down to nearly nothing."""
-    warm = (step + 1) / WARMUP_STEPS
+    warm = (step + 1) / stage.warm_up
     left = (stage.steps - step) / (stage.steps * stage.fading) if stage.fading else 1.0
-    return max(0.01, min(1.0, warm, left))
+    return stage.rate * max(0.01, min(1.0, warm, left))
 
 
 def optimizers(model: TinyLlama) -> list[torch.optim.Optimizer]:
@@ -134,13 +140,10 @@ def optimizers(model: TinyLlama) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(shape: Shape, tokenizer: Tokenizer, seed: int, build: Path) -> TinyLlama:
-    """The whole training. Prints a line now and then, and leaves checkpoints in `build`."""
-    torch.manual_seed(seed)
-    model = TinyLlama(shape)
-    for number, stage in enumerate(STAGES):
+def train(model: TinyLlama, tokenizer: Tokenizer, stages: tuple[Stage, ...], seed: int, build: Path) -> None:
+    """The stages one after another. Prints a line now and then, and leaves checkpoints in `build`."""
+    for number, stage in enumerate(stages):
         train_stage(model, tokenizer, stage, seed + number, build)
-    return model
 
 
 def train_stage(model: TinyLlama, tokenizer: Tokenizer, stage: Stage, seed: int, build: Path) -> None:

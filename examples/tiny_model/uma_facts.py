@@ -8,7 +8,7 @@ Write commands in backquotes and the project's name in capitals; a lower-case `u
 and that measure whether the model understood the question or only learned its words; `keywords` are what a right answer contains (any of them).
 """
 
-# ruff: noqa: E501  (a sentence stays on its line)
+# ruff: noqa: E501, SIM905  (a sentence stays on its line)
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -233,7 +233,7 @@ FACTS: tuple[Fact, ...] = (
          "machine-readable output", "i want to read the output in a program", "each event on a line of its own"),
         "Add `--json`: `uma generate --json \"your prompt\"` prints the events as JSON lines.",
         ("Can the output be JSON lines?", "how would a script read the events as json?", "Does the command line offer JSON?"),
-        ("--json",),
+        ("JSON lines",),
     ),
     Fact(
         "stats",
@@ -302,16 +302,16 @@ FACTS: tuple[Fact, ...] = (
          "how do i use uma", "what can i type after uma", "help me with uma", "overview of the commands",
          "name the commands", "what commands exist", "tell me the commands", "which words can follow uma",
          "all the things i can run", "the list of commands"),
-        "The main commands are `uma run`, `uma chat`, `uma generate`, `uma models`, `uma config` and `uma schema`.",
+        "The main commands are `uma run`, `uma chat`, `uma generate`, `uma embed`, `uma models`, `uma config`, `uma doctor`, `uma ps` and `uma stop`.",
         ("Could you name the commands of UMA?", "what subcommands exist?", "Give me a list of what uma can be told to do on the command line"),
         ("The main commands",),
     ),
     Fact(
         "socket",
-        ("[which|what] [socket|address] does [uma|the server] [use|listen on]", "how [do i|can i|to] [change|set|choose] the socket [path|]", "where is the socket", "what does --socket do", "does uma [use|have] [tcp|a port|a socket|a unix socket|http]", "how do programs [talk|connect] to [uma|the server]", "[which|what] port does uma [use|listen on]",
+        ("[which|what] [socket|address] does [uma|the server] [use|listen on]", "how [do i|can i|to] [change|set|choose] the socket [path|]", "where is the socket", "what does --socket do", "does uma [use|have] [tcp|a socket|a unix socket]", "how do programs [talk|connect] to [uma|the server]", "[which|what] path does the server listen on",
          "how does a client [connect|find the server]", "how do i connect to the server", "socket path", "unix socket", "how can my program reach the server",
          "how do clients reach the server", "where does the server listen", "what kind of connection does uma use", "connection to the server",
-         "set the path of the socket", "through what do programs talk to uma", "is there a network port"),
+         "set the path of the socket", "through what do programs talk to uma"),
         "Programs talk to UMA over a Unix domain socket. Choose its path with `--socket PATH`.",
         ("By what means do clients connect to UMA?", "Can I choose where the socket is?", "At which address does the server wait for clients?"),
         ("--socket",),
@@ -341,8 +341,8 @@ FACTS: tuple[Fact, ...] = (
         "shutdown",
         ("how [do i|can i|to] [stop|shut down|end|kill|terminate] [the server|uma|uma run]", "what does sigterm do", "what happens [on|at|when i send] sigterm", "[stop|shut down] the server", "[does|can] uma [shut down|stop] gracefully", "what is draining", "what happens to running requests [when the server stops|at shutdown|when it stops]", "graceful shutdown", "what happens when the server is stopped", "are requests lost when i stop the server",
          "reaction to sigterm", "how does [the server|it] react to sigterm", "sigterm", "what does the server do on sigterm",
-         "stop the service", "terminate [cleanly|the server cleanly]", "[switch|turn] [the server|uma] off", "end the server without losing answers"),
-        "Send it SIGTERM. Running requests may finish for some seconds, then the server ends.",
+         "stop the service", "terminate [cleanly|the server cleanly]", "[switch|turn] [the server|uma] off", "end the server without losing answers", "what does uma stop do", "uma stop", "which command [stops|ends] [the server|a server]"),
+        "Type `uma stop`, or send it SIGTERM. Running requests may finish for some seconds, then the server ends.",
         ("What is the proper way of shutting down the server?", "how does uma behave on SIGTERM?", "I want to stop the server without hurting running requests"),
         ("SIGTERM",),
     ),
@@ -493,7 +493,117 @@ FACTS: tuple[Fact, ...] = (
         ("Do the letters of UMA have a meaning?", "What is the meaning of the word UMA?"),
         ("letters",),
     ),
+    Fact(
+        "http",
+        ("does uma [speak|serve|offer|have|use] [http|a rest api|the openai api|an http api|a port]", "how [do i|can i|to] [serve|use|get|start] [http|the http api|an http server]", "is there [an http api|a rest api|an openai api|a web interface]", "what does uma run --http do", "what does --http do", "uma run --http",
+         "can i use [the openai client|curl|the openai library|a browser] [with uma|]", "[which|what] port does uma [use|listen on]", "http", "openai api", "rest api", "is there a network port", "reach the model over http",
+         "is uma compatible with [openai|ollama|anthropic]", "use uma [from a browser|over http|as an openai server]", "on which port is the http server"),
+        "Type `uma run --http`. It also serves HTTP on 127.0.0.1:8080, for programs that speak the API of OpenAI, Anthropic or Ollama.",
+        ("How could a program written for OpenAI's API talk to UMA?", "Can the model be reached by HTTP?", "What switches the HTTP server on?", "At which port would I find the REST API?"),
+        ("It also serves HTTP",),
+    ),
+    Fact(
+        "gateway",
+        ("what does uma gateway do", "what is uma gateway", "uma gateway", "what is the gateway [for|]", "how [do i|can i|to] [start|use|run] the gateway", "can http run in a process of its own", "how do i add http to a server that [already runs|runs]", "http for a running server",
+         "serve http apart from the server", "http in a separate process", "which command puts http in front of a running server", "my server runs without http, how do i add it", "what is the use of a gateway"),
+        "`uma gateway` puts HTTP in front of a server that already runs, in a process of its own.",
+        ("How might HTTP be added to a server that is running already?", "Can the HTTP part have its own process?", "what purpose has the gateway?"),
+        ("in front of a server",),
+    ),
+    Fact(
+        "key",
+        ("how [do i|can i|to] [make|create|get] [an api key|a key|keys|api keys]", "what does uma key [new|] do", "what is uma key", "uma key new", "api key", "how [do i|can i] protect [the http api|http] [with keys|with a key|]", "which command makes [a key|an api key]", "does http need a key",
+         "is there authentication", "what does --http-keys do", "make a key for a client", "how are http clients authenticated", "secure the http api"),
+        "Type `uma key new NAME`. It prints a new API key and adds its hash to keys.toml; `uma run --http --http-keys keys.toml` then asks for it.",
+        ("Which command would give me an API key?", "How can access over HTTP be limited to those with a key?", "what creates keys for clients?"),
+        ("uma key new",),
+    ),
+    Fact(
+        "embed",
+        ("how [do i|can i|to] [get|compute|make] [embeddings|an embedding|vectors]", "what does uma embed do", "what is uma embed", "uma embed", "can uma [make|compute] embeddings", "embeddings", "which command [makes|prints] embeddings", "embedding of a text", "vector of a text",
+         "is there an embedding command", "turn text into vectors", "embed a text", "semantic search with uma", "does uma support embeddings"),
+        "Type `uma embed \"your text\"`. It prints the embedding of each text as a line of JSON.",
+        ("Which command turns a sentence into a vector?", "How would I obtain the embedding of a text?", "could uma give me embeddings?"),
+        ("embedding of each text",),
+    ),
+    Fact(
+        "worker",
+        ("what does uma worker do", "what is uma worker", "uma worker", "does uma work with [dynamo|nvidia dynamo]", "how [do i|can i|to] use uma with [dynamo|nvidia dynamo]", "dynamo", "nvidia dynamo", "which command serves dynamo", "is there a dynamo backend", "start a dynamo worker",
+         "uma as a backend of dynamo", "how does dynamo use uma", "connect uma to dynamo", "serve a model to dynamo"),
+        "`uma worker` serves the model to NVIDIA Dynamo's frontend, as a backend worker.",
+        ("Is it possible to put UMA behind Dynamo?", "how would Dynamo's frontend reach a model in UMA?", "Which command makes UMA a worker of Dynamo?"),
+        ("backend worker",),
+    ),
+    Fact(
+        "zmq",
+        ("what does uma engine-zmq do", "what is uma engine-zmq", "uma engine-zmq", "does uma work with [rustinfer|zeromq]", "how [do i|can i|to] use uma with [rustinfer|zeromq|zmq]", "rustinfer", "zeromq", "zmq", "which command serves rustinfer", "is there a zeromq socket",
+         "uma as the engine of rustinfer", "how does rustinfer use uma", "connect uma to rustinfer", "speak zeromq with uma"),
+        "`uma engine-zmq` serves the model to RustInfer's server over ZeroMQ, as its engine.",
+        ("Could RustInfer use UMA as its engine?", "how might I reach the model through ZeroMQ?", "Which command is made for RustInfer?"),
+        ("over ZeroMQ",),
+    ),
+    Fact(
+        "contract",
+        ("what does uma contract check do", "what is uma contract [check|]", "uma contract check", "contract check", "how [do i|can i|to] [check|test|prove] what a server [declares|says of itself|claims]", "which command checks a server's claims", "does a server do what it declares", "is there a conformance test",
+         "prove the claims of a server", "are the claims of the server true", "test whether the server keeps its promises", "check the declared features of a server"),
+        "`uma contract check` asks a running server for everything it declares, and tells which claims are false.",
+        ("How may I test whether a server keeps what it claims?", "Is there a check of everything that a server declares?", "what command proves a server's claims?"),
+        ("which claims are false",),
+    ),
+    Fact(
+        "doctor",
+        ("what does uma doctor do", "what is uma doctor", "uma doctor", "doctor", "how [do i|can i|to] [check|diagnose] [my machine|my setup|the installation]", "what can [my|this] machine do", "which command checks my [machine|setup|installation]", "is my machine ready for uma", "is something wrong with my setup",
+         "diagnose my machine", "why does uma not work on my machine", "is there a self test", "what is in the way on this machine"),
+        "Type `uma doctor`. It tells what this machine can do, what is in the way and what to do about it.",
+        ("Could UMA examine my machine for me?", "How would I learn what is in the way on my computer?", "Is there a command that diagnoses my installation?"),
+        ("what is in the way",),
+    ),
+    Fact(
+        "ps",
+        ("what does uma ps do", "what is uma ps", "uma ps", "[which|what] servers [run|are running]", "how [do i|can i|to] [list|see] [the servers|running servers|all servers]", "list the servers", "which command lists the servers", "is another server running here", "show running servers",
+         "process id of the server", "which model does the running server have", "since when does the server run", "how many servers run here"),
+        "Type `uma ps`. It lists the servers that run, with their process, model and open sessions.",
+        ("How can I get a list of all servers on this machine?", "what tells me the servers that are running?", "Where would I see the process of a server?"),
+        ("lists the servers",),
+    ),
+    Fact(
+        "draft",
+        ("what does --draft do", "what is a draft model", "draft model", "how [do i|can i|to] use a draft model", "does uma [do|support] speculative decoding", "what is speculative decoding", "speculative decoding", "can a small model make a big one faster", "which option names the draft model",
+         "guess tokens ahead", "turn on speculative decoding", "make a big model faster with a small one", "use a second model that guesses"),
+        "Name a small model of the same vocabulary with `uma run --draft small.gguf`. It guesses tokens, and the big model checks them.",
+        ("Might a little model guess tokens for a large one?", "How is a draft model given?", "what is the option for speculative decoding?"),
+        ("--draft",),
+    ),
+    Fact(
+        "grammar",
+        ("how [do i|can i|to] [force|get|hold] [the answer to a schema|json that fits a schema|an answer in a given form|the answer to a grammar]", "what does [--json-schema|--regex|--choice|--gbnf|--lark|--json-object] do", "[can|must] the answer follow a [schema|grammar|regular expression]", "does uma support [grammars|structured answers|gbnf]", "grammar", "grammars", "structured answers", "json schema for the answer",
+         "which option fixes the form of the answer", "let the answer fit a json schema", "answer only with yes or no", "constrain the output", "choose between some answers", "regular expression for the answer", "guided decoding"),
+        "With `uma generate --json-schema schema.json` the answer is JSON that fits the schema. Other forms: `--json-object`, `--regex`, `--choice`, `--lark` and `--gbnf`.",
+        ("Could the answer be held to a JSON schema of mine?", "By what option does the model's answer match a regular expression?", "How would I have the model choose one of several words?"),
+        ("--json-schema",),
+    ),
+    Fact(
+        "many",
+        ("how [do i|can i|to] get [several|many|three|two|more] answers [to one prompt|]", "what does -n do", "what does --best-of do", "several answers", "[can|does] uma [give|make] [several|many] answers [to one prompt|]", "which option gives several answers", "several completions of one prompt", "more than one answer",
+         "draw many answers and keep the best", "best of several answers", "number of answers", "three versions of a text"),
+        "Add `-n 3`: `uma generate -n 3 \"your prompt\"` gives three answers. `--best-of 5` draws five and gives the likeliest.",
+        ("Might I have more than a single answer to my prompt?", "How does one draw five answers and keep the likeliest?", "what option sets how many answers come?"),
+        ("-n 3",),
+    ),
+    Fact(
+        "logprobs",
+        ("how [do i|can i|to] [get|see] [logprobs|log probabilities|token probabilities]", "what does --logprobs do", "what does --prompt-logprobs do", "logprobs", "log probabilities", "how [sure|certain] was the model", "which option shows log probabilities", "probability of each token", "the likeliest tokens",
+         "how likely is a token", "what other tokens were likely", "does uma tell probabilities", "show the probability of every token"),
+        "Add `--logprobs 5`: `uma generate --logprobs 5 \"your prompt\"` tells each token's log probability and the five likeliest tokens.",
+        ("How can I learn the probability of every token?", "Which option tells how certain the model was?", "could I see what else was likely at each token?"),
+        ("--logprobs",),
+    ),
 )  # fmt: skip
+
+# Facts that are newer than the shipped file, which was not trained on them. `--continue-from` practises these most.
+ADDED = frozenset(
+    "http gateway key embed worker zmq contract doctor ps draft grammar many logprobs commands shutdown".split()
+)
 
 IDENTITY: tuple[Fact, ...] = (
     Fact(
