@@ -47,13 +47,15 @@ class Stage:
 
 
 # Questions come first, for they need the most practice; then stories, whose heroes must be kept; then all together.
-STAGES = (
+STAGES: tuple[Stage, ...] = (
     Stage(900, dialogue.QUESTIONS_FIRST, short_answer=100),
     Stage(1000, dialogue.BALANCED, short_answer=60),
     Stage(1700, dialogue.LAST, short_answer=100, spelled=True, fading=0.5),
 )
 # Further training of a model that is whole: at a lower rate, which falls from the beginning.
-CONTINUATION = (Stage(200, dialogue.CONTINUED, short_answer=100, spelled=True, warm_up=20, fading=1.0, rate=0.4),)
+CONTINUATION: tuple[Stage, ...] = (
+    Stage(200, dialogue.CONTINUED, short_answer=100, spelled=True, warm_up=20, fading=1.0, rate=0.4),
+)
 
 
 def tokens(stages: tuple[Stage, ...]) -> int:
