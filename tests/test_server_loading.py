@@ -168,6 +168,28 @@ def test_generate_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -
         asking.stdout.close()
 
 
+def test_a_gateway_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
+    with loading(socket_dir / "s", model) as server:
+        with gateway(server.socket) as stopped:
+            stopped.signal(signal.SIGTERM)
+            assert stopped.wait() == 0
+        with gateway(server.socket) as served:
+            server.go_on()
+            served.log.wait_for("event=http.ready")
+
+
+@contextmanager
+def gateway(socket: Path) -> Iterator[ServerProcess]:
+    """`uma gateway` that waits for the server on `socket`."""
+    command = uma_command("gateway", "--socket", str(socket), "--http", "127.0.0.1:0")
+    process = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environ()), socket)
+    try:
+        process.log.wait_for("waiting for the server: the model is still being loaded")
+        yield process
+    finally:
+        process.stop()
+
+
 def test_newline_sessions_are_told_too(socket_dir: Path, model: Path) -> None:
     with loading(socket_dir / "s", model, "--protocol", "newline") as server, server.connect() as raw:
         raw.send_bytes(b"Once\n")

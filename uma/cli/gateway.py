@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import attrs
 import trio
@@ -12,7 +13,7 @@ import trio
 from uma.cli import say, words
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
-from uma.client import connect
+from uma.cli.source import connected
 from uma.config import BARE_HTTP, RuntimeConfig
 from uma.errors import sole_error
 from uma.http import HttpService, check
@@ -37,16 +38,22 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def _serve(config: RuntimeConfig) -> None:
-    """Serve until a signal, or until the server behind the socket goes away: that is raised as `ConnectionLost`."""
+    """Serve until a signal, or until the server behind the socket goes away: that is raised as `ConnectionLost`.
+
+    A server that is loading its model is waited for.
+    """
+    services: list[HttpService] = []
     with trio.open_signal_receiver(*STOP) as signals:
-        async with connect(config.socket) as client, trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+            nursery.start_soon(_heed, signals, services, nursery.cancel_scope)
+            client = await connected(stack, config.socket, say.note)
             service = HttpService(client, config)
+            services.append(service)
 
             async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                 await service.serve(task_status=task_status)
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(_heed, signals, service, nursery.cancel_scope)
             await nursery.start(serve)
             lines = [
                 f"model   {words.model_line(client.info.model)}",
@@ -57,11 +64,12 @@ async def _serve(config: RuntimeConfig) -> None:
             raise await client.lost()
 
 
-async def _heed(signals: AsyncIterator[int], service: HttpService, everything: trio.CancelScope) -> None:
-    """A first signal drains, a second ends at once."""
+async def _heed(signals: AsyncIterator[int], services: list[HttpService], everything: trio.CancelScope) -> None:
+    """A first signal drains, a second ends at once; so does the first where nothing is served yet."""
     is_draining = False
     async for _ in signals:
-        if is_draining:
+        if is_draining or not services:
             everything.cancel()
-        service.begin_drain()
+        for service in services:
+            service.begin_drain()
         is_draining = True

@@ -54,9 +54,9 @@ async def open_source(
 
     With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
     named must have a server; only the usual place falls back to loading the model here. A server that is loading its
-    model is waited for. While a model is being loaded,
-    which nothing can interrupt, a signal ends the process at once. Raises `ConnectionLost` where a server is missing
-    or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where loading fails.
+    model is waited for. While a model is being loaded here, a signal ends the process at once. Raises `ConnectionLost`
+    where a server is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where
+    loading fails.
     """
     async with AsyncExitStack() as stack:
         server = await _server(stack, loaded, say, local=local, bond=bond)
@@ -82,7 +82,7 @@ async def _server(
     socket = loaded.config.socket
     async with AsyncExitStack() as attempt:
         try:
-            client = await _connected(attempt, socket, say)
+            client = await connected(attempt, socket, say)
         except ConnectionLost as error:
             if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
                 raise
@@ -108,8 +108,8 @@ async def _server(
     return None
 
 
-async def _connected(stack: AsyncExitStack, socket: str, say: Callable[[str], None]) -> Client:
-    """A session, once the server has loaded its model."""
+async def connected(stack: AsyncExitStack, socket: str, say: Callable[[str], None]) -> Client:
+    """A session, once the server has loaded its model; `say` gets a line where that has to be waited for."""
     has_said = False
     while True:
         try:
