@@ -13,7 +13,7 @@ import pytest
 from http_server import HttpServer, running_http
 from hypothesis import HealthCheck, settings
 
-from harness import Pair, ServerProcess, running_server, short_directory
+from harness import EXACT, Pair, ServerProcess, running_server, short_directory
 from models import write_model
 from uma.llama.grammar import GrammarCompiler, GrammarMasks
 from uma.llama.vocab import Vocab
@@ -73,14 +73,14 @@ def masks(vocab: Vocab) -> Iterator[GrammarMasks]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     """One real `uma run` with the built-in model, for all tests that leave it as they found it."""
-    with short_directory() as directory, running_server(directory / "uma.sock") as process:
+    with short_directory() as directory, running_server(directory / "uma.sock", *EXACT) as process:
         yield process
 
 
 @pytest.fixture(scope="session")
 def http_server() -> Iterator[HttpServer]:
     """One real `uma run --http` with the built-in model, for all tests that leave it as they found it."""
-    with short_directory() as directory, running_http(directory) as process:
+    with short_directory() as directory, running_http(directory, *EXACT) as process:
         yield process
 
 

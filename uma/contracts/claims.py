@@ -273,19 +273,17 @@ def _hot() -> Proof:
 
 
 def _seeded() -> Proof:
-    problem = ""
     for seed in range(5, 5 + TRIES):
         first = _answered((yield ask(temperature=1.0, seed=seed)), ignoring="seed")
-        again = _answered((yield ask(temperature=1.0, seed=seed)))
+        if first.text == _answered((yield ask(temperature=1.0, seed=seed))).text:
+            break
+    else:
+        raise DisprovenError("the same seed gave two answers")
+    for _ in range(TRIES):
         drawn = _answered((yield ask(temperature=1.0)))
-        repeated = _answered((yield ask(temperature=1.0, seed=drawn.last["seed"])))
-        if first.text == again.text and drawn.text == repeated.text:
+        if drawn.text == _answered((yield ask(temperature=1.0, seed=drawn.last["seed"]))).text:
             return "repeatable, also by the seed that was told"
-        is_same = first.text == again.text
-        problem = (
-            "the seed that was drawn and told gives another answer" if is_same else "the same seed gave two answers"
-        )
-    raise DisprovenError(problem)
+    raise DisprovenError("the seed that was drawn and told gives another answer")
 
 
 def _penalises(name: str) -> Proof:
