@@ -142,19 +142,20 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
         expected = await alone(engine, asked)
     crowded = attrs.evolve(config, speculate="always", n_ctx=512, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
     got: list[Answer] = []
+    twice = [*asked, *(attrs.evolve(each, id=f"{each.id} again") for each in asked)]
     async with open_engine(crowded) as engine:
 
         async def read_all() -> None:
-            got.extend(await answers(engine, asked))
+            got.extend(await answers(engine, twice))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_all)
             for number in range(3):
-                nursery.start_soon(hang_up, engine, ask(few_letters(50 + number), 60, id=f"left {number}"), 3)
+                nursery.start_soon(hang_up, engine, ask(few_letters(50 + number), 300, id=f"left {number}"), 3)
         # Under pressure it is a matter of time how much is drafted. This one comes alone, and is known from before.
         got.append(await answer(engine, asked[2]))
         counters = await settled(engine)
-    for mine, theirs in zip(got, [*expected, expected[2]], strict=True):
+    for mine, theirs in zip(got, [*expected, *expected, expected[2]], strict=True):
         assert said(mine) == said(theirs)
     assert counters["requests_cancelled"] == 3
     assert counters["preemptions_total"] > 0, "there was no pressure"
