@@ -61,7 +61,7 @@ def main() -> int:
         model = write_model(Path(folder) / "tiny.gguf", context_length=32_768)
         server = start_server(Path(folder) / "s", "--model", str(model), *FLAGS)
         try:
-            _await_socket(server)
+            _await_ready(server)
             problems = _fuzz(server, args.seconds, args.frames, args.seed, args.only or list(ATTACKERS))
             server.signal(signal.SIGTERM)
             code = server.wait()
@@ -74,13 +74,22 @@ def main() -> int:
     return bool(problems)
 
 
-def _await_socket(server: ServerProcess) -> None:
+def _await_ready(server: ServerProcess) -> None:
     # The log is of warnings only, or the lines of an hour would fill this process; so it does not say "ready".
     due = time.monotonic() + PATIENCE_SEC
-    while not server.socket.exists():
+    while not _is_ready(server):
         assert server.process.poll() is None, server.log.join()
         assert time.monotonic() < due, "the server has not started"
         time.sleep(0.05)
+
+
+def _is_ready(server: ServerProcess) -> bool:
+    """Whether the server answers, and no longer that it is loading its model."""
+    if not server.socket.exists():
+        return False
+    with server.connect() as raw:
+        raw.send({"type": "health", "probe": False})
+        return [each["status"] for each in raw.rest()] == ["ok"]
 
 
 def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: list[str]) -> list[str]:
