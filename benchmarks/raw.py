@@ -99,6 +99,8 @@ class RawDecoder:
         self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
         self._batch = llama_cpp.llama_batch_init(self._n_batch, 0, 1)
         self._decode_s = 0.0
+        self._piece_s: dict[int, float] = {}
+        """By its tokens, what the last piece of the last storm took."""
         size = self._n_batch
         self._token = np.ctypeslib.as_array(self._batch.token, (size,))
         self._pos = np.ctypeslib.as_array(self._batch.pos, (size,))
@@ -142,7 +144,8 @@ class RawDecoder:
         """What any schedule can reach. A batch is expected to take as long as the last of its kind."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
         self._prefill([job.stream], 0)
-        given, first_read_s = _Given(job.pace_ms / 1000, time.perf_counter()), 0.0
+        expected_s = self._piece_s.get(job.piece_tokens, 0.0)
+        given, first_read_s = _Given(job.pace_ms / 1000, time.perf_counter(), expected_s), 0.0
         row = len(job.stream)
         for number, prompt in enumerate(job.prompts, 1):
             for at in range(0, len(prompt), job.piece_tokens):
@@ -156,6 +159,7 @@ class RawDecoder:
                 self._batch_of([(1, row + given.tokens, 0, 1), *rows] if job.is_mixed else rows)
                 given.took(is_step=job.is_mixed)
             first_read_s = first_read_s or given.elapsed_s
+        self._piece_s[job.piece_tokens] = given.piece_s
         return StormResult(given.elapsed_s, first_read_s, given.worst_gap_s * 1000, given.tokens)
 
     def _batch_of(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
@@ -204,10 +208,12 @@ class RawDecoder:
 class _Given:
     """The tokens that a stream was given, and when. One that is early is handed out when it is due."""
 
-    def __init__(self, pace_s: float, began_s: float) -> None:
+    def __init__(self, pace_s: float, began_s: float, piece_s: float) -> None:
         self._pace_s, self._began_s = pace_s, began_s
         self._due_s = self._last_s = began_s
-        self._step_s = self._piece_s = 0.0
+        self._step_s = 0.0
+        self.piece_s = piece_s
+        """What the next piece is expected to take."""
         self._then_s = began_s
         self.tokens = 0
         self.worst_gap_s = 0.0
@@ -218,14 +224,14 @@ class _Given:
 
     def lasts(self) -> bool:
         """Whether the next is not due before a piece and the step behind it have been computed."""
-        return self._due_s >= self._then_s + self._piece_s + self._step_s
+        return self._due_s >= self._then_s + self.piece_s + self._step_s
 
     def took(self, *, is_step: bool) -> None:
         """A batch has ended. One with a step of the stream gave it a token."""
         now_s = time.perf_counter()
         took_s, self._then_s = now_s - self._then_s, now_s
         if not is_step:
-            self._piece_s = took_s
+            self.piece_s = took_s
             return
         self._step_s = took_s
         self.tokens += 1

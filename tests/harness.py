@@ -29,10 +29,11 @@ PATIENCE_SEC = 60.0
 """How long anything may take before the test gives up; never how long anything is expected to take."""
 
 ONE_THREAD = ("--threads", "1", "--threads-batch", "1")
-EXACT = ("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
-"""For a server that tests ask the same thing twice: flash attention adds up in 16 bits on a CPU, in the order in which
-cells happen to lie, and then a near tie of two tokens can go either way."""
 """The test models are so small that more threads only wait for each other, and for whatever else the machine does."""
+
+EXACT = ("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
+"""Options for a server whose answers are compared: flash attention adds up in 16 bits on a CPU, in the order in which
+cells happen to lie, so that a near tie of two tokens can go either way."""
 
 CHECKOUT = str(Path(uma.__file__).parents[1])
 

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness import BULKY, HELLO, Raw, ServerProcess, ask, running_server, short_directory, until
+from harness import BULKY, EXACT, HELLO, Raw, ServerProcess, ask, running_server, short_directory, until
 from uma.server.json_connection import MAX_STARTING
-
-EXACT = ("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
-"""With these, what is computed beside a request changes nothing of it, not even of a tie between two tokens."""
 
 
 def codes(events: list[dict[str, Any]]) -> list[str]:

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attackers import ATTACKERS, Budget, attack
 from canary import Canary
 
-from harness import PATIENCE_SEC, ServerProcess, start_server
+from harness import EXACT, PATIENCE_SEC, ServerProcess, start_server
 from models import write_model
 
 FLAGS = (
-    *("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"),  # tokens do not depend on company
+    *EXACT,  # tokens do not depend on company
     *("--n-ctx", "8192"),  # without flash attention each token takes time with all cells that attackers fill
     *("--max-tokens", "64", "--max-tx-bytes", "65536", "--tx-timeout-sec", "2", "--idle-timeout-sec", "5"),
     *("--log-level", "warning", "--cache-ram-mb", "64"),

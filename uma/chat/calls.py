@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
-from uma.chat.json_call import JsonCall
+from uma.chat.json_call import JsonCall, JsonString
 from uma.chat.parts import CallArguments, CallBegun, Part
 from uma.chat.schema import KINDS, Schema, UnservableError, kinds_of, properties_of, value_in_text
 
@@ -79,23 +79,6 @@ def read_call(call: CallReader, text: str, parts: list[Part]) -> int:
 
 class _NoCallError(Exception):
     """What comes is no call, for this reason."""
-
-
-class _InString:
-    """Whether the JSON that came so far ends inside a string."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._is_escaped = False
-
-    def push(self, char: str) -> None:
-        if not self.is_open:
-            self.is_open = char == '"'
-        elif self._is_escaped:
-            self._is_escaped = False
-        else:
-            self.is_open = char != '"'
-            self._is_escaped = char == "\\"
 
 
 class _Call(ABC):
@@ -177,7 +160,7 @@ class _Call(ABC):
         """A JSON object, given as it comes."""
         yield from self._one_of("{")
         self._give("{")
-        depth, string = 1, _InString()
+        depth, string = 1, JsonString()
         while depth:
             char = yield
             string.push(char)
@@ -244,15 +227,18 @@ class _PairsCall(_Call):
 
     def _value(self, kinds: frozenset[str]) -> Reading:
         """The text before the mark behind it, which is taken as well. In JSON a string can hold the mark."""
-        mark, read, string = self._form.value_close, "", _InString()
-        while True:
+        mark, read, string = self._form.value_close, "", JsonString()
+        is_json = "string" not in kinds
+        begins = ("[", "{") if kinds & {"array", "object"} else ()
+        is_begun = False
+        while not read.endswith(mark) or string.is_open:
             char = yield
             read += char
-            start = read.lstrip()[:1]
-            if "string" not in kinds or (kinds & {"array", "object"} and start in ("[", "{")):
+            if not is_begun and not char.isspace():
+                is_begun, is_json = True, is_json or char in begins
+            if is_json:
                 string.push(char)
-            if read.endswith(mark) and not string.is_open:
-                return read.removesuffix(mark)
+        return read.removesuffix(mark)
 
     def _text(self) -> Reading:
         """A string, given as it comes, but for what can be the mark behind it."""

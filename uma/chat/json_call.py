@@ -13,6 +13,24 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _KEYS = {"name", "id", "type", *_ARGUMENT_KEYS}
 
 
+class JsonString:
+    """Whether the JSON that came so far, a character at a time, ends inside a string."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._is_escaped = False
+
+    def push(self, char: str) -> None:
+        """Take the next character. The quotes at both ends belong to the string."""
+        if not self.is_open:
+            self.is_open = char == '"'
+        elif self._is_escaped:
+            self._is_escaped = False
+        else:
+            self.is_open = char != '"'
+            self._is_escaped = char == "\\"
+
+
 class JsonCall:
     """Push characters until `is_whole` or `problem` says that it is over; the first must be `{`."""
 
@@ -20,8 +38,7 @@ class JsonCall:
         self._names = names
         self._raw: list[str] = []
         self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
+        self._string = JsonString()
         self._key: str | None = None
         """The key whose value is being read; None while a key is."""
         self._word = ""
@@ -39,11 +56,9 @@ class JsonCall:
     def push(self, char: str) -> str:
         """Take the next character. Returns the arguments' text that it sets free."""
         self._raw.append(char)
-        if self._in_string:
-            self._word += char
-            self._end_string(char)
-        elif char == '"':
-            self._in_string = True
+        was_open = self._string.is_open
+        self._string.push(char)
+        if was_open or self._string.is_open:
             self._word += char
         elif self._depth == 1 and char in ":,}":
             self._structural(char)
@@ -59,14 +74,6 @@ class JsonCall:
             return self._send()
         sent, self._unsent = self._unsent, ""
         return sent
-
-    def _end_string(self, char: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif char == "\\":
-            self._is_escaped = True
-        elif char == '"':
-            self._in_string = False
 
     def _structural(self, char: str) -> None:
         if char == ":":

@@ -148,8 +148,8 @@ def _about_output(info: ServerInfo) -> Iterator[Claim]:
 
 
 TRIES = 8
-"""Times that two answers may differ which should be the same. Logits differ in the third digit with what else is in a
-batch, and with how much of a prompt was cached: near ties can turn one draw, not one after another."""
+"""Times that two answers may differ which should be the same. With flash attention on a CPU logits differ in the third
+digit with what else is in a batch, and with how much of a prompt was cached and where: near ties can turn a draw."""
 
 
 def _streaming(is_declared: bool) -> Proof:

@@ -1,8 +1,8 @@
 """How much a JSON text holds, found out before it is parsed.
 
 A parser holds the interpreter's lock, so all streams wait for it: 8 MB of text take a few milliseconds, but 8 MB of
-empty lists a second and more. What holds more than any request needs is refused; the rest is parsed within
-milliseconds.
+empty lists take seconds. What holds more than any request needs is refused; the worst of the rest takes some tenths of
+a second.
 """
 
 from __future__ import annotations
