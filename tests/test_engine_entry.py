@@ -21,6 +21,7 @@ import trio.testing
 from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC, frame
+from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.intake.coalesce import WhenIdle
@@ -83,6 +84,18 @@ async def test_a_chat_of_very_many_tiny_messages_is_not_rendered_on_the_trio_thr
                     # What is short goes no such way.
                     short = (Message("user", content),) * 10
                     await answer(engine, Request("b", messages=short, sampling=SamplingParams(max_tokens=1)))
+
+
+async def test_a_short_chat_whose_template_is_a_program_is_not_rendered_on_the_trio_thread(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "program.gguf", chat_template="{% set x = messages[0].content %}{{ x }}")
+    chat = Request("a", messages=(Message("user", "Hi!"),))
+    async with open_engine(config_for(path)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                with NoThreads(engine).taken() as threads:
+                    nursery.start_soon(engine.tokenize, chat)
+                    await one_waits(threads)
+        assert (await engine.tokenize(chat)).text == "Hi!"
 
 
 @pytest.mark.parametrize("waits_for", ["tokens", "disk"])

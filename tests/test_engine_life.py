@@ -13,6 +13,7 @@ from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
 from uma.engine.delivery.flow import CREDITS
+from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, ShuttingDown
 from uma.types import Finished, Slo, Token
 
@@ -356,11 +357,13 @@ async def test_a_full_queue_says_no_with_a_time_to_come_back(tiny: Path) -> None
             for index in range(5):
                 nursery.start_soon(answer, engine, ask(str(index), 100, id=str(index)))
             await trio.testing.wait_all_tasks_blocked()
+            before = engine.snapshot()
             with pytest.raises(Overloaded, match="max_queue is 3") as error:
                 await answer(engine, ask("too many", 100))
+            after = engine.snapshot()
         metrics = engine.snapshot()
-    assert error.value.retry_after_ms is not None
-    assert error.value.retry_after_ms > 0
+    known = (each["service_ms_ewma"] for each in (before, after))
+    assert error.value.retry_after_ms in {full_queue_retry_ms(3, 3, service_ms, 2) for service_ms in known}
     assert (metrics["requests_length"], metrics["requests_overloaded"]) == (5, 1)
 
 

@@ -18,6 +18,7 @@ from test_server_faults import last_of, serving
 from harness import PATIENCE_SEC, Raw, ServerProcess, ask, frame, running_server
 from uma.client import connect
 from uma.engine import Engine
+from uma.engine.policy.overload import full_queue_retry_ms
 from uma.protocol.session import Parsed, ServerSession
 from uma.server.json_connection import MAX_INLINE_BYTES, MAX_QUERIES
 from uma.types import Health
@@ -68,8 +69,11 @@ def test_a_cancel_right_behind_a_large_request_finds_it(socket_dir: Path, tiny: 
 
 
 def test_queries_count_against_the_sessions_limit(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-session-queue", "2", "--max-tokens", "30000")
+    flags = ("--model", str(tiny), "--max-session-queue", "2", "--max-tokens", "30000", "--max-sequences", "4")
     with running_server(socket_dir / "s", *flags) as server, server.connect() as crowd, server.connect() as other:
+        other.hello()
+        other.send({"type": "metrics"})
+        retry_ms = full_queue_retry_ms(2, 2, other.expect("metrics")["service_ms_ewma"], 4)
         crowd.hello()
         crowd.send(ask("a", max_tokens=30_000), ask("b", max_tokens=30_000))
         queries: list[dict[str, Any]] = [
@@ -80,7 +84,7 @@ def test_queries_count_against_the_sessions_limit(socket_dir: Path, tiny: Path) 
         for query in queries:
             crowd.send(query)
             refused = crowd.last_of(query["id"])
-            assert (refused["code"], refused["retry_after_ms"] > 0) == ("E_LIMIT_OVERLOADED", True)
+            assert (refused["code"], refused["retry_after_ms"]) == ("E_LIMIT_OVERLOADED", retry_ms)
         other.send({"type": "health"})
         assert other.expect("health")["status"] == "ok"
         crowd.send({"event": "cancel", "id": "a"})

@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 
 from harness import BULKY, EXACT, HELLO, Raw, ServerProcess, ask, running_server, short_directory, until
+from uma.engine.policy.overload import full_queue_retry_ms
 from uma.server.json_connection import MAX_STARTING
 
 
 def codes(events: list[dict[str, Any]]) -> list[str]:
     return [event["code"] for event in events if event["event"] == "error"]
+
+
+def service_ms(server: ServerProcess) -> float:
+    """How long requests usually take, as the server has it now; 0 where none has ended."""
+    with server.connect() as raw:
+        raw.send({"type": "metrics"})
+        return float(raw.expect("metrics")["service_ms_ewma"])
 
 
 def test_more_sessions_than_allowed_are_told_so_and_a_place_is_free_again_once_one_leaves(
@@ -63,7 +71,7 @@ def test_a_full_queue_is_told_with_a_time_to_try_again_and_the_session_stays(soc
         raw.send(ask("waits"), *(ask(f"r{number}") for number in range(4)))
         refused = [raw.last_of(f"r{number}") for number in range(4)]
         assert {event["code"] for event in refused} == {"E_LIMIT_OVERLOADED"}
-        assert all(event["retry_after_ms"] > 0 for event in refused)
+        assert {event["retry_after_ms"] for event in refused} == {full_queue_retry_ms(1, 1, service_ms(server), 1)}
         raw.send({"event": "cancel", "id": "runs"})
         assert raw.last_of("waits")["reason"] == "length"
 
@@ -186,12 +194,13 @@ def test_a_flood_of_bad_requests_from_one_who_never_reads_does_not_grow_without_
 def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_are_served(
     socket_dir: Path, tiny: Path
 ) -> None:
-    flags = ("--model", str(tiny), "--max-session-queue", "3", "--max-tokens", "30000")
+    flags = ("--model", str(tiny), "--max-session-queue", "3", "--max-tokens", "30000", "--max-sequences", "4")
     with running_server(socket_dir / "s", *flags) as server, server.connect() as crowd, server.connect() as other:
         crowd.hello()
         crowd.send(*(ask(str(number), max_tokens=20_000) for number in range(4)))
         refused = crowd.last_of("3")
-        assert (refused["code"], refused["retry_after_ms"] > 0) == ("E_LIMIT_OVERLOADED", True)
+        retry_ms = full_queue_retry_ms(3, 3, service_ms(server), 4)
+        assert (refused["code"], refused["retry_after_ms"]) == ("E_LIMIT_OVERLOADED", retry_ms)
         # However often it is told, it is still listened to.
         crowd.send(*(ask(f"more{number}") for number in range(2 * MAX_STARTING)))
         assert crowd.last_of(f"more{2 * MAX_STARTING - 1}")["code"] == "E_LIMIT_OVERLOADED"

@@ -188,14 +188,18 @@ _CHEAP_NODES = (
 _CHEAP_FILTERS = frozenset({"trim", "capitalize", "upper", "lower"})
 _CHEAP_NAMES = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "loop", "tools"})
 _CHEAP_ATTRIBUTES = frozenset({"role", "content", "first", "last", "index", "index0", "length"})
+_MAX_CHEAP_CHARS = 8_192
+"""Maximum length of a template that is cheap: its own text, too, is written once for each message."""
 
 
 def is_provably_cheap(source: str) -> bool:
     """Whether rendering takes time in proportion to the messages, whatever they hold.
 
-    So it is where a template only writes parts of messages, in one loop over them or outside of any: without inner
-    loops, calls, macros, or variables of its own, nothing in it can grow. A template that is broken is cheap as well.
+    So it is where a template only writes parts of messages, each loop's of its own message: without inner loops, calls,
+    macros, or variables of its own, nothing in it can grow. A template that is broken is cheap as well.
     """
+    if len(source) > _MAX_CHEAP_CHARS:
+        return False
     try:
         tree = environment().parse(source)
     except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
@@ -216,7 +220,7 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
         # The messages themselves are written or compared nowhere: that would take time with all of them.
         return node.ctx == "load" and node.name in (_CHEAP_NAMES | loop_names) - {"messages"}
     if isinstance(node, nodes.Getattr | nodes.Getitem):
-        return _is_cheap_part(node, loop_names)
+        return _is_cheap_part(node, loop_names, is_in_loop=is_in_loop)
     if isinstance(node, nodes.Filter):
         is_bare = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
         if node.name not in _CHEAP_FILTERS or not is_bare or node.node is None:
@@ -228,11 +232,16 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
     return all(_is_cheap(each, loop_names, is_in_loop=is_in_loop) for each in node.iter_child_nodes())
 
 
-def _is_cheap_part(node: nodes.Getattr | nodes.Getitem, loop_names: set[str]) -> bool:
-    """Whether it is `message.role`, `message['content']`, `loop.first`, or `messages[0]['role']`."""
+def _is_cheap_part(node: nodes.Getattr | nodes.Getitem, loop_names: set[str], *, is_in_loop: bool) -> bool:
+    """Whether it is `message.role`, `message['content']`, `loop.first`, or `messages[0]['role']`.
+
+    In a loop `messages[0].content` is not: written once for each message, it grows with the product of the two. A role
+    has 64 letters at most.
+    """
     key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
     whole = node.node
     if isinstance(whole, nodes.Getitem):  # messages[0]
         is_one = isinstance(whole.node, nodes.Name) and whole.node.name == "messages"
-        return is_one and isinstance(getattr(whole.arg, "value", None), int) and key in _CHEAP_ATTRIBUTES
+        is_bounded = key in _CHEAP_ATTRIBUTES and not (is_in_loop and key == "content")
+        return is_one and isinstance(getattr(whole.arg, "value", None), int) and is_bounded
     return isinstance(whole, nodes.Name) and whole.name in {*loop_names, "loop"} and key in _CHEAP_ATTRIBUTES

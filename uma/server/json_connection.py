@@ -11,6 +11,7 @@ from time import perf_counter
 import attrs
 import trio
 
+from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, UmaError
 from uma.net.metering import metered
 from uma.protocol.codec import MAX_INLINE_FIGURES, written_embeddings
@@ -31,8 +32,6 @@ from uma.server.logs import log
 from uma.types import EventStream, Finished, Request, ServerInfo, Token, Usage
 
 logger = logging.getLogger("uma.server")
-
-LEAST_RETRY_MS = 50
 
 Whole = EmbedQuery | RerankQuery
 
@@ -232,10 +231,10 @@ class JsonConnection(Connection):
     def _check_crowd(self) -> None:
         most = self.server.config.max_session_queue
         if len(self.work) >= most:
-            service_ms = self.engine.snapshot()["service_ms_ewma"]
+            service_ms, at_once = self.engine.snapshot()["service_ms_ewma"], self.engine.info.limits.max_sequences
             raise Overloaded(
                 f"this session has {most:,} requests running and waiting (max_session_queue); wait for one to end",
-                retry_after_ms=max(LEAST_RETRY_MS, round(service_ms / most)),
+                retry_after_ms=full_queue_retry_ms(len(self.work), most, service_ms, at_once),
             )
 
     async def _relay(self, stream: EventStream) -> Usage | None:
