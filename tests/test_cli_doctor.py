@@ -15,6 +15,7 @@ from uma.config import RuntimeConfig
 from uma.errors import ModelError
 from uma.llama import backend, devices, hugepages, library, trust
 from uma.llama.trust import Verdict
+from uma.net.harmful import TABLE
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -62,6 +63,20 @@ def test_people_get_a_table_and_what_to_do_below_it(
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("models: ")
     assert "broken.gguf" in last
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_no_name_in_what_it_tells_is_obeyed_by_a_terminal(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "\x1b]0;owned\x07\x7f\u202e\u034f"
+    folder.mkdir()
+    (folder / "broken.gguf").write_bytes(b"GGUF of no kind")
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    assert main(["doctor", *arguments]) == 1
+    told = capsys.readouterr().out
+    assert "owned" in told
+    assert not [char for char in told if ord(char) in TABLE]
 
 
 def test_a_type_that_was_left_out_is_told_with_what_was_seen_and_how_to_have_it(

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from harness import clean_environ, run_to_end, running_server, uma_command
 from models import write_model
-from uma.cli.harmless import TABLE, harmless, harmless_line, json_text, toml_text
+from uma.cli.harmless import harmless, harmless_line, json_text, toml_text
+from uma.net.harmful import TABLE
+from uma.net.logfmt import logfmt
 
 EVIL = "a\x1b]0;owned\x07b\x9b31mc\u202ed\u200be\u2028f\U000e0041g"
 TEXT = st.text(
@@ -41,11 +43,14 @@ def test_what_stands_for_each_kind() -> None:
 
 
 @given(TEXT)
-def test_json_and_toml_carry_the_same_data_without_a_harmful_character(text: str) -> None:
+def test_json_toml_and_the_log_carry_the_same_data_without_a_harmful_character(text: str) -> None:
     assert is_clean(json_text({"x": text}, indent=2))
     assert json.loads(json_text(text)) == text
     assert is_clean(toml_text(text))
     assert tomllib.loads(f"x = {toml_text(text)}")["x"] == text
+    line = logfmt({"x": text + " "})
+    assert is_clean(line)
+    assert json.loads(line.removeprefix("x=")) == text + " "
 
 
 @pytest.fixture
@@ -94,6 +99,7 @@ def test_listings_are_clean(tmp_path: Path) -> None:
     folder = tmp_path / EVIL.replace("/", "")
     folder.mkdir()
     write_model(folder / "m\u202e.gguf", architecture="llama", metadata={"general.name": EVIL})
+    strange = write_model(folder / "strange.gguf", architecture=EVIL)
     (folder / f"torn{EVIL}.gguf").write_bytes(b"GGUF")
     environ = clean_environ(UMA_MODELS=str(folder), UMA_LOG_FILE=EVIL)
     for arguments in (("models",), ("models", "--json"), ("config",), ("config", "--json"), ("config", "--toml")):
@@ -101,3 +107,6 @@ def test_listings_are_clean(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "owned" in done.stdout
         assert is_clean(done.stdout + done.stderr)
+    done = run_to_end(*uma_command("generate", "hello", "--local", "--model", str(strange)))
+    assert "owned" in done.stderr, "it does not say which architecture"
+    assert is_clean(done.stderr)

@@ -133,8 +133,8 @@ async def test_a_tap_that_raises_ends_its_own_stream_alone(tiny: Path, caplog: p
     assert metrics["active_sequences"] == 0
 
 
-async def test_an_engine_that_can_deliver_nothing_any_more_ends_and_says_why(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_engine_that_can_deliver_nothing_any_more_ends_says_why_and_saves_its_cache(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     empty = Mailbox.empty
 
@@ -144,12 +144,13 @@ async def test_an_engine_that_can_deliver_nothing_any_more_ends_and_says_why(
         return []
 
     with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):
-        async with open_engine(config_for(tiny)) as engine:
-            await answer(engine, ask())
+        async with open_engine(config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)) as engine:
+            await answer(engine, ask(tokens_for(1, 600), 2))
             monkeypatch.setattr(Mailbox, "empty", broken)
             await answer(engine, ask())
             await trio.sleep_forever()
     assert any(record.levelno == logging.CRITICAL and record.exc_info for record in caplog.records)
+    assert list((tmp_path / "kv").rglob("*.umakv")), "what the decode thread held was sound"
 
 
 # Health

@@ -7,14 +7,13 @@ mends a verdict that a busy machine had spoilt.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
 import attrs
 
 from uma.cli import checks
 from uma.cli.checks import Check
-from uma.cli.harmless import harmless
+from uma.cli.harmless import harmless_line, json_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
 from uma.config import RuntimeConfig
@@ -27,7 +26,7 @@ def main(options: argparse.Namespace) -> int:
     found = examine(load_settings(options).config)
     needs_doing = any(check.todo for check in found)
     if options.json:
-        print(json.dumps({"ok": not needs_doing, "checks": [attrs.asdict(each) for each in found]}, indent=2))
+        print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(each) for each in found]}, indent=2))
     else:
         _print(found)
     return NEEDS_DOING if needs_doing else 0
@@ -50,21 +49,17 @@ def examine(config: RuntimeConfig) -> list[Check]:
 
 
 def _print(found: Sequence[Check]) -> None:
-    print_table(("", "what", "finding"), [(_mark(each), each.name, _line(each.finding)) for each in found])
+    print_table(("", "what", "finding"), [(_mark(each), each.name, harmless_line(each.finding)) for each in found])
     print()
     for each in found:
         if each.todo:
-            print(f"{each.name}: {_line(each.todo)}")
+            print(f"{each.name}: {harmless_line(each.todo)}")
     if not any(each.todo for each in found):
         print("Nothing needs doing.")
     for each in found:
         if each.faster:
-            print(f"To be faster: {each.name}: {_line(each.faster)}")
+            print(f"To be faster: {each.name}: {harmless_line(each.faster)}")
 
 
 def _mark(check: Check) -> str:
     return "!" if check.todo else "+" if check.faster else ""
-
-
-def _line(text: str) -> str:
-    return harmless(text).replace("\n", " ")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from uma.cli.harmless import json_text
 from uma.config import nearest
 from uma.contracts.schema import contract_schemas
 from uma.errors import ConfigError
@@ -18,5 +18,5 @@ def main(options: argparse.Namespace) -> int:
         near = nearest(options.name, known) or f"; there are {', '.join(known)}"
         what = "contract" if options.contracts else "message"
         raise ConfigError(f"no such {what}: {options.name}{near}")
-    print(json.dumps(known if options.name is None else known[options.name], indent=2))
+    print(json_text(known if options.name is None else known[options.name], indent=2))
     return 0

@@ -14,7 +14,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.engine import Engine
-from uma.engine.kv.archive import Archive
+from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
 from uma.engine.loading import Loader
 from uma.llama.context import Context
@@ -26,8 +26,6 @@ _log = logging.getLogger("uma.engine")
 
 LAST_WRITES_SEC = 10.0
 """Maximum time, at the end, for snapshots that are still being written to disk."""
-
-_log = logging.getLogger("uma.engine")
 
 
 @asynccontextmanager
@@ -139,12 +137,13 @@ async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | No
     if not config.cache_dir or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
+    memory_bytes = sizing.cache_ram_bytes(config)
     disk = DiskTier(
         Path(config.cache_dir),
         identity,
         config.cache_disk_mb * 2**20,
-        sizing.cache_ram_bytes(config),
+        memory_bytes,
         exact_ends=not sizing.shares_prefixes(context),
     )
     await disk.open()
-    return Archive(disk)
+    return Archive(disk, min(MAX_QUEUED_BYTES, memory_bytes))

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from uma.net.harmful import TABLE, json_escape
+
 _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]<>#~-]+", re.ASCII)
 
 
@@ -28,9 +30,9 @@ def _value(value: Any) -> str:
 
 def visible(text: str) -> str:
     """`text` with what would end its line, or speak to a terminal, written as JSON's escapes."""
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+    return "".join(char if char.isprintable() and ord(char) not in TABLE else json_escape(char) for char in text)
 
 
 def log(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:

@@ -20,7 +20,8 @@ from uma.net.wakeup import Wakeup
 _log = logging.getLogger("uma.engine.kv.archive")
 
 MAX_QUEUED_BYTES = 256 * 2**20
-"""Maximum size of the snapshots that wait to be written: they are held in memory beside `cache_ram_mb`."""
+"""Maximum size of the snapshots that wait to be written. They take memory beside the memory tier: where that is
+smaller, its size is the bound."""
 
 
 class Archive:
@@ -30,9 +31,9 @@ class Archive:
     of conversations that are more likely to go on. One snapshot may wait however large it is.
     """
 
-    def __init__(self, disk: DiskTier, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+    def __init__(self, disk: DiskTier, max_queued_bytes: int) -> None:
         self._disk = disk
-        self._max_queued_bytes = max_queued_bytes
+        self.max_queued_bytes = max_queued_bytes
         self._queue: deque[Snapshot] = deque()
         self.queued_bytes = 0
         self.dropped = 0
@@ -52,7 +53,7 @@ class Archive:
             return
         self._queue.append(snapshot)
         self.queued_bytes += snapshot.size_bytes
-        while self.queued_bytes > self._max_queued_bytes and len(self._queue) > 1:
+        while self.queued_bytes > self.max_queued_bytes and len(self._queue) > 1:
             self._drop(self._take())
         self._has_work.ring()
 
