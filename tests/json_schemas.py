@@ -1,4 +1,4 @@
-"""Random JSON Schemas of what structured output serves, for property tests: every one has values, all of them short."""
+"""Random JSON Schemas of what structured output serves, for property tests: all have values, most of them short."""
 
 from __future__ import annotations
 
@@ -55,7 +55,19 @@ leaves = st.one_of(
 def _objects(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
     properties = draw(st.dictionaries(names, inner, min_size=1, max_size=4))
     required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True))
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    schema: Schema = {"type": "object", "properties": properties, "required": required}
+    schema |= draw(
+        st.one_of(
+            st.just({"additionalProperties": False}),
+            st.just({}),
+            st.builds(lambda more: {"additionalProperties": more}, leaves),
+            # No name of the strategy begins like this, so that nothing has to be both.
+            st.builds(
+                lambda more, rest: {"patternProperties": {"^\t": more}, "additionalProperties": rest}, leaves, leaves
+            ),
+        )
+    )
+    return schema
 
 
 @st.composite

@@ -290,6 +290,36 @@ def test_what_such_arguments_cannot_keep_to_is_refused_with_its_place(
     assert (caught.value.place, caught.value.tool) == (place, 1)
 
 
+JSON_CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": null, %s}}\n</tool_call>',
+    "mistral-args": '[TOOL_CALLS]f[ARGS]{"a": null, %s}',
+    "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": null, %s}',
+}
+
+
+@pytest.mark.parametrize("name", JSON_CALLS)
+def test_arguments_in_json_have_each_name_spelled_in_one_way(
+    vocab: Vocab, compiler: GrammarCompiler, name: str
+) -> None:
+    def source(schema: dict[str, Any]) -> str:
+        family, tools = FAMILIES[name], [Tool("ok"), Tool("f", "", schema)]
+        flags: dict[str, Any] = {"must_call": True, "is_parallel": False, "begins_thinking": False}
+        return calls_grammar(family, tools, specials_of(vocab, family), None, **flags)
+
+    matcher = compiler.compile(Grammar(lark=source({"properties": {"a": {"type": "null"}}, "required": ["a"]}))).matcher
+    for member, is_served in (('"b": 1', True), (r'"\u0061": 1', False)):
+        text = JSON_CALLS[name] % member
+        tokens = vocab.tokenize(text, add_special=False, parse_special=False).tolist()
+        assert (matcher.validate_tokens(tokens) == len(tokens)) == is_served, text
+    for schema, place in (
+        ({"properties": {"x": {"minProperties": 2}}}, ".properties.x.minProperties"),
+        ({"x-guidance": {"lenient": True}}, '["x-guidance"].lenient'),
+    ):
+        with pytest.raises(UnservableError) as caught:
+            source(schema)
+        assert (caught.value.place, caught.value.tool) == (place, 1)
+
+
 def test_references_that_multiply_are_refused_before_they_are_followed() -> None:
     words: dict[str, Any] = {"0": {"type": "string"}}
     words |= {str(at): {"anyOf": [{"$ref": f"#/$defs/{at - 1}"}] * 8} for at in range(1, 15)}

@@ -77,6 +77,10 @@ async def test_without_tools_or_reasoning_the_text_stays_as_it_is(model: Path, f
             {"sampling": SamplingParams(grammar=Grammar(json_schema={"properties": {"x": {"not": {"const": 1}}}}))},
             r"grammar\.json_schema\.properties\.x",
         ),
+        (
+            {"sampling": SamplingParams(grammar=Grammar(json_schema={"minProperties": 2}))},
+            r"^grammar\.json_schema\.minProperties: ",
+        ),
         ({"tools": (Tool("a", "", {"type": "string"}),)}, r"tools\[0\]\.parameters\.type"),
         (
             {"tools": (WEATHER, Tool("a", "", {"properties": {"x": {"not": {"const": 1}}}}))},

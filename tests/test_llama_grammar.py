@@ -112,6 +112,13 @@ SERVED: dict[str, dict[str, Any]] = {
         "items": False,
         "minItems": 2,
     },
+    "$anchor": {
+        "$defs": {"x": {"$anchor": "here", "type": "null"}},
+        "prefixItems": [{"$ref": "#here"}],
+        "type": "array",
+    },
+    "nested $id": {"$defs": {"x": {"$id": "https://a.example/x", "type": "null"}}, "$ref": "https://a.example/x"},
+    "escaped $ref": {"$defs": {"%a/b~c": {"type": "null"}}, "$ref": "#/$defs/%25a~1b~0c"},
     "several types": {"type": ["string", "null", "integer"], "maxLength": 3},
 }
 
@@ -126,12 +133,91 @@ def test_each_hard_feature_that_is_served_is_served_exactly(
         validator.validate(json.loads(walk(vocab, masks, compiler.compile(Grammar(json_schema=schema)), Random(seed))))
 
 
+OPEN: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "additional": (
+        {"properties": {"a": {"type": "null"}}, "required": ["a"], "type": "object"},
+        '{"a":null,"b":{"c":1}}',
+        [r'{"a":null,"\u0061":1}', '{"a":null,"a":1}', '{"b":1}'],
+    ),
+    "none required": ({"properties": {"a": {"type": "null"}}}, '{"b":1}', [r'{"\u0061":1}', '{"a":1}']),
+    "typed additional": (
+        {"properties": {"a\n": {"type": "null"}}, "additionalProperties": {"type": "integer"}, "type": "object"},
+        r'{"a\n":null,"\n":1}',
+        [r'{"a\u000a":1}', r'{"a\n":1}', '{"b":null}'],
+    ),
+    "patterns": (
+        {"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": {"type": "integer"}, "type": "object"},
+        '{"b":1,"a":null,"ab":null}',
+        [r'{"\u0061":1}', '{"ab":1}'],
+    ),
+    "behind a reference": (
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"allOf": [{"properties": {"a": {"type": "null"}}}, {"type": "object"}]}},
+        },
+        '{"a":null,"b":"é\\n"}',
+        [r'{"\u0061":1}'],
+    ),
+    "at least two": (
+        {"type": "object", "minProperties": 2, "required": ["a"]},
+        '{"a":1,"b":1}',
+        ['{"a":1}', '{"b":1}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_keys_of_an_open_object_cannot_stand_for_others(vocab: Vocab, compiler: GrammarCompiler, name: str) -> None:
+    schema, served, refused = OPEN[name]
+    jsonschema.validate(json.loads(served), schema)
+    for text in (served, *refused):
+        matcher = compiler.compile(Grammar(json_schema=schema)).matcher
+        tokens = vocab.tokenize("\n" + text, add_special=False, parse_special=False).tolist()
+        while not b"".join(map(vocab.piece, tokens)).decode().startswith("{"):
+            tokens = tokens[1:]
+        is_whole = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens)
+        assert (is_whole and matcher.is_accepting()) == (text == served), text
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"lenient": True}, ".lenient: not available; available are"),
+        ({"coerce_one_of": True}, ".coerce_one_of: not available"),
+        ({"json_allowed_escapes": "u"}, ".json_allowed_escapes: not available"),
+        ({"whitespace_flexible": 1}, ".whitespace_flexible: expected true or false"),
+        ({"item_separator": ", x"}, ".item_separator: expected the comma"),
+        (5, ": expected an object"),
+    ],
+    ids=str,
+)
+def test_a_schemas_own_options_cannot_loosen_it(compiler: GrammarCompiler, options: Any, place: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        compiler.compile(Grammar(json_schema={"not": {"type": "string"}, "x-guidance": options}))
+    assert caught.value.message.startswith(f'grammar.json_schema["x-guidance"]{place}')
+
+
+def test_a_schemas_own_white_space_is_kept(vocab: Vocab, compiler: GrammarCompiler) -> None:
+    schema = {"const": {"a": [1, 2]}, "x-guidance": {"item_separator": ", ", "key_separator": ": "}}
+    forced = b"".join(map(vocab.piece, compiler.compile(Grammar(json_schema=schema)).force()))
+    assert forced.decode() == '{"a": [1, 2]}'
+
+
 @pytest.mark.parametrize(
     "inner",
     [
         {"not": {"type": "string"}},
         {"if": {"type": "string"}, "then": {"minLength": 2}},
+        {"else": {"type": "string"}},
         {"type": "array", "contains": {"type": "integer"}},
+        {"minContains": 1},
+        {"dependentSchemas": {"a": {}}},
+        {"unevaluatedItems": False},
+        {"$dynamicRef": "#a"},
+        {"type": "object", "minProperties": 2},
+        {"minProperties": 2, "additionalProperties": {"type": "integer"}},
+        {"minProperties": 3, "patternProperties": {"^a": {"type": "null"}}, "required": ["a"]},
+        {"enum": ["a", {"b": ["\0"]}]},
         {"type": "array", "uniqueItems": True},
         {"dependentRequired": {"a": ["b"]}},
         {"propertyNames": {"pattern": "a"}},

@@ -29,11 +29,9 @@ from uma.chat.schema import (
     text_of,
     text_or_scalar,
 )
+from uma.json_schema import COMPACT, SPACED, style_of
 from uma.types import Tool
 
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Arguments look as they do where models were trained: as Python's `json.dumps` writes them."""
-COMPACT = {"whitespace_flexible": False}
 MAX_CHARS = 524_288
 """Maximum length of the rules of all tools of a request: making and compiling as many takes about a second."""
 _ID = "[a-zA-Z0-9]{1,16}"
@@ -42,10 +40,7 @@ _SHARED = ("$defs", "definitions")
 
 def json_rule(rules: Rules, name: str, schema: Schema, place: str = "") -> str:
     """A rule for the JSON that the schema at `place` allows."""
-    own = schema.get("x-guidance", {})
-    if not isinstance(own, dict):
-        raise UnservableError(".x-guidance", "expected an object")
-    style = {**JSON_STYLE, **own}
+    style = SPACED if place else style_of(schema, SPACED)
     rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
     check_room(rules, place)
     return name
@@ -63,9 +58,7 @@ def check_room(rules: Rules, place: str) -> None:
 
 def answer_rule(rules: Rules, schema: Schema) -> str:
     """A rule for an answer that is the JSON that a schema allows, as compact as under a grammar without tools."""
-    own = schema.get("x-guidance", {})
-    style = {**COMPACT, **own} if isinstance(own, dict) else own
-    return rules.add("answer", f"%json {json.dumps({**schema, 'x-guidance': style})}")
+    return rules.add("answer", f"%json {json.dumps({**schema, 'x-guidance': style_of(schema, COMPACT)})}")
 
 
 def object_call(rules: Rules, form: ObjectForm, tool: Tool, at: int) -> str:

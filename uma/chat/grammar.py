@@ -14,7 +14,8 @@ from uma.chat.families import Family, Thinking
 from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.harmony_grammar import harmony_grammar
 from uma.chat.lark import Rules, Specials, ids, string
-from uma.chat.schema import ANY, Schema, UnservableError, literal
+from uma.chat.schema import ANY, Schema, UnservableError, literal, schema_of
+from uma.json_schema import problem
 from uma.types import Tool
 
 _SPACE = r"[\s\x1c-\x1f]*"
@@ -38,6 +39,7 @@ def calls_grammar(
     opening mark; `thinking` is None where there can be none. Raises `schema.UnservableError` for what the family's
     form of calls cannot keep to.
     """
+    _check(tools)
     rules = Rules(specials)
     if family.has_channels:
         can_think = thinking is not None
@@ -50,6 +52,12 @@ def calls_grammar(
     if begins_thinking and is_free:
         start = f"{start} | {lark.unfinished_thought()}"
     return rules.grammar(start)
+
+
+def _check(tools: Sequence[Tool]) -> None:
+    for at, tool in enumerate(tools):
+        if (found := problem(schema_of(tool))) is not None:
+            raise UnservableError(*found, at)
 
 
 class _Lark:

@@ -24,6 +24,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from uma.errors import BadRequest, DecodeFailed
+from uma.json_schema import COMPACT, place_of, problem, style_of
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
@@ -36,8 +37,6 @@ MAX_PROBES = 256
 MESSAGE_CHARS = 400
 """Maximum length of llguidance's reason in an error message."""
 
-_COMPACT: Any = {"whitespace_flexible": False}
-"""A schema's own `x-guidance` options win over this."""
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
 """For each byte of a bitmask, what is added to the logits of its eight tokens: 0 where allowed, else minus infinity."""
@@ -146,6 +145,8 @@ class GrammarCompiler:
                 self._tokenizer = _make_tokenizer(self._vocab)
             tokenizer = self._tokenizer
         kind = next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)
+        if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
+            raise BadRequest(f"grammar.{kind}{found[0]}: {found[1]}")
         matcher = LLMatcher(tokenizer, _source(grammar))
         if matcher.is_error():
             place, reason = f"grammar.{kind}", matcher.get_error()
@@ -262,9 +263,9 @@ def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
 def _source(grammar: Grammar) -> str:
     """A grammar in llguidance's own form. Raises `BadRequest` for GBNF that cannot be read."""
     if grammar.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(grammar.json_schema, defaults=_COMPACT)
+        return _from_schema(grammar.json_schema)
     if grammar.json_object:
-        return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_COMPACT)
+        return _from_schema({"type": "object"})
     if grammar.regex is not None:
         return LLMatcher.grammar_from_regex(grammar.regex)
     if grammar.choice is not None:
@@ -283,9 +284,12 @@ def _literal(text: str) -> str:
     return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
+def _from_schema(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema({**schema, "x-guidance": style_of(schema, COMPACT)})
+
+
 def _schema_error(schema: Any, tokenizer: LLTokenizer) -> str:
-    source = LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT)
-    return LLMatcher.validate_grammar(source, tokenizer)
+    return LLMatcher.validate_grammar(_from_schema(schema), tokenizer)
 
 
 def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) -> str:
@@ -297,7 +301,7 @@ def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) 
             probes += 1
             if probes > MAX_PROBES:
                 return place
-            if fails_alike({**shared, **inner}):
+            if fails_alike({**shared, **inner, "x-guidance": {}}):
                 place, schema = place + step, inner
                 break
         else:
@@ -312,15 +316,11 @@ _SINGLES = ("items", "additionalItems", "additionalProperties", "contains", "pro
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for word, value in schema.items():
         if word in _MAPS and isinstance(value, dict):
-            yield from ((f".{word}{_step(name)}", each) for name, each in value.items() if isinstance(each, dict))
+            yield from ((f".{word}{place_of(name)}", each) for name, each in value.items() if isinstance(each, dict))
         elif word in _LISTS and isinstance(value, list | tuple):
             yield from ((f".{word}[{index}]", each) for index, each in enumerate(value) if isinstance(each, dict))
         elif word in _SINGLES and isinstance(value, dict):
             yield f".{word}", value
-
-
-def _step(name: str) -> str:
-    return f".{name}" if name.isidentifier() else f"[{json.dumps(name, ensure_ascii=False)}]"
 
 
 def _one_line(reason: str) -> str:

@@ -23,6 +23,7 @@ from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.engine.intake.lanes import LaneLimiter
 from uma.errors import BadRequest
+from uma.json_schema import problem
 from uma.llama.model import Model
 from uma.types import Grammar, Request, SamplingParams, Tool
 
@@ -105,6 +106,8 @@ class ChatAbilities:
         """Any thread. Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
         assert not isinstance(self._family, str)
         must_call, answer = request.tool_choice != "auto", _answer(request)
+        if answer is not None and (found := problem(answer)) is not None:
+            raise BadRequest(f"grammar.json_schema{found[0]}: {found[1]}")
         tools = _tools(request)
         can_think = not (must_call and request.reasoning == "off")
         if answer is not None and request.reasoning != "auto":

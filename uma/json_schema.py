@@ -1,0 +1,109 @@
+"""What structured output asks of a JSON Schema beyond what llguidance checks, so that every finished output validates.
+
+llguidance leaves two things open. A key that the model makes up can be written with an escape (`"\\u0061"`), and then
+none of the schema's own names is recognised in it. Such a key can also come twice, and parses to one member. The first
+ends with `ESCAPES`: each string has one spelling. The second is refused where a count of members depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+ESCAPES = 'nrbtf\\"'
+"""Letters that can stand behind a backslash: without `u` there is one way to spell a string."""
+COMPACT: dict[str, Any] = {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES}
+"""llguidance's options for JSON without white space."""
+SPACED: dict[str, Any] = {**COMPACT, "item_separator": ", ", "key_separator": ": "}
+"""For JSON as Python's `json.dumps` writes it, which is how most models were shown it."""
+
+_SEPARATORS = {
+    "item_separator": re.compile(r"[ \t\r\n]*,[ \t\r\n]*"),
+    "key_separator": re.compile(r"[ \t\r\n]*:[ \t\r\n]*"),
+}
+_UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Characters that JSON, or llguidance, has no spelling for but `\\u` and four digits."""
+
+
+def style_of(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, Any]:
+    """llguidance's options for a schema without a `problem`: its own `x-guidance` wins over `style`."""
+    return {**style, **schema.get("x-guidance", {})}
+
+
+def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
+    """The place and the reason of the first part that no grammar keeps to, such as `.items.minProperties`.
+
+    It looks at every object of the schema, as a `$ref` can lead to any; one that is a value is taken for a schema too.
+    """
+    found = _options_problem(schema.get("x-guidance", {}))
+    if found is not None:
+        return found
+    return next((found for place, each in _objects(schema) for found in _problems(place, each)), None)
+
+
+def place_of(name: str) -> str:
+    """A name as a part of a place."""
+    return f".{name}" if name.isidentifier() else f"[{json.dumps(name, ensure_ascii=False)}]"
+
+
+def _options_problem(options: Any) -> tuple[str, str] | None:
+    """Those that change what is valid (`lenient`, `coerce_one_of`), or could spell what is no JSON, are refused."""
+    place = place_of("x-guidance")
+    if not isinstance(options, dict):
+        return place, "expected an object"
+    for name, value in options.items():
+        if name == "whitespace_flexible":
+            if not isinstance(value, bool):
+                return f"{place}.{name}", "expected true or false"
+        elif name in _SEPARATORS:
+            if not isinstance(value, str) or not _SEPARATORS[name].fullmatch(value):
+                return f"{place}.{name}", "expected the comma or colon with white space around it"
+        else:
+            return (
+                f"{place}{place_of(name)}",
+                f"not available; available are whitespace_flexible, {', '.join(_SEPARATORS)}",
+            )
+    return None
+
+
+def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    waiting: list[tuple[str, Any]] = [("", schema)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            yield place, value
+            waiting += ((place + place_of(str(name)), each) for name, each in value.items())
+        elif isinstance(value, list | tuple):
+            waiting += ((f"{place}[{at}]", each) for at, each in enumerate(value))
+
+
+def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    least, required = schema.get("minProperties"), schema.get("required")
+    n_required = len(set(filter(_is_text, required))) if isinstance(required, list | tuple) else 0
+    if isinstance(least, int) and least - n_required > 1:
+        yield (
+            f"{place}.minProperties",
+            f"not available with {least - n_required} members that required does not name: no grammar keeps a name "
+            "from coming twice",
+        )
+    for word in ("const", "enum"):
+        if word in schema and _UNSPELLABLE.search("".join(_texts(schema[word]))):
+            yield f"{place}.{word}", "not available with control characters that JSON has no letter for (\\u0000, say)"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            waiting += [*each, *each.values()]
+        elif isinstance(each, list | tuple):
+            waiting += each
