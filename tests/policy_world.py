@@ -101,15 +101,18 @@ class World:
         self.ticks: list[Tick] = []
         self._next_key = 1
 
-    def ask(self, prompt: int, output: int, *, lane: int = 0, tbt: float = 80.0, ttft: float | None = None) -> Asked:
-        """A request that arrives now."""
+    def ask(
+        self, prompt: int, output: int, *, lane: int = 0, tbt: float | None = None, ttft: float | None = None
+    ) -> Asked:
+        """A request that arrives now. It names the targets that are given."""
         row = make_row(
             self._next_key,
             lane=lane,
             arrived_ms=self.now_ms,
             prompt_tokens=prompt,
             remaining=prompt,
-            target_tbt_ms=tbt,
+            target_tbt_ms=tbt or 80.0,
+            has_own_target=tbt is not None,
             target_ttft_ms=ttft,
         )
         row.due_ms = due_ms(row, self.scheduler.cost)

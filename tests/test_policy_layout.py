@@ -13,7 +13,7 @@ from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import CostModel, Scheduler, State, Targets
 from uma.engine.policy.layout import LEAST_SEQUENCES, Crowd, Layout, LayoutPolicy, split_layouts
 from uma.engine.policy.lead import PACE_SHARE, max_lead_ms
-from uma.engine.policy.plan import HOPELESS, MOST_DECODE_SHARE
+from uma.engine.policy.pace import HOPELESS, MOST_DECODE_SHARE
 from uma.engine.worker.relayout import MAX_PREPARATIONS
 
 N_CTX = 32_768

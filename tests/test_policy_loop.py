@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import GAP_MS, Asked, Machine, World
 
-from uma.engine.policy.plan import BACKGROUND_STARVES_MS
+from uma.engine.policy.lead import can_be_covered
+from uma.engine.policy.pace import choose_pacing
+from uma.engine.policy.plan import BACKGROUND_STARVES_MS, SMALLEST_CHUNK
 
 BUDGET = 80.0
 LEARNING_TICKS = 12
@@ -89,6 +91,35 @@ def test_the_tightest_target_in_play_counts() -> None:
     world.ask(4_000, 1)
     world.run([stream])
     assert max(stream.gaps_ms[LEARNING_TICKS:]) <= 1.3 * 30.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(0.5, 100),  # a decode step
+    st.floats(0.02, 1.0),  # of it, what a batch of any size takes
+    st.floats(0.01, 2.0),  # what a prompt's token takes, in steps
+    st.floats(1.12, 20),  # the target, in steps
+)
+def test_a_target_that_a_request_names_is_kept_where_any_schedule_can_and_prompts_are_read(
+    step: float, fixed: float, token: float, wanted: float
+) -> None:
+    machine = Machine(base_ms=step * fixed, row_ms=step * (1 - fixed), token_ms=step * token, cell_ms=0.0)
+    world = warm_world(machine)
+    stream = world.ask(16, 100_000, tbt=step * wanted + GAP_MS)
+    world.tick()
+    other = world.ask(16, 100_000)  # its target, by default, is kept nowhere at the price of that one
+    while len(other.given_ms) < LEARNING_TICKS:
+        world.tick()
+    step = machine.decode_ms(2, 0)
+    prompt, given = world.ask(512, 1), len(stream.given_ms) - 1
+    world.run([prompt])
+    smallest_ms = machine.prefill_ms(SMALLEST_CHUNK, 0)
+    target_ms = stream.row.target_tbt_ms
+    pace = choose_pacing([stream.row, other.row], step, budget_ms=BUDGET).pace_ms
+    if step <= 0.9 * (target_ms - GAP_MS) and can_be_covered(smallest_ms, pace, step):
+        assert max(stream.gaps_ms[given:]) <= target_ms + GAP_MS
+    least_ms = 512 / SMALLEST_CHUNK * (smallest_ms + step)
+    assert prompt.given_ms[0] - prompt.row.arrived_ms <= 10 * least_ms, "a tenth of the time was not the prompts'"
 
 
 REQUESTS = st.lists(

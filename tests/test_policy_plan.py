@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import make_row
 
-from uma.engine.policy import PlainRow, Scheduler, State, Targets
+from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.cost import SIZES, TILE_TOKENS
+from uma.engine.policy.lead import can_be_covered
 from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
+from uma.engine.policy.pace import NEIGHBOUR_PACE_MS, is_kept
 from uma.engine.policy.plan import SMALLEST_CHUNK
 
 NOW = 10_000.0
@@ -31,6 +34,8 @@ def rows(draw: st.DrawFn) -> list[PlainRow]:
                 prompt_tokens=max(remaining, 1) + draw(st.sampled_from((0, 0, 100))),
                 remaining=remaining,
                 target_tbt_ms=draw(st.sampled_from((20.0, 80.0, 1e6))),
+                has_own_target=draw(st.booleans()),
+                has_reader=draw(st.sampled_from((True, True, True, False))),
                 due_ms=draw(DUE_MS),
                 last_token_ms=draw(st.floats(NOW - 5_000, NOW)),
                 cells=draw(st.integers(1, 500)) if not remaining else draw(st.integers(0, 500)),
@@ -262,16 +267,21 @@ def test_a_chunk_larger_than_any_seen_is_tried_as_soon_as_it_promises_to_fit() -
 def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
     plan = scheduler.plan(state_of(every, free), NOW)
     known = by_key(every)
-    readers = [known[key] for key in plan.decode if known[key].lane >= 0]
-    if not plan.prefill or not readers or not plan.pace_ms or len(plan.prefill) > 1:
+    readers = [known[key] for key in plan.decode if known[key].lane >= 0 and known[key].has_reader]
+    if not plan.prefill or not readers or not scheduler.cost.knows_prefill:
+        return
+    step_ms = scheduler.cost.decode_ms(len(plan.decode), 1_000)
+    kept = [row for row in readers if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
+    assert all(step_ms <= plan.pace_ms <= row.target_tbt_ms for row in kept)
+    if len(plan.prefill) > 1:
         return
     ((key, tokens),) = plan.prefill
-    if tokens <= SMALLEST_CHUNK or not scheduler.cost.knows_prefill:
+    piece_ms = scheduler.cost.prefill_ms(tokens, known[key].position)
+    if tokens <= SMALLEST_CHUNK and not can_be_covered(piece_ms, plan.pace_ms, step_ms):
         return  # prompts must be read even where no schedule meets the target
     if tokens >= min(free - plan.steps * len(plan.decode), scheduler.targets.batch_tokens):
         return  # cells cut it, and a part of what was chosen can be predicted to take longer than all of it
     rows, cells = len(plan.decode), 1_000
-    step_ms = scheduler.cost.decode_ms(rows, cells)
     # The choice was of up to a tile more, of which only whole tiles are left; a part can be predicted to take longer.
     chosen = range(tokens, min(tokens + TILE_TOKENS, known[key].remaining + 1))
     piece_ms = min(scheduler.cost.prefill_ms(size, known[key].position) for size in chosen)
@@ -282,18 +292,87 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
     assert supplied_ms >= 0.99 * (plan.steps * step_ms + piece_ms)
 
 
-@pytest.mark.parametrize("step_ms", [20.0, 40.0, 60.0, 100.0, 200.0])
-def test_on_a_slow_machine_streams_leave_two_fifths_of_the_time_to_prompts(step_ms: float) -> None:
+def beside(step_ms: float, *, neighbour_load: float = 0.0, **stream: object) -> tuple[Plan, float]:
+    """The plan for a prompt beside one stream on a slow machine, and what the piece takes."""
     scheduler = Scheduler(Targets(80.0, 2048, 64))
     for _ in range(20):
         scheduler.cost.observe_decode(1, 0, step_ms)
         for tokens in (8, 16, 32, 64, 128):
             scheduler.cost.observe_prefill(tokens, 0, tokens * 4.0)
-    plan = scheduler.plan(reading_beside_a_stream(), NOW)
-    piece_ms = sum(scheduler.cost.prefill_ms(count, 0) for _, count in plan.prefill)
+    row = make_row(1, last_token_ms=NOW, **stream)
+    state = state_of([row, make_row(2, remaining=4_096, prompt_tokens=4_096)], 100_000)
+    plan = scheduler.plan(attrs.evolve(state, neighbour_load=neighbour_load), NOW)
+    return plan, sum(scheduler.cost.prefill_ms(count, 0) for _, count in plan.prefill)
+
+
+@pytest.mark.parametrize("step_ms", [20.0, 40.0, 60.0, 100.0, 200.0])
+def test_on_a_slow_machine_streams_leave_two_fifths_of_the_time_to_prompts(step_ms: float) -> None:
+    plan, piece_ms = beside(step_ms)
     assert piece_ms >= 0.35 * (piece_ms + plan.steps * step_ms)
     # At the pace they ask for, as long as decoding leaves so much of it.
     assert (plan.pace_ms == 72.0) == (step_ms <= 0.6 * 72.0)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "neighbour_load", "named_ms", "pace_ms"),
+    [
+        (5.0, 1.0, None, 72.0),
+        (20.0, 0.0, None, 72.0),
+        (20.0, 1.0, None, 160.0),
+        (40.0, 1.0, None, NEIGHBOUR_PACE_MS),
+        (150.0, 1.0, None, 250.0),
+        (20.0, 1.0, 80.0, 72.0),
+        (60.0, 0.0, 80.0, 72.0),
+        (70.0, 0.0, 80.0, 70.0 / 0.9),
+        (75.0, 0.0, 80.0, 125.0),
+    ],
+)
+def test_a_pace_by_default_is_given_up_beside_a_busy_program_and_one_that_is_named_only_where_it_starves_prompts(
+    step_ms: float, neighbour_load: float, named_ms: float | None, pace_ms: float
+) -> None:
+    named = {} if named_ms is None else {"target_tbt_ms": named_ms, "has_own_target": True}
+    plan, _ = beside(step_ms, neighbour_load=neighbour_load, **named)
+    assert plan.pace_ms == pytest.approx(pace_ms)
+    assert plan.prefill
+
+
+def test_on_a_machine_as_measured_no_piece_reads_at_half_the_rate_for_a_few_milliseconds() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    for _ in range(5):
+        scheduler.cost.observe_decode(1, 0, 5.0)
+        for tokens, ms in ((32, 67.0), (64, 94.0), (128, 160.0), (512, 628.0)):
+            scheduler.cost.observe_prefill(tokens, 0, ms)
+    sizes = [scheduler.plan(reading_beside_a_stream(), NOW).prefill[0][1] for _ in range(40)]
+    assert min(sizes) >= 128
+
+
+@pytest.mark.parametrize(("lane", "longest_ms"), [(1, 250.0), (0, 250.0), (-1, 500.0)])
+def test_a_piece_takes_longer_while_only_background_waits(lane: int, longest_ms: float) -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    scheduler.cost.observe_decode(1, 0, 5.0)
+    for tokens in SIZES[:9] * 5:
+        scheduler.cost.observe_prefill(tokens, 0, 100.0 + tokens)  # reads the faster the larger it is
+    stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+    prompt = make_row(2, lane=lane, remaining=4_096, prompt_tokens=4_096)
+    ((_, tokens),) = scheduler.plan(state_of([stream, prompt], 100_000), NOW).prefill
+    assert longest_ms / 2 < 100.0 + tokens <= longest_ms
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_only_rows_that_are_read_as_they_come_slow_down_prompts(has_reader: bool) -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    scheduler.cost.observe_decode(1, 0, 5.0)
+    for tokens in SIZES[:9] * 5:
+        scheduler.cost.observe_prefill(tokens, 0, tokens * 1.0)
+    row = make_row(1, last_token_ms=NOW - 10_000, has_reader=has_reader)
+    prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
+    plan = scheduler.plan(state_of([row, prompt], 100_000), NOW)
+    read = sum(tokens for _, tokens in plan.prefill)
+    if has_reader:
+        assert read == 0, "a late stream suspends prefill"
+    else:
+        assert read + plan.is_mixed == 512
+        assert (plan.steps + plan.is_mixed, plan.pace_ms) == (1, 0.0), "more steps than the one that each tick has"
 
 
 def test_a_prompt_is_read_in_whole_tiles_but_for_its_first_piece() -> None:

@@ -105,6 +105,7 @@ class Submission:
             target_ttft_ms=request.slo.target_ttft_ms,
             expected_ttft_ms=request.slo.target_ttft_ms or self._config.slo_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self._config.slo_tbt_ms,
+            has_own_target=request.slo.target_tbt_ms is not None,
             credits=CREDITS,
             is_paced=self._is_paced(request),
             warnings=(cut,) if asked > limit else (),

@@ -66,7 +66,7 @@ class EmbedTurns:
 
     def tokens(self, demand: EmbedDemand, decode: Iterable[Row], step_ms: float, now_ms: float) -> int:
         """Tokens of one batch, after a decode step of `step_ms`; 0 where a stream is late."""
-        rows = [row for row in decode if row.lane >= 0]
+        rows = [row for row in decode if row.lane >= 0 and row.has_reader]
         if not self._guard.allows_prefill(rows, now_ms, step_ms):
             return 0
         least = max(demand.least_tokens, min(SIZES[0], demand.tokens))

@@ -25,15 +25,15 @@ class LatencyGuard:
         self._is_suspended = False
         self._ticks = 0
 
-    def allows_prefill(self, decoding: Iterable[Row], now_ms: float, decode_ms: float = 0.0) -> bool:
-        """Whether prefill can be part of this tick. Background streams suspend none, nor does a target shorter than
-        `decode_ms`, what decoding alone takes.
+    def allows_prefill(self, decoding: Iterable[Row], now_ms: float, pace_ms: float = 0.0) -> bool:
+        """Whether prefill can be part of this tick. Background rows suspend none, nor do rows without a reader, and a
+        target counts as `pace_ms` where it is shorter: no token is meant to come sooner.
         """
         worst = max(
             (
-                max(now_ms - row.last_token_ms, row.last_gap_ms) / max(row.target_tbt_ms, decode_ms)
+                max(now_ms - row.last_token_ms, row.last_gap_ms) / max(row.target_tbt_ms, pace_ms)
                 for row in decoding
-                if row.lane >= 0 and not row.is_paused
+                if row.lane >= 0 and row.has_reader and not row.is_paused
             ),
             default=0.0,
         )

@@ -29,6 +29,8 @@ MAX_LEAD_STEPS = 8
 for them than by this."""
 TTFT_SHARE = 0.125
 """Of `slo_ttft_ms`, the longest piece: a new request waits for the end of the one that is read."""
+BACKGROUND_TTFT_SHARE = 0.25
+"""The same while only background prompts wait: nothing else is known to come, and large pieces read faster."""
 
 
 def pace_ms(target_ms: float) -> float:
@@ -49,6 +51,11 @@ def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
 def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -> float:
     """The longest piece that a lead and `max_steps` more steps cover; negative where not even the steps are."""
     return (min(lead + max_steps * (pace - step_ms), max_lead_ms(pace)) - step_ms) / SAFETY
+
+
+def can_be_covered(piece_ms: float, pace: float, step_ms: float) -> bool:
+    """Whether enough steps make a lead that covers such a piece."""
+    return SAFETY * piece_ms + step_ms <= max_lead_ms(pace)
 
 
 def steps_before_mixed(batch_ms: float, lead: float, pace: float, step_ms: float) -> int:

@@ -12,32 +12,31 @@ from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel, Position
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import (
+    BACKGROUND_TTFT_SHARE,
     MAX_STEPS,
     TTFT_SHARE,
+    can_be_covered,
     lead_ms,
     longest_piece_ms,
     max_lead_ms,
-    pace_ms,
     steps_before,
     steps_before_mixed,
 )
 from uma.engine.policy.mixed import MixedBatches
 from uma.engine.policy.order import first_token_first, preemption_order
+from uma.engine.policy.pace import Pacing, choose_pacing
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """A background stream gets a token at least this often, whatever is at risk."""
-MOST_DECODE_SHARE = 0.6
-"""Of the time, what decoding takes at most while interactive prompts are read. On a machine that is slow for a while
-streams give up a part of their pace: at their full one each of their tokens would keep all prompts waiting."""
+MOST_WAITS = 8
+"""Ticks in a row at most that read nothing, until what was decoded ahead covers the smallest piece."""
 TRY_LARGER_EVERY = 16
 """One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
 PATIENT, WORTH_WAITING = 2.0, 1.4
 """Times as long a piece can take where it reads so many times as many tokens a millisecond."""
-HOPELESS = 1.25
-"""A `target_tbt_ms` under this times what decoding alone takes cannot be met by reading prompts more slowly."""
 AT_RISK = 0.3
 """Of its target, the spare time below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
@@ -95,6 +94,7 @@ class Scheduler:
         self._mixed = MixedBatches()
         self.drafts = DraftPolicy(self.cost)
         self._limited = 0
+        self._waits = 0
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
         """The next tick. Empty only if no row can run and there is nothing to embed.
@@ -135,7 +135,8 @@ class Scheduler:
     def _before_pause(self, state: State, now_ms: float, pause_ms: float) -> Plan:
         rows, preempted = self._make_room(state)
         step_ms = self.cost.decode_ms(len(rows), state.used_cells)
-        readers, pace = self._readers(rows, step_ms)
+        pacing = self._pacing(rows, step_ms, state.neighbour_load)
+        readers, pace = pacing.readers, pacing.pace_ms
         lead = lead_ms(readers, pace, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted)
         steps = steps_before(pause_ms, lead, pace, step_ms) if readers and step_ms > 0 else 1
@@ -150,18 +151,14 @@ class Scheduler:
     def is_felt(self, pause_ms: float, rows: Sequence[Row], used_cells: int, now_ms: float) -> bool:
         """Whether readers of these rows would notice a pause that begins now, and not one after `_before_pause`."""
         step_ms = self.cost.decode_ms(len(rows), used_cells)
-        readers, pace = self._readers(rows, step_ms)
-        if not readers or min(row.target_tbt_ms for row in readers) <= HOPELESS * step_ms:
+        pacing = self._pacing(rows, step_ms)
+        if pacing.is_hopeless:
             return False  # none waits for tokens, or decoding alone makes all of them late
-        return lead_ms(readers, pace, now_ms) < min(pause_ms + step_ms, max_lead_ms(pace))
+        return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < min(pause_ms + step_ms, max_lead_ms(pacing.pace_ms))
 
-    def _readers(self, decode: Sequence[Row], step_ms: float) -> tuple[list[Row], float]:
-        """The rows whose targets count while prompts are read, and the pace at which their tokens are handed out."""
-        # The target of a background stream throttles no prompt, nor does one that decoding alone cannot meet.
-        interactive = [row for row in decode if row.lane >= 0]
-        readers = [row for row in interactive if row.target_tbt_ms > HOPELESS * step_ms] or interactive
-        target_ms = min(self.targets.tick_budget_ms, min((row.target_tbt_ms for row in readers), default=math.inf))
-        return readers, max(pace_ms(target_ms), step_ms / MOST_DECODE_SHARE)
+    def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float = 0.0) -> Pacing:
+        budget_ms = self.targets.tick_budget_ms
+        return choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load)
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there are cells for all, and none is to be held back: the shortest way will do.
@@ -228,20 +225,19 @@ class Scheduler:
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
     ) -> tuple[Piece, tuple[tuple[int, int], ...]]:
         room = min(self.targets.batch_tokens, free_cells)
-        if (
-            not waiting
-            or room <= 0
-            or not self._guard.allows_prefill(decode, now_ms, self.cost.decode_ms(len(decode), state.used_cells))
-        ):
+        if not waiting or room <= 0:
+            return NOTHING, ()
+        pacing = self._pacing(decode, self.cost.decode_ms(len(decode), state.used_cells), state.neighbour_load)
+        if not self._guard.allows_prefill(decode, now_ms, pacing.pace_ms):
             return NOTHING, ()
         waiting = self._readable_together(first_token_first(waiting))
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
-        if all(row.lane < min(waiting[0].lane, 0) for row in decode):
+        if all(not row.has_reader or row.lane < min(waiting[0].lane, 0) for row in decode):
             solo_tokens = self._solo_tokens(state)
             waiting = self._ending_together(waiting, solo_tokens)
             piece = Piece(solo_tokens)
         else:
-            piece = self._choose_piece(waiting, decode, state, free_cells, now_ms)
+            piece = self._choose_piece(waiting, decode, pacing, state, free_cells, now_ms)
         piece = self._in_one_batch(piece, waiting, len(decode), state, room)
         left = min(room - max(0, piece.steps - 1) * len(decode), piece.tokens)
         chosen: list[tuple[int, int]] = []
@@ -320,20 +316,22 @@ class Scheduler:
         return chosen or waiting[:1]
 
     def _choose_piece(
-        self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
+        self, waiting: list[Row], decode: list[Row], pacing: Pacing, state: State, free_cells: int, now_ms: float
     ) -> Piece:
         """The piece that reads most tokens a millisecond of those that no reader has to wait for."""
         wanted = min(sum(row.remaining for row in waiting), self.targets.batch_tokens, free_cells)
         position = self._position(waiting, state)
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
-        readers, pace = self._readers(decode, step_ms)
-        lead = lead_ms(readers, pace, now_ms)
+        pace, lead = pacing.pace_ms, lead_ms(pacing.readers, pacing.pace_ms, now_ms)
         if not self.cost.knows_prefill:
             return Piece(self.targets.start_chunk_tokens, 1, pace, lead)
         # Each step takes a cell for each row; half of the free ones are for the prompts.
         max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(decode))))
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
-        longest_ms = min(TTFT_SHARE * self.targets.slo_ttft_ms, covered_ms)
+        if self._waits_for_lead(min(SMALLEST_CHUNK, wanted), covered_ms, position, pace, step_ms):
+            return Piece(0, max_steps, pace, lead)
+        share = BACKGROUND_TTFT_SHARE if all(row.lane < 0 for row in waiting) else TTFT_SHARE
+        longest_ms = min(share * self.targets.slo_ttft_ms, covered_ms)
         tokens = self._tokens_for_cycle(longest_ms, covered_ms, position, wanted)
         # A piece is read at the price of a step at least: one that takes less than a step leaves spare is larger.
         spare_ms = min(longest_ms, pace - step_ms)
@@ -341,6 +339,17 @@ class Scheduler:
             tokens = max(tokens, self.cost.best_chunk(spare_ms, position, wanted, beside_ms=step_ms))
         piece_ms = self.cost.prefill_ms(tokens, position(tokens))
         return Piece(tokens, min(max_steps, steps_before(piece_ms, lead, pace, step_ms)), pace, lead)
+
+    def _waits_for_lead(
+        self, smallest: int, covered_ms: float, position: Position, pace: float, step_ms: float
+    ) -> bool:
+        """Whether to decode ahead and read nothing in this tick, because a reader would wait for the smallest piece now
+        and will not with a longer lead. That is bounded: prompts must be read even where no schedule meets the target.
+        """
+        piece_ms = self.cost.prefill_ms(smallest, position(smallest))
+        is_early = piece_ms > covered_ms and can_be_covered(piece_ms, pace, step_ms)
+        self._waits = self._waits + 1 if is_early and self._waits < MOST_WAITS else 0
+        return self._waits > 0
 
     def _position(self, waiting: list[Row], state: State) -> Position:
         """By tokens read next, the tokens that each of them attends to, on the average."""

@@ -44,6 +44,14 @@ class Row(Protocol):
         """The target between two tokens."""
 
     @property
+    def has_own_target(self) -> bool:
+        """Whether its request names that target: then it is kept where any schedule can (`pace`)."""
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether its tokens are read as they come. Without (`stream: false`) no gap between them is felt."""
+
+    @property
     def due_ms(self) -> float:
         """When its first token is due (`order.due_ms`), fixed on arrival."""
 
@@ -80,6 +88,8 @@ class PlainRow:
     last_gap_ms: float = 0.0
     cells: int = 0
     is_paused: bool = False
+    has_own_target: bool = False
+    has_reader: bool = True
 
     @property
     def position(self) -> int:
@@ -127,3 +137,5 @@ class State:
     """KV cells unused, or in use only by cache that can be dropped at once."""
     used_cells: int
     """Cells a batch has to attend over, for the cost of a tick."""
+    neighbour_load: float = 0.0
+    """Threads of other programs that want the cores that compute."""

@@ -273,6 +273,7 @@ class DecodeWorker:
         pause_ms = self._relayout.before_plan(self._runner.masked_cells, now)
         residency.admit(now)
         state = residency.state()
+        state.neighbour_load = self._runner.neighbour_load
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms

@@ -46,6 +46,11 @@ class Neighbours:
         self._last = _Reading.take(proc, now_ms())
         metrics.compute_threads = self._policy.threads
 
+    @property
+    def load(self) -> float:
+        """Threads of other programs that want to run beside this process's, as the last sample showed."""
+        return self._policy.load
+
     def ask_again(self) -> None:
         """Sample before the next batch: something has just shown that the number of threads is wrong."""
         if self._due_ms < math.inf:

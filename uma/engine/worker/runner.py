@@ -88,6 +88,11 @@ class ModelRunner:
         """A command has come that waits for the decode thread."""
         return self._commands.is_called
 
+    @property
+    def neighbour_load(self) -> float:
+        """Threads of other programs that want the cores that compute."""
+        return self._neighbours.load
+
     def threads(self) -> int:
         """Compute threads in force: fewer than there are cores while other programs use them."""
         return self._neighbours.before_batch()

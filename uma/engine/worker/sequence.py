@@ -134,6 +134,8 @@ class Sequence:
     target_tbt_ms: float
     credits: int
     """Events for which the reader has space; at 0 the sequence pauses."""
+    has_own_target: bool = False
+    """Whether the request names `target_tbt_ms`; else it is the configuration's."""
     is_paced: bool = False
     """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
     index: int = 0
@@ -190,6 +192,8 @@ class Sequence:
     """Output text, collected where the request is not streamed."""
     logprobs: list[Logprobs] = attrs.field(factory=list)
     """Likewise."""
+    has_reader: bool = attrs.field(init=False)
+    """Tokens are read as they come, and not all at the end."""
     wants_logprobs: bool = attrs.field(init=False)
     is_constrained: bool = attrs.field(init=False)
     """A bias or a grammar changes its logits."""
@@ -199,6 +203,7 @@ class Sequence:
     def __attrs_post_init__(self) -> None:
         sampling = self.request.sampling
         self.text = TextStream(sampling.stop)
+        self.has_reader = self.request.stream
         ranks = sampling.best_of is not None and sampling.best_of > sampling.n
         self.wants_logprobs = sampling.logprobs is not None or ranks
         self.is_constrained = self.grammar is not None or self.bias is not None

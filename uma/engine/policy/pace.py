@@ -1,0 +1,78 @@
+"""The pace at which readers are given tokens while prompts are read, and whose targets it keeps.
+
+The pace is nine tenths of the tightest target in play. The faster it is, the more of the time decoding takes from the
+prompts, so a machine too slow for a target has to give one of both up:
+
+- A target that a request names is kept wherever prompts have `LEAST_READ_SHARE` of the time beside it. Where even that
+  is too much to ask, it counts for nothing: reading more slowly would not keep it either.
+- A target by default, which no request asked for, is given up in part before: prompts have two fifths of the time, and
+  seven eighths while another program takes a core, as long as tokens then come every `NEIGHBOUR_PACE_MS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import attrs
+
+from uma.engine.policy.lead import pace_ms
+from uma.engine.policy.state import Row
+
+LEAST_READ_SHARE = 0.1
+"""Of the time, what is left to prompts at least while the target that a request names is kept: it bounds their wait."""
+MOST_DECODE_SHARE = 0.6
+"""Of the time, what decoding takes at most for targets by default: at their full pace on a machine that is slow for a
+while, each token would keep all prompts waiting."""
+NEIGHBOUR_LOAD = 0.75
+"""Threads of other programs from which on they take a core."""
+NEIGHBOUR_DECODE_SHARE = 0.125
+"""What decoding takes at most for targets by default while another program takes a core: the prompts are what takes
+long then."""
+NEIGHBOUR_PACE_MS = 200.0
+"""Longest time between two tokens that is accepted for that."""
+HOPELESS = 1.25
+"""A default target under this times what decoding alone takes cannot be met by reading prompts more slowly."""
+
+
+@attrs.frozen
+class Pacing:
+    """Whose tokens are paced, and how."""
+
+    readers: list[Row]
+    """Rows whose readers must not wait while a piece is read."""
+    pace_ms: float
+    """Time between two tokens of each. Longer than a decode step."""
+    is_hopeless: bool
+    """Decoding alone makes all of `readers` late."""
+
+
+def choose_pacing(
+    decode: Iterable[Row], step_ms: float, *, budget_ms: float = math.inf, neighbour_load: float = 0.0
+) -> Pacing:
+    """The pacing of rows of which a decode step takes `step_ms`, at most `budget_ms` where the machine allows that.
+
+    The targets of background rows, and of rows without a reader, throttle no prompt.
+    """
+    interactive = [row for row in decode if row.lane >= 0 and row.has_reader]
+    kept = [row for row in interactive if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
+    usual = [row for row in interactive if not row.has_own_target and row.target_tbt_ms > HOPELESS * step_ms]
+    usual_ms = min((row.target_tbt_ms for row in usual), default=math.inf)
+    pace = max(pace_ms(min(budget_ms, usual_ms)), _least_pace_ms(step_ms, neighbour_load))
+    if kept:
+        kept_ms = min(row.target_tbt_ms for row in kept)
+        pace = min(pace, max(pace_ms(kept_ms), step_ms / (1 - LEAST_READ_SHARE)))
+    return Pacing(kept + usual or interactive, pace, not (kept or usual))
+
+
+def is_kept(target_ms: float, step_ms: float) -> bool:
+    """Whether a target that a request names is kept beside prompts, where a decode step takes `step_ms`."""
+    return step_ms <= (1 - LEAST_READ_SHARE) * target_ms
+
+
+def _least_pace_ms(step_ms: float, neighbour_load: float) -> float:
+    """The shortest time between tokens that leaves prompts their share, where no request named a target."""
+    least_ms = step_ms / MOST_DECODE_SHARE
+    if neighbour_load < NEIGHBOUR_LOAD:
+        return least_ms
+    return max(least_ms, min(step_ms / NEIGHBOUR_DECODE_SHARE, NEIGHBOUR_PACE_MS))
