@@ -114,13 +114,13 @@ def _tradeoff(summary: Summary, path: Path) -> None:
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for who in ("UMA", "llama-server"):
-        targets = [target for target in summary.targets("storm") if target.startswith(who)]
+    for prefix in ("UMA", "llama-server"):
+        targets = [target for target in summary.targets("storm") if target.startswith(prefix)]
         gaps = [summary.get("storm", target, "worst_gap_ms") for target in targets]
         rates = [summary.get("storm", target, "prompt_tokens_per_s") for target in targets]
-        axes.plot(gaps, rates, marker="o", color=color(who), label=who)
+        axes.plot(gaps, rates, marker="o", color=color(prefix), label=prefix)
         for target, gap, rate in zip(targets, gaps, rates, strict=True):
-            label = target.removeprefix(who).strip()
+            label = target.removeprefix(prefix).strip()
             axes.annotate(label, (gap, rate), fontsize=7, xytext=(4, 4), textcoords="offset points")
     axes.set(
         xscale="log",

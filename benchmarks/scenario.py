@@ -70,13 +70,13 @@ class Summary:
         """One median; NaN where it was not measured."""
         return self.medians.get((case, target), {}).get(measure, math.nan)
 
-    def best(self, case: str, who: str, measure: str, wanted: Literal["high", "low"]) -> float:
-        """The best median of all targets whose name begins with `who`: a server in its better configuration."""
-        return self.get(case, self.best_target(case, who, measure, wanted), measure)
+    def best(self, case: str, prefix: str, measure: str, wanted: Literal["high", "low"]) -> float:
+        """The best median of all targets whose name begins with `prefix`: a server in its better configuration."""
+        return self.get(case, self.best_target(case, prefix, measure, wanted), measure)
 
-    def best_target(self, case: str, who: str, measure: str, wanted: Literal["high", "low"]) -> str:
+    def best_target(self, case: str, prefix: str, measure: str, wanted: Literal["high", "low"]) -> str:
         """Whose median that is; "" where there is none."""
-        found = {target: self.get(case, target, measure) for target in self.targets(case) if target.startswith(who)}
+        found = {target: self.get(case, target, measure) for target in self.targets(case) if target.startswith(prefix)}
         known = {target: value for target, value in found.items() if not math.isnan(value)}
         if not known:
             return ""

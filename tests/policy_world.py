@@ -90,7 +90,7 @@ class Tick:
 
 
 class World:
-    """The scheduler and a machine, with as many KV cells as anyone wants."""
+    """The scheduler and a machine, with as many KV cells as rows want."""
 
     def __init__(self, machine: Machine, *, tick_budget_ms: float = 80.0, batch_tokens: int = 2048) -> None:
         self.machine = machine
@@ -121,7 +121,7 @@ class World:
         return asked
 
     def tick(self) -> Tick:
-        """Plan; compute decode rows and hand their tokens out, then prefill. No plan is empty while anyone can run."""
+        """Plan; compute decode rows and hand their tokens out, then prefill. No plan is empty while any row can run."""
         decoding = [each.row for each in self.running.values() if not each.row.remaining]
         prefilling = [each.row for each in self.running.values() if each.row.remaining]
         plan = self.scheduler.plan(State(decoding, prefilling, 10**9, self.cells), self.now_ms)

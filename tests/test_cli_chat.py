@@ -94,7 +94,7 @@ def begin_a_story(terminal: Terminal) -> None:
 # At a terminal.
 
 
-def test_a_chat_says_who_answers_and_how_fast_it_was(server: ServerProcess, home: Path) -> None:
+def test_a_chat_says_which_server_answers_and_how_fast_it_was(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *SHORT) as terminal:
         for words in ("parameters", "Q8_0", "context 2,048 tokens", "served", "demonstration model", "/help"):
             assert words in terminal.text

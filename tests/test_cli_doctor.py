@@ -155,7 +155,7 @@ def test_a_server_that_runs_is_asked_for_a_token(capsys: Capsys, server: ServerP
     assert not found["socket"]["todo"]
 
 
-def test_a_socket_that_a_dead_server_left_is_in_nobodys_way(capsys: Capsys, socket_dir: Path) -> None:
+def test_a_socket_that_a_dead_server_left_is_in_no_servers_way(capsys: Capsys, socket_dir: Path) -> None:
     import socket
 
     path = socket_dir / "left"

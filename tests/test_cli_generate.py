@@ -253,7 +253,7 @@ def unread_bytes(process: subprocess.Popen[bytes]) -> int:
     return count[0]
 
 
-def test_ctrl_c_while_nobody_reads_the_output_stops_it_too(at: tuple[str, str], server: ServerProcess) -> None:
+def test_ctrl_c_while_the_output_is_not_read_stops_it_too(at: tuple[str, str], server: ServerProcess) -> None:
     with started("hello", *at, *LONG, "--json") as process:
         seen: deque[int] = deque(maxlen=100)
 

@@ -166,9 +166,9 @@ async def test_the_body_s_own_exception_comes_out_as_it_is(server: ServerProcess
             raise KeyError("mine")
 
 
-async def test_nobody_there_says_how_to_start_a_server(socket_dir: Path) -> None:
+async def test_without_a_server_the_error_says_how_to_start_one(socket_dir: Path) -> None:
     with pytest.raises(ConnectionLost, match="uma run"):
-        async with connect(socket_dir / "nobody"):
+        async with connect(socket_dir / "none"):
             pass
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(socket_dir / "stale"))
@@ -245,7 +245,7 @@ async def test_what_is_no_uma_server_is_told(socket_dir: Path) -> None:
         thread.join()
 
 
-async def test_a_slow_caller_holds_up_nobody_within_its_bound(server: ServerProcess) -> None:
+async def test_a_slow_caller_holds_up_no_other_within_its_bound(server: ServerProcess) -> None:
     async with connect(server.socket) as client, client.generate(ask("slow", 300)) as slow:
         await anext(aiter(slow))
         for number in range(3):

@@ -32,7 +32,7 @@ async def test_what_many_tasks_post_before_the_writer_runs_goes_out_in_one_piece
     assert flushes == [0, 0]
 
 
-async def test_who_finds_it_full_waits_until_half_is_sent(pair: Pair) -> None:
+async def test_a_writer_that_finds_it_full_waits_until_half_is_sent(pair: Pair) -> None:
     link = Link(pair[0], 1_000_000, stall_timeout_sec=60)
     left: list[int] = []
 
@@ -56,7 +56,7 @@ async def test_who_finds_it_full_waits_until_half_is_sent(pair: Pair) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_reads_nothing_is_given_up_on_and_nobody_waits_for_room_any_more(pair: Pair) -> None:
+async def test_a_peer_that_reads_nothing_is_given_up_on_and_no_writer_waits_any_more(pair: Pair) -> None:
     link = Link(pair[0], 1_000, stall_timeout_sec=0.05)
 
     async def write() -> None:
@@ -89,7 +89,7 @@ async def test_a_peer_that_only_says_no_more_has_not_hung_up(pair: Pair) -> None
     assert not link.is_hung_up
 
 
-async def test_closing_wakes_who_reads(pair: Pair) -> None:
+async def test_closing_wakes_the_reader(pair: Pair) -> None:
     link = Link(pair[0], 1_000, stall_timeout_sec=60)
 
     async def read() -> None:

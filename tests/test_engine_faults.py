@@ -148,7 +148,7 @@ async def test_a_stream_that_cannot_go_on_fails_alone(model: Path, position: int
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_fault_that_passes_is_noticed_by_nobody(model: Path, count: int) -> None:
+async def test_a_fault_that_passes_is_noticed_by_no_request(model: Path, count: int) -> None:
     async with open_engine(config_for(model)) as engine:
         expected = [each.token_ids for each in await alone(engine, good_requests())]
         async with engine.generate(ask(tokens_for(50, 10), 200)) as stream:
@@ -177,7 +177,7 @@ async def test_an_engine_on_which_everything_failed_works_when_the_fault_is_gone
 
 
 @pytest.mark.parametrize("count", [1, 4])
-async def test_a_moment_without_room_is_noticed_by_nobody(model: Path, count: int) -> None:
+async def test_a_moment_without_free_cells_is_noticed_by_no_request(model: Path, count: int) -> None:
     async with open_engine(config_for(model)) as engine:
         expected = [each.token_ids for each in await alone(engine, good_requests())]
     async with open_engine(config_for(model)) as engine:
@@ -189,7 +189,7 @@ async def test_a_moment_without_room_is_noticed_by_nobody(model: Path, count: in
     assert metrics["kv_retries_total"] == count
 
 
-async def test_less_room_than_the_books_say_makes_batches_smaller_and_fails_nobody(model: Path) -> None:
+async def test_less_room_than_the_books_say_makes_batches_smaller_and_fails_no_request(model: Path) -> None:
     async with open_engine(config_for(model)) as engine:
         expected = [each.token_ids for each in await alone(engine, good_requests())]
     async with open_engine(config_for(model)) as engine:

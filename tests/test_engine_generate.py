@@ -248,7 +248,7 @@ async def test_a_long_prompt_is_tokenized_off_the_trio_thread(tiny: Path) -> Non
     assert turns > 100
 
 
-async def test_while_nobody_comes_or_goes_few_ticks_are_planned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_arrivals_or_ends_few_ticks_are_planned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Plan] = []
 
     class Watched(Scheduler):

@@ -213,7 +213,7 @@ async def test_a_grammar_that_cannot_be_served_is_refused_before_anything_is_com
     assert (metrics["batch_calls_total"], metrics["requests_rejected"]) == (0, 2)
 
 
-async def test_nobody_else_waits_while_a_new_grammar_is_compiled(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_other_request_waits_for_a_grammars_compilation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiling, go_on = threading.Event(), threading.Event()
     compile_grammar = GrammarCompiler.compile
 

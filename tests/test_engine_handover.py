@@ -85,14 +85,16 @@ async def warm(engine: Engine) -> None:
     await answer(engine, ask(max_tokens=16, id="warm"))
 
 
-async def test_who_wants_each_token_at_once_is_given_each_by_itself(hand_overs: HandOvers) -> None:
+async def test_a_reader_that_wants_each_token_at_once_is_given_each_by_itself(hand_overs: HandOvers) -> None:
     async with open_engine(BUILT_IN) as engine:
         await warm(engine)
         await answer(engine, paced(ask(max_tokens=40), IMPATIENT_MS))
     assert [len(call) for call in hand_overs.of("a")] == [*[1] * 39, 2], "the last event comes with the last token"
 
 
-async def test_who_has_time_is_given_the_first_token_at_once_and_the_others_together(hand_overs: HandOvers) -> None:
+async def test_a_patient_reader_is_given_the_first_token_at_once_and_the_others_together(
+    hand_overs: HandOvers,
+) -> None:
     async with open_engine(BUILT_IN) as engine:
         await warm(engine)
         await answer(engine, paced(ask(max_tokens=40), PATIENT_MS))
@@ -101,7 +103,7 @@ async def test_who_has_time_is_given_the_first_token_at_once_and_the_others_toge
     assert [type(event) for event in others] == [*[Token] * 39, Finished]
 
 
-async def test_a_first_token_never_waits_however_much_time_everybody_has(hand_overs: HandOvers) -> None:
+async def test_a_first_token_never_waits_however_much_time_all_readers_have(hand_overs: HandOvers) -> None:
     requests = [paced(ask(f"Story {index}", 30, id=str(index)), PATIENT_MS) for index in range(6)]
     async with open_engine(attrs.evolve(BUILT_IN, max_sequences=3)) as engine:
         await warm(engine)
@@ -119,7 +121,9 @@ async def test_a_first_token_never_waits_however_much_time_everybody_has(hand_ov
     assert max(len(call) for call in hand_overs.of("0")) > 10, "nothing ever waited"
 
 
-async def test_who_reads_nothing_is_given_each_of_the_last_tokens_it_has_room_for(hand_overs: HandOvers) -> None:
+async def test_a_reader_that_reads_nothing_is_given_each_of_the_last_tokens_that_fit(
+    hand_overs: HandOvers,
+) -> None:
     async with open_engine(BUILT_IN) as engine:
         await warm(engine)
         async with engine.generate(paced(ask(max_tokens=200), PATIENT_MS)):

@@ -104,7 +104,7 @@ async def test_a_prompt_that_is_being_read_can_be_cancelled(tiny: Path) -> None:
     assert metrics["cache_protected_size"] == metrics["active_sequences"] == 0
 
 
-async def test_who_waits_for_a_prefix_goes_on_when_the_one_who_computes_it_is_cancelled(tiny: Path) -> None:
+async def test_a_follower_goes_on_when_its_leader_is_cancelled(tiny: Path) -> None:
     common = tokens_for(1, 6_000)
     async with open_engine(config_for(tiny, n_ctx=8_192)) as engine:
         expected = await answer(engine, ask((*common, 1), 5))
@@ -261,7 +261,7 @@ async def test_an_idle_engine_is_drained_at_once(tiny: Path) -> None:
     assert not patience.cancelled_caught
 
 
-async def test_the_end_of_the_engine_is_an_error_for_those_who_still_read(tiny: Path) -> None:
+async def test_the_end_of_the_engine_is_an_error_for_streams_that_are_still_read(tiny: Path) -> None:
     ended: list[type[BaseException]] = []
     async with trio.open_nursery() as nursery, open_engine(config_for(tiny, max_sequences=1)) as engine:
 

@@ -65,7 +65,7 @@ def test_an_event_without_a_time_cannot_wait() -> None:
     assert reader.given == [("stream", token(0), 0.0)]
 
 
-def test_a_moment_nobody_can_name_is_later_than_all() -> None:
+def test_an_unknown_moment_is_later_than_all() -> None:
     reader = Reader()
     reader.outbox.add("stream", token(0), 1e12)
     reader.outbox.flush_due(math.inf)
@@ -82,7 +82,7 @@ def test_only_what_cannot_wait_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("due_ms", [AT_ONCE, 10.0])
-def test_nobody_who_takes_nothing_stops_the_decode_thread(due_ms: float) -> None:
+def test_no_reader_that_takes_nothing_stops_the_decode_thread(due_ms: float) -> None:
     calls: list[list[Delivery]] = []
     outbox = Outbox(lambda events, taken: calls.append(events))
     for number in range(3):
@@ -91,7 +91,7 @@ def test_nobody_who_takes_nothing_stops_the_decode_thread(due_ms: float) -> None
     assert calls == [[("stream", token(number), 0.0)] for number in range(3)]
 
 
-def test_where_nothing_is_held_nobody_is_woken() -> None:
+def test_where_nothing_is_buffered_no_task_is_woken() -> None:
     reader = Reader()
     reader.outbox.flush()
     reader.outbox.flush_due(math.inf)

@@ -70,7 +70,7 @@ def say_the_same(mine: Answer, theirs: Answer) -> bool:
     return keys[0] == keys[1]
 
 
-async def test_who_is_given_several_tokens_at_a_stretch_is_given_the_same(
+async def test_a_stream_that_is_given_several_tokens_at_a_stretch_is_given_the_same(
     strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def one_after_the_other() -> tuple[list[Answer], dict[str, Any]]:
@@ -172,7 +172,7 @@ def in_the_middle_of_one(context: StoppableContext) -> None:
     context.stop_at = len(context.sizes) + 1 + STRIDE_STEPS + STRIDE_STEPS // 2
 
 
-async def test_who_is_cancelled_in_a_stride_is_computed_no_further(
+async def test_a_sequence_that_is_cancelled_in_a_stride_is_computed_no_further(
     contexts: list[StoppableContext], strides: list[list[Step]]
 ) -> None:
     async with open_engine(BUILT_IN) as engine:
@@ -189,7 +189,7 @@ async def test_who_is_cancelled_in_a_stride_is_computed_no_further(
     assert 1 < len(strides[-1]) < STRIDE_STEPS, "that was no stride"
 
 
-async def test_who_comes_in_the_middle_of_a_stride_is_read_with_the_next_batch(
+async def test_a_request_that_comes_in_the_middle_of_a_stride_is_read_with_the_next_batch(
     contexts: list[StoppableContext], strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken = threading.Event()

@@ -49,7 +49,7 @@ async def test_a_request_s_life_is_told_in_its_order(tiny: Path, caplog: pytest.
     assert words == ["queue", "start", *["plan", "batch"] * 3, "end"]
 
 
-async def test_who_gives_way_is_named(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sequence_that_gives_way_is_named(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, SCHEDULER)
     requests = [ask(tokens_for(seed, 100), 300, id=f"long {seed}") for seed in range(3)]
     async with open_engine(config_for(tiny, n_ctx=512)) as engine:

@@ -234,7 +234,7 @@ class TestPool:
             monkeypatch.setattr(module, name, value)
 
     @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
-    def test_whoever_is_told_that_tokens_are_there_really_has_them(self, machine: type[PoolLives]) -> None:
+    def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
         run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
 
 

@@ -45,7 +45,7 @@ class Book:
         return self.held[tier][tokens] > 0
 
 
-async def test_whoever_listens_knows_what_a_request_left_in_the_cells(tiny: Path) -> None:
+async def test_a_listener_knows_what_a_request_left_in_the_cells(tiny: Path) -> None:
     book, prompt = Book(), tokens_for(1, 60)
     async with open_engine(config_for(tiny, cache_ram_mb=0)) as engine:
         engine.listen_to_kv(book)
@@ -58,7 +58,7 @@ async def test_whoever_listens_knows_what_a_request_left_in_the_cells(tiny: Path
     assert threading.get_ident() not in book.threads[Tier.CELLS]
 
 
-async def test_under_pressure_books_stay_right_and_who_comes_late_is_told_all(tiny: Path) -> None:
+async def test_under_pressure_books_stay_right_and_a_late_listener_is_told_all(tiny: Path) -> None:
     early, late = Book(), Book()
     requests = [ask(tokens_for(n % 5, 90 + n), 60, id=str(n)) for n in range(12)]
     async with open_engine(config_for(tiny, n_ctx=512, cache_ram_mb=1, max_sequences=4)) as engine:

@@ -54,7 +54,7 @@ def test_an_error_quotes_its_own_threads_lines() -> None:
     assert [line.text for line in log.since(mark)] == ["mine"]
 
 
-def test_loading_is_logged_for_whoever_listens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_is_logged_for_any_listener(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_model(tmp_path / "tiny.gguf")
     mark = LOG.mark
     with caplog.at_level(logging.DEBUG, logger="uma.llama"), Model.load(path):

@@ -162,7 +162,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     assert reason == "has no tokenizer, so text cannot be turned into tokens"
 
 
-def test_a_tokenizer_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     reason = refusal(write_model(tmp_path / "odd.gguf", tokenizer="martian"))
     assert reason.startswith("has no tokenizer that llama.cpp knows")
     assert "martian" in reason

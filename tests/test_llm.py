@@ -361,7 +361,7 @@ def test_closing_ends_what_another_thread_generates(tiny: Path) -> None:
     assert len(ended) == 1
 
 
-def test_a_fault_of_the_engine_is_raised_and_hangs_nobody(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_engine_is_raised_and_hangs_no_caller(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a fault")
 
@@ -403,7 +403,7 @@ def test_sampling_that_is_not_asked_for_is_a_setting_of_the_engine_and_greedy_un
     assert texts(params(12), temperature=1.5, top_k=1) == greedy
 
 
-def test_an_llm_that_nobody_has_any_more_is_closed(tiny: Path) -> None:
+def test_an_llm_without_references_is_closed(tiny: Path) -> None:
     llm = open_llm(tiny)
     thread = llm._loop._thread
     del llm
@@ -469,7 +469,7 @@ except KeyboardInterrupt:
     assert (out, err, process.returncode) == ("stopped 3\n", "", 0)
 
 
-def test_ctrl_c_that_nobody_catches_ends_the_script(tiny: Path) -> None:
+def test_ctrl_c_that_is_not_caught_ends_the_script(tiny: Path) -> None:
     process = script(
         tiny, "import threading; threading.Timer(0.3, print, ('started',)).start()\nllm.generate('Once', params)"
     )

@@ -27,7 +27,7 @@ def renderer() -> Iterator[Renderer]:
     made.close()
 
 
-async def test_an_answer_that_nobody_reads_is_cancelled_when_its_time_is_over(tiny: Path, renderer: Renderer) -> None:
+async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tiny: Path, renderer: Renderer) -> None:
     async with open_engine(config_for(tiny)) as engine:
         answer = Answer(ask(max_tokens=2_000), keep_sec=0.01)
         with trio.fail_after(PATIENCE_SEC):

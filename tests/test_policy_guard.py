@@ -42,7 +42,7 @@ def test_prefill_is_never_suspended_for_longer_than_the_bound(lateness: list[flo
         assert in_a_row <= MOST_SUSPENDED_TICKS
 
 
-def test_background_and_paused_streams_make_nobody_wait() -> None:
+def test_background_and_paused_streams_make_no_other_wait() -> None:
     guard = LatencyGuard()
     assert allows(guard, 100 * LATE, lane=-1)
     assert allows(guard, 100 * LATE, is_paused=True)

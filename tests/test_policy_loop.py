@@ -137,7 +137,7 @@ REQUESTS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(REQUESTS, st.sampled_from((0.2, 1.0, 5.0)))
-def test_everyone_who_is_admitted_finishes_and_streams_never_stop(
+def test_every_row_that_is_admitted_finishes_and_streams_never_stop(
     requests: list[tuple[int, int, int, int, float | None]], slow: float
 ) -> None:
     world = World(Machine(slowdown=slow), tick_budget_ms=BUDGET)

@@ -51,7 +51,7 @@ def test_among_equals_the_first_to_come_is_the_first_to_be_served() -> None:
 IDLE = Load(0, 0, 0, 0, 4, 1_000.0, 0, 80.0)
 
 
-def test_an_idle_engine_makes_nobody_wait_longer_than_reading_takes() -> None:
+def test_an_idle_engine_makes_no_request_wait_longer_than_reading_takes() -> None:
     cost = taught()
     assert wait_ms(IDLE, 256, cost) == pytest.approx(cost.prefill_ms(256, 0), rel=0.01)
     assert wait_ms(IDLE, 256, CostModel()) == 0, "what is not known is no reason to refuse"
@@ -67,7 +67,7 @@ def test_more_before_a_request_never_makes_its_wait_shorter(tokens: int, waiting
     assert wait_ms(attrs.evolve(load, decoding=decoding + 8), 100, cost) >= 0.9 * wait
 
 
-def test_who_finds_all_places_taken_waits_for_as_many_to_end() -> None:
+def test_a_request_that_finds_all_slots_taken_waits_for_as_many_to_end() -> None:
     load = attrs.evolve(IDLE, running=4, ahead_waiting=7)
     assert wait_ms(load, 1, taught()) >= 8 * 1_000 / 4
 

@@ -99,7 +99,7 @@ def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
 
 
 @given(schedulers(), rows(), st.one_of(st.just(0), st.integers(0, 600)))
-def test_whoever_can_run_keeps_the_engine_running(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
+def test_a_row_that_can_run_keeps_the_engine_running(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
     # Nothing suspends prefill for longer than a few ticks, and memory that a row holds can always be taken back.
     can_run = [row for row in every if not row.is_paused]
     can_get_room = free > 0 or sum(row.cells for row in every) > max(row.cells for row in every)
@@ -181,7 +181,7 @@ def test_streams_that_wait_for_their_readers_give_way_before_a_prompt_that_is_be
 
 
 @given(schedulers(), rows(), st.integers(12, 5_000))
-def test_nobody_gives_way_while_there_is_room(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
+def test_no_row_gives_way_while_there_are_free_cells(scheduler: Scheduler, every: list[PlainRow], free: int) -> None:
     assert scheduler.plan(state_of(every, free), NOW).preempt == ()
 
 
@@ -199,7 +199,7 @@ def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
     assert plan.prefill == ((1, 512),)
 
 
-def test_with_nobody_decoding_no_first_token_waits_for_a_piece_of_another_prompt() -> None:
+def test_with_no_row_decoding_no_first_token_waits_for_a_piece_of_another_prompt() -> None:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
 
     def read(*rows: tuple[int, int]) -> list[tuple[int, int]]:
@@ -214,7 +214,7 @@ def test_with_nobody_decoding_no_first_token_waits_for_a_piece_of_another_prompt
     assert read((1, 100), (0, 100), (-1, 100)) == [(1, 100)], "nor for one that can wait"
 
 
-def test_background_streams_slow_down_nobodys_prompts_but_their_own() -> None:
+def test_background_streams_slow_down_no_prompts_but_their_own() -> None:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     for size in (64, 128, 256, 512):
         scheduler.cost.observe_prefill(size, 0, size * 1.0)

@@ -312,7 +312,7 @@ def test_very_many_unknown_fields_make_a_short_list() -> None:
     assert warnings[-1] == "and more that are unknown"
 
 
-def test_what_lies_inside_metadata_is_nobodys_field() -> None:
+def test_what_lies_inside_metadata_is_no_field_of_the_protocol() -> None:
     assert generate(metadata={"prompt": 1, "strange": {"x": 1}}).warnings == ()
 
 

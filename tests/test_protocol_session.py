@@ -283,7 +283,7 @@ def test_a_session_of_version_1_1_has_its_fields() -> None:
     assert asked.request.sampling == SamplingParams(n=3, grammar=Grammar(regex="a+"))
 
 
-def test_the_answer_to_hello_tells_who_answers_and_which_version() -> None:
+def test_the_answer_to_hello_tells_which_server_answers_and_its_version() -> None:
     session = ServerSession()
     give(session, HELLO | {"strange": 1})
     answer = event(session.welcome(INFO))

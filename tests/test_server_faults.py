@@ -98,7 +98,7 @@ async def test_a_bug_that_one_session_meets_ends_that_session_alone(
     assert "event=session.crashed" in caplog.text
 
 
-async def test_who_waits_in_line_when_the_end_begins_is_told(socket_dir: Path, tiny: Path) -> None:
+async def test_a_connection_that_waits_in_line_when_the_end_begins_is_told(socket_dir: Path, tiny: Path) -> None:
     async with serving(socket_dir / "s", tiny) as server:
         with Raw(socket_dir / "s") as raw:
             server.begin_drain()

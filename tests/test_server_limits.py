@@ -178,7 +178,7 @@ def test_health_and_metrics_answer_while_a_long_prompt_is_read(socket_dir: Path,
         assert raw.last_of("long")["reason"] == "length"
 
 
-def test_a_flood_of_bad_requests_from_one_who_never_reads_does_not_grow_without_bound(
+def test_a_flood_of_bad_requests_from_a_client_that_never_reads_does_not_grow_without_bound(
     socket_dir: Path, tiny: Path
 ) -> None:
     flags = ("--model", str(tiny), "--max-tx-bytes", "4096", "--tx-timeout-sec", "0.3")

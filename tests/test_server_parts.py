@@ -116,7 +116,7 @@ def test_only_our_own_file_is_removed(socket_dir: Path) -> None:
     theirs.close()
 
 
-def test_nobody_can_connect_before_the_mode_is_set(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_can_connect_before_the_mode_is_set(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = socket_dir / "s"
     results = []
 

@@ -323,7 +323,7 @@ def test_random_bytes_get_an_error_and_an_end(server: ServerProcess) -> None:
     assert server.metrics()["event"] == "metrics"
 
 
-def test_one_session_s_requests_end_when_it_hangs_up_and_nobody_else_s(server: ServerProcess) -> None:
+def test_one_session_s_requests_end_when_it_hangs_up_and_no_other_s(server: ServerProcess) -> None:
     with server.connect() as stays:
         stays.hello()
         stays.send(ask("stays", max_tokens=150))

@@ -56,7 +56,7 @@ def a_file(directory: Path) -> None:
         (a_file, "no directory of its own"),
     ],
 )
-async def test_a_directory_that_may_be_someone_else_s_is_used_by_neither_end(
+async def test_a_directory_that_may_be_another_user_s_is_used_by_neither_end(
     path: Path, make: Callable[[Path], None], why: str
 ) -> None:
     make(path.parent)

@@ -45,9 +45,9 @@ async def _opened(stack: AsyncExitStack, kind: str, bench: Bench, streams: int) 
 def checks(summary: Summary) -> list[Check]:
     """What of the socket's speed is left."""
     return [
-        Check(f"{streams} streams: tokens/s of the socket's, {who}",
-              summary.ratio(f"{streams} streams", who, SOCKET, "tokens_per_s"), "≥", bar, "x")
-        for who, bar in ((ZMQ, 0.95), (DYNAMO, 0.85))
+        Check(f"{streams} streams: tokens/s of the socket's, {prefix}",
+              summary.ratio(f"{streams} streams", prefix, SOCKET, "tokens_per_s"), "≥", bar, "x")
+        for prefix, bar in ((ZMQ, 0.95), (DYNAMO, 0.85))
         for streams in STREAMS
     ]  # fmt: skip
 

@@ -168,13 +168,13 @@ def _of_socket(summary: Summary, streams: int, bar: float) -> Check:
 
 def _of_peer(summary: Summary, streams: int) -> Check:
     case = _streams_case(streams)
-    ours, theirs = (summary.best_target(case, who, "tokens_per_s", "high") for who in (HTTP, PEER))
+    ours, theirs = (summary.best_target(case, prefix, "tokens_per_s", "high") for prefix in (HTTP, PEER))
     ratio = summary.ratio(case, ours, theirs, "tokens_per_s")
     return Check(f"{case} over HTTP: tokens/s of llama-server's better layout", ratio, "≥", 1.05, "x")
 
 
 def _storm_checks(summary: Summary) -> list[Check]:
-    ours, theirs = (summary.best("storm", who, "worst_gap_ms", "low") for who in (HTTP, PEER))
+    ours, theirs = (summary.best("storm", prefix, "worst_gap_ms", "low") for prefix in (HTTP, PEER))
     return [
         Check("storm over HTTP: the stream's worst gap", ours, "≤", 120, "ms"),
         Check("storm over HTTP: times better than llama-server's", theirs / ours if ours else math.nan, "≥", 15, "x"),
@@ -182,12 +182,12 @@ def _storm_checks(summary: Summary) -> list[Check]:
 
 
 def _times_faster(summary: Summary) -> float:
-    ours, theirs = (summary.best("shared prefix, cold", who, "all_done_s", "low") for who in (HTTP, PEER))
+    ours, theirs = (summary.best("shared prefix, cold", prefix, "all_done_s", "low") for prefix in (HTTP, PEER))
     return theirs / ours if ours else math.nan
 
 
 def _first_token_over(summary: Summary) -> float:
-    ours, base = (summary.best(FIRST_CASE, who, "ttft_p50_ms", "low") for who in (HTTP, SOCKET))
+    ours, base = (summary.best(FIRST_CASE, prefix, "ttft_p50_ms", "low") for prefix in (HTTP, SOCKET))
     return ours - base
 
 

@@ -47,10 +47,10 @@ async def _mixed(target: Target, bench: Bench, rng: Random) -> dict[str, Measure
             nursery.start_soon(person, asks)
         await trio.sleep(0.3)
         document = start(nursery, target, Ask(model.prompt(rng, DOCUMENT), SUMMARY_TOKENS))
-    everyone = [*chats, document, *batch]
-    tokens = sum(len(sample.token_s) for sample in everyone)
-    ended = max(sample.ended_s or 0 for sample in everyone)
-    began = min(sample.sent_s for sample in everyone)
+    samples = [*chats, document, *batch]
+    tokens = sum(len(sample.token_s) for sample in samples)
+    ended = max(sample.ended_s or 0 for sample in samples)
+    began = min(sample.sent_s for sample in samples)
     return {
         "people": {**latency(chats), **_failed(chats)},
         "document": {**latency([document]), **_failed([document])},
@@ -59,7 +59,7 @@ async def _mixed(target: Target, bench: Bench, rng: Random) -> dict[str, Measure
             "all_done_s": ended - began,
             "tokens_per_s": tokens / (ended - began),
             **meter.stop(tokens),
-            **_failed(everyone),
+            **_failed(samples),
         },
     }
 

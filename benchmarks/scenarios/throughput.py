@@ -140,10 +140,10 @@ def checks(summary: Summary) -> list[Check]:
     found: list[Check] = []
     for case, of_raw, of_server in (("1 stream", 0.97, 1.15), ("8 streams", 0.96, 1.03), ("32 streams", 0.95, 1.1)):
         ours = summary.best_target(case, "UMA", "tokens_per_s", "high")
-        for who, bar in (("raw", of_raw), ("llama-server", of_server)):
-            theirs = summary.best_target(case, who, "tokens_per_s", "high")
+        for prefix, bar in (("raw", of_raw), ("llama-server", of_server)):
+            theirs = summary.best_target(case, prefix, "tokens_per_s", "high")
             ratio = summary.ratio(case, ours, theirs, "tokens_per_s")
-            found.append(Check(f"{case}: tokens/s of {who}'s better layout", ratio, "≥", bar, "x"))
+            found.append(Check(f"{case}: tokens/s of {prefix}'s better layout", ratio, "≥", bar, "x"))
     return found
 
 

@@ -57,7 +57,7 @@ class LineHandler(logging.Handler):
 
 @contextmanager
 def logging_to(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Send the log of every `uma` room to `config.log_file` or standard error, for the length of the block.
+    """Send the log of every `uma` package to `config.log_file` or standard error, for the length of the block.
 
     `UMA_DEBUG=1` shows everything, whatever `log_level` says. Raises `ConfigError` where the file cannot be opened.
     """

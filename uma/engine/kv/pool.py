@@ -76,7 +76,7 @@ class KvPool:
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
         self.tree = PrefixTree(self, self._events)
-        self.someone_decodes = False
+        self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
         self._uncopied: set[int] = set()
         """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
@@ -390,7 +390,7 @@ class KvPool:
         node = self.tree.cached[seq_id]
         if not self._is_worth_saving(node):
             return True
-        if seq_id in self._uncopied or (self.someone_decodes and node.end * self._bytes_per_token > MOST_STALL_BYTES):
+        if seq_id in self._uncopied or (self.has_decoding_rows and node.end * self._bytes_per_token > MOST_STALL_BYTES):
             return False
         size = self._context.state_size(seq_id)
         if not self.store.has_place_for(size, node.end, node.reuses, node.used_at):

@@ -105,7 +105,7 @@ class Residency:
         prefilling: list[Row] = []
         for sequence in self.active.values():
             (prefilling if sequence.status is Status.PREFILLING else decoding).append(sequence)
-        self._pool.someone_decodes = bool(decoding)
+        self._pool.has_decoding_rows = bool(decoding)
         free = self._pool.free_cells
         if free < len(decoding) + len(prefilling):
             # Only now can a preemption be needed, and only then does it matter how many cells each would free.
@@ -271,7 +271,7 @@ class Residency:
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.holding is not None:
             self._forget_dropped(sequence)
-            self._pool.someone_decodes = self.is_decoding
+            self._pool.has_decoding_rows = self.is_decoding
             if isinstance(event, Finished) and not self._pool.shares:
                 self._pool.save(sequence.holding, now_ms())
             self._pool.release(sequence.holding, now_ms(), keep=isinstance(event, Finished))

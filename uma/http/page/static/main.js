@@ -186,7 +186,7 @@ function askForKey() {
   dialog.showModal();
 }
 
-/** Learn who answers; where nobody does, say so and try again. */
+/** Learn which server answers; where none does, say so and try again. */
 async function connect() {
   const banner = byId("banner", HTMLElement);
   try {

@@ -7,7 +7,7 @@
 
 const FORMAT = "uma-conversations";
 
-/** An id that nobody else has, and a secret. */
+/** A unique id that cannot be guessed. */
 export function freshId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
     byte.toString(16).padStart(2, "0"),
