@@ -88,3 +88,10 @@ def http_server() -> Iterator[HttpServer]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights that computes in no time and has a context of 32,768 tokens."""
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context_length=32_768)
+
+
+@pytest.fixture(scope="session")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with more weights: a token takes milliseconds, so that counts of tokens bound how late something is."""
+    path = tmp_path_factory.mktemp("model") / "heavy.gguf"
+    return write_model(path, context_length=32_768, feed_forward=12_000)
