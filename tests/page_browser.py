@@ -1,6 +1,6 @@
 """A real Chromium for tests of the page, and a real server with a model that answers what a test needs.
 
-Where no browser is installed these tests are skipped by name; with `TEST_BROWSER=required` they fail instead.
+Where no browser is installed these tests are skipped by name; with `TEST_REQUIRED=browser` they fail instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from required import missing
 
 from harness import PATIENCE_SEC
 
@@ -34,9 +34,7 @@ def find_chromium() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
-    if os.environ.get("TEST_BROWSER") == "required":
-        pytest.fail("no Chromium is installed, and TEST_BROWSER=required asks for one: apt-get install chromium")
-    pytest.skip("no Chromium is installed: the page is not tested")
+    return missing("browser", "no Chromium is installed, so the page is not tested: apt-get install chromium")
 
 
 @contextmanager
@@ -98,9 +96,9 @@ def node_module(*path: str) -> Path:
     found = Path(folder, *path)
     if folder and found.exists():
         return found
-    if os.environ.get("TEST_BROWSER") == "required":
-        pytest.fail(f"{path[0]} is not installed: npm install {path[0]}, and name its node_modules in NODE_PATH")
-    pytest.skip(f"{path[0]} is not installed (NODE_PATH names a node_modules folder that has it)")
+    return missing(
+        "browser", f"{path[0]} is not installed: npm install {path[0]}, and name its node_modules in NODE_PATH"
+    )
 
 
 def violations(page: Page) -> list[str]:

@@ -3,24 +3,67 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from http_server import HttpServer, running_http
+from required import required_command
 
 from harness import short_directory
 from models import write_encoder
 from uma.cli.parser import build_parser
+from uma.constraints import hints_of
+from uma.contracts.health import HealthCheckPayload
+from uma.http import (
+    anthropic,
+    llama_server,
+    llama_server_embeddings,
+    ollama,
+    ollama_embeddings,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+)
 from uma.http.app import ENDPOINTS
+from uma.http.page import is_file
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
+from uma.http.page.endpoints import AnswerBody, MarkdownBody
+from uma.types import SamplingParams
 
 PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
-LINES = re.findall(r"^curl .*$", PAGE, re.MULTILINE)
+LINES = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
 RANKING = [line for line in LINES if "rerank" in line]
 """Lines for a model that ranks."""
+
+RERANK = llama_server_embeddings.RerankBody
+BODIES: dict[str, type[Any]] = {
+    "/v1/chat/completions": openai_chat.ChatBody,
+    "/v1/completions": openai_completions.CompletionBody,
+    "/v1/embeddings": openai_embeddings.EmbeddingsBody,
+    "/v1/responses": openai_responses.ResponsesBody,
+    "/v1/messages": anthropic.MessagesBody,
+    "/v1/messages/count_tokens": anthropic.Conversation,
+    "/api/chat": ollama.ChatBody,
+    "/api/generate": ollama.GenerateBody,
+    "/api/embed": ollama_embeddings.EmbedBody,
+    "/api/embeddings": ollama_embeddings.EmbeddingsBody,
+    "/api/show": ollama.ShowBody,
+    "/health/check": HealthCheckPayload,
+    "/completion": llama_server.CompletionBody,
+    "/tokenize": llama_server.TokenizeBody,
+    "/detokenize": llama_server.DetokenizeBody,
+    "/apply-template": llama_server.TemplateBody,
+    **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
+    "/ui/api/answers": AnswerBody,
+    "/ui/api/markdown": MarkdownBody,
+}
+"""What each endpoint reads its body as."""
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +73,21 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield process
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 @pytest.mark.parametrize("line", [line for line in LINES if line not in RANKING])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
     paste(line, http_server)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 @pytest.mark.parametrize("line", RANKING)
 def test_every_line_about_ranking_can_be_pasted_where_the_model_ranks(line: str, reranker: HttpServer) -> None:
     paste(line, reranker)
 
 
 def paste(line: str, server: HttpServer) -> None:
-    command = f"UMA={server.url}; {line} --silent --fail-with-body --noproxy '*'"
+    # In a pipe the exit status is that of the last command, so an error must not print a body there.
+    fails = "--fail" if "|" in line else "--fail-with-body"
+    curl = f"curl() {{ {required_command('curl')} --silent --show-error {fails} --noproxy '*' \"$@\"; }}"
+    command = f"{curl}; UMA={server.url}; {line}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
@@ -51,13 +95,36 @@ def paste(line: str, server: HttpServer) -> None:
 
 def test_every_endpoint_is_told_of() -> None:
     shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/\S+)", PAGE)}
-    assert shown == {path for _, path, _ in ENDPOINTS}
+    shown = {re.sub(r"/ui/api/answers/\w+", "/ui/api/answers/{token}", path) for path in shown}
+    assert shown == {path for _, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS] if is_api(path)}
+
+
+def is_api(path: str) -> bool:
+    """Whether a program asks for it, and not a browser for a file of the page."""
+    return path.startswith("/ui/api/") or not is_file(path)
 
 
 def test_every_path_of_the_page_is_told_of() -> None:
     told = set(re.findall(r"^\| `(GET|POST|DELETE) (/ui/api/\S+)` \|", PAGE, re.MULTILINE))
     served = {(method, path) for method, path, _ in PAGE_ENDPOINTS if path.startswith("/ui/api/")}
     assert told == served
+
+
+def test_every_field_of_every_body_is_told_of() -> None:
+    table = re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)
+    told = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", table))))
+    assert {path for method, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS] if method == "POST"} == set(BODIES)
+    missing = {path: sorted(set(field_names(body)) - told) for path, body in BODIES.items()}
+    assert {path: names for path, names in missing.items() if names} == {}
+
+
+def field_names(body: type[Any]) -> Iterator[str]:
+    """The fields of a body, and of the objects in it. Messages and tools are lists, and as each dialect has them."""
+    for name, hint in hints_of(body).items():
+        yield name
+        for inner in getattr(hint, "__args__", ()):
+            if attrs.has(inner) and inner is not SamplingParams:
+                yield from field_names(inner)
 
 
 def test_every_option_named_exists() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from http_server import HttpServer
+from required import required_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 
@@ -25,11 +26,11 @@ def expected(http_server: HttpServer) -> str:
 @pytest.fixture
 def litellm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a list of prices
-    yield pytest.importorskip("litellm")
+    yield required_module("litellm")
 
 
 def test_langchain_chats_and_streams(http_server: HttpServer, expected: str) -> None:
-    langchain = pytest.importorskip("langchain_openai")
+    langchain = required_module("langchain_openai")
     model = langchain.ChatOpenAI(base_url=f"{http_server.url}/v1", api_key="none", model="builtin", **GREEDY)
     whole = model.invoke(QUESTION)
     assert whole.content == expected
@@ -61,8 +62,8 @@ def test_litellm_embeds_in_two_dialects(http_server: HttpServer, litellm: Any) -
 
 
 def test_llama_index_completes_and_streams(http_server: HttpServer, expected: str) -> None:
-    like = pytest.importorskip("llama_index.llms.openai_like")
-    llms = pytest.importorskip("llama_index.core.llms")
+    like = required_module("llama_index.llms.openai_like")
+    llms = required_module("llama_index.core.llms")
     place = {"api_base": f"{http_server.url}/v1", "api_key": "none", "model": "builtin", "max_retries": 0}
     model = like.OpenAILike(**place, is_chat_model=True, **GREEDY)
     message = llms.ChatMessage(role="user", content=QUESTION)

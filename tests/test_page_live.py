@@ -8,15 +8,21 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
+from engine_world import config_for
 from http_server import HttpServer, running_http
 from page_browser import chromium, visitor
 from playwright.sync_api import Browser, expect
 
 from harness import PATIENCE_SEC, short_directory
+from uma.engine import open_engine
+from uma.http.app import build_app
+from uma.http.gateway import Gateway
 
 STORM = 12
 TWO_SLOTS = ("--max-sequences", "2", "--http-any-model")
@@ -70,6 +76,30 @@ def test_frames_tell_of_a_storm_what_happens_in_it(narrow_server: HttpServer) ->
     assert seen[-1]["metrics"]["tokens_generated_total"] >= STORM * 120
     ids = {request["id"] for request in running}
     assert len(ids) <= STORM
+
+
+async def test_a_frame_comes_with_each_quarter_of_a_second(tiny: Path, mock_clock: trio.testing.MockClock) -> None:
+    scope = {"type": "http", "method": "GET", "path": "/ui/api/live", "headers": [(b"host", b"localhost")]}
+    said, heard = trio.open_memory_channel[dict[str, Any]](0)
+
+    async def next_frame() -> dict[str, Any]:
+        while (message := await heard.receive())["type"] != "http.response.body":
+            pass
+        frame: dict[str, Any] = json.loads(message["body"].partition(b"data: ")[2])
+        return frame
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        app = build_app(Gateway.of(engine, engine.config))
+        nursery.start_soon(app, scope, trio.sleep_forever, said.send)
+        first = (await next_frame())["at_ms"]
+        for number in range(1, 9):
+            mock_clock.jump(0.25 - 1 / 64)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(trio.WouldBlock):
+                heard.receive_nowait()
+            mock_clock.jump(1 / 64)
+            assert (await next_frame())["at_ms"] == first + 250 * number
+        nursery.cancel_scope.cancel()
 
 
 def test_all_viewers_share_one_snapshot(narrow_server: HttpServer) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from http_server import HttpServer
 
 from harness import run_to_end
 from uma.cli.parser import build_parser
@@ -14,10 +15,20 @@ from uma.cli.parser import build_parser
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PLACE = "http://127.0.0.1:8080"
+CLIENTS = [each for each in SNIPPETS if PLACE in each]
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_every_python_snippet_runs_and_prints(snippet: str) -> None:
+@pytest.mark.parametrize("snippet", CLIENTS)
+def test_each_client_needs_three_lines(snippet: str, http_server: HttpServer) -> None:
+    assert sum(1 for line in snippet.splitlines() if line) == 3
+    done = run_to_end(sys.executable, "-c", snippet.replace(PLACE, http_server.url))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 20
+
+
+@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if each not in CLIENTS])
+def test_every_other_python_snippet_runs_and_prints(snippet: str) -> None:
     code = snippet.replace('"model.gguf"', '"builtin", threads=1, threads_batch=1')
     done = run_to_end(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
