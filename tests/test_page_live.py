@@ -18,6 +18,7 @@ from engine_world import config_for
 from http_server import HttpServer, running_http
 from page_browser import chromium, visitor
 from playwright.sync_api import Browser, expect
+from starlette.types import Message, Scope
 
 from harness import PATIENCE_SEC, short_directory
 from uma.engine import open_engine
@@ -79,8 +80,8 @@ def test_frames_tell_of_a_storm_what_happens_in_it(narrow_server: HttpServer) ->
 
 
 async def test_a_frame_comes_with_each_quarter_of_a_second(tiny: Path, mock_clock: trio.testing.MockClock) -> None:
-    scope = {"type": "http", "method": "GET", "path": "/ui/api/live", "headers": [(b"host", b"localhost")]}
-    said, heard = trio.open_memory_channel[dict[str, Any]](0)
+    scope: Scope = {"type": "http", "method": "GET", "path": "/ui/api/live", "headers": [(b"host", b"localhost")]}
+    said, heard = trio.open_memory_channel[Message](0)
 
     async def next_frame() -> dict[str, Any]:
         while (message := await heard.receive())["type"] != "http.response.body":
