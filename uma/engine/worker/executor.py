@@ -16,7 +16,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy.order import preemption_order
-from uma.engine.worker.drafting import Drafts
+from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.output import steps_ahead
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import ModelRunner, Step, Work

@@ -34,12 +34,12 @@ from uma.engine.worker.commands import (
     Submit,
     UseEmbedder,
 )
-from uma.engine.worker.drafter import Drafter
-from uma.engine.worker.drafting import Speculator
+from uma.engine.worker.drafts.drafter import Drafter
+from uma.engine.worker.drafts.lookup_drafter import LookupDrafter
+from uma.engine.worker.drafts.model_drafter import ModelDrafter
+from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
-from uma.engine.worker.lookup_drafter import LookupDrafter
-from uma.engine.worker.model_drafter import ModelDrafter
 from uma.engine.worker.output import Output, patience_ms
 from uma.engine.worker.probes import Probes
 from uma.engine.worker.relayout import Relayout

@@ -18,7 +18,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.speculation import saved_ms
 from uma.engine.worker.commands import Commands
-from uma.engine.worker.drafting import Drafts
+from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.neighbours import Neighbours
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from uma.engine.kv.pool import KvPool
 from uma.engine.worker.chances import Chances
-from uma.engine.worker.drafter import NOTHING, Guess
+from uma.engine.worker.drafts.drafter import NOTHING, Guess
 from uma.engine.worker.lookup import CHANCES, Lookup
 from uma.engine.worker.sequence import Sequence
 from uma.llama.vocab import Vocab

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from uma.engine.clock import now_ms
 from uma.engine.policy.cost import CostModel
 from uma.engine.worker.chances import Chances
-from uma.engine.worker.drafter import NOTHING, Guess
+from uma.engine.worker.drafts.drafter import NOTHING, Guess
 from uma.engine.worker.sequence import Sequence, Status
 from uma.errors import DecodeFailed
 from uma.llama.batch import Batch

@@ -14,7 +14,7 @@ from uma.config import Speculate
 from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy.speculation import MAX_DRAFT, Candidate, Drafting, DraftPolicy
-from uma.engine.worker.drafter import NOTHING, Drafter, Guess
+from uma.engine.worker.drafts.drafter import NOTHING, Drafter, Guess
 from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
