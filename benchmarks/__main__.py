@@ -41,7 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", action="store_true", help="run nothing, show what is there")
     parser.add_argument("--publish", action="store_true", help="run nothing, write the tables into README.md")
     parser.add_argument("--no-peers", action="store_true", help="UMA and raw only")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads of every target")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="compute threads of every target (default: all CPUs; UMA with its defaults chooses by itself)",
+    )
     parser.add_argument("--out", type=Path, help=f"folder of results (default: one for each processor in {RESULTS})")
     return parser
 
@@ -51,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 180)
     model = bench_model()
-    machine = describe(model, args.threads)
+    threads: int = args.threads or os.cpu_count() or 1
+    machine = describe(model, threads)
     out: Path = args.out or RESULTS / folder_name(machine)
     try:
         store = Store.open(out / ("quick.json" if args.quick else "results.json"), machine)
@@ -61,10 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [scenario for scenario in ALL if not args.scenario or scenario.name in args.scenario]
     bench = Bench(
         model=model,
-        threads=args.threads,
+        threads=threads,
         is_quick=args.quick,
         has_llama_server=llama_server.is_built() and not args.no_peers,
         has_llama_cpp_python=llama_cpp_python.is_built() and not args.no_peers,
+        has_named_threads=args.threads is not None,
     )
     console.print(machine_table(store.machine))
     if not (args.report or args.publish):

@@ -11,8 +11,12 @@ import attrs
 import psutil
 
 from benchmarks.samples import Sample
+from uma.engine.delivery.experience import Experience
 
 Measures = dict[str, float]
+
+READER_TTFT_MS, READER_PACE_MS = 1_000.0, 80.0
+"""What a reader wants, for QoE: the first token after a second, then one every 80 ms."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -32,6 +36,20 @@ def latency(samples: Iterable[Sample]) -> Measures:
     measures |= {f"inter_token_p{round(share * 100)}_ms": percentile(gaps, share) for share in (0.5, 0.95, 0.99)}
     measures["inter_token_worst_ms"] = max(gaps, default=float("nan"))
     return measures
+
+
+def qoe(samples: Iterable[Sample]) -> list[float]:
+    """Quality of experience of each request as Andes (arXiv 2404.16283) defines it, by when its client had the tokens;
+    0 where none came.
+    """
+    return [_qoe(sample) if sample.token_s else 0.0 for sample in samples]
+
+
+def _qoe(sample: Sample) -> float:
+    reader = Experience(sample.sent_s * 1000 + READER_TTFT_MS, READER_PACE_MS)
+    for moment_s in sample.token_s:
+        reader.had_token(moment_s * 1000)
+    return reader.qoe
 
 
 def throughput(samples: Sequence[Sample]) -> Measures:

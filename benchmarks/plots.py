@@ -66,6 +66,12 @@ def _throughput(summary: Summary, path: Path) -> None:
     plt.close(figure)
 
 
+def _setting(options: str) -> str:
+    """`200 ms` for UMA's options; llama-server's as they are."""
+    found = re.match(r"--slo-tbt-ms (\d+)", options)
+    return f"{found[1]} ms" if found else options
+
+
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -120,7 +126,7 @@ def _tradeoff(summary: Summary, path: Path) -> None:
         rates = [summary.get("storm", target, "prompt_tokens_per_s") for target in targets]
         axes.plot(gaps, rates, marker="o", color=color(prefix), label=prefix)
         for target, gap, rate in zip(targets, gaps, rates, strict=True):
-            label = target.removeprefix(prefix).strip()
+            label = _setting(target.removeprefix(prefix).strip())
             axes.annotate(label, (gap, rate), fontsize=7, xytext=(4, 4), textcoords="offset points")
     axes.set(
         xscale="log",

@@ -27,6 +27,9 @@ import numpy as np
 
 from uma.llama import extra_buffers, trust
 
+MOST_AHEAD = 64
+"""Steps of a stream before a piece: its reader has four seconds then, and no piece takes as long."""
+
 
 @attrs.frozen
 class Job:
@@ -150,7 +153,9 @@ class RawDecoder:
         for number, prompt in enumerate(job.prompts, 1):
             for at in range(0, len(prompt), job.piece_tokens):
                 piece = prompt[at : at + job.piece_tokens]
-                while job.pace_ms and not job.is_mixed and not given.lasts():
+                for _ in range(MOST_AHEAD if job.pace_ms and not job.is_mixed else 0):
+                    if given.lasts():
+                        break
                     self._batch_of([(1, row + given.tokens, 0, 1)])
                     given.took(is_step=True)
                 rows = [(token, at + index, number, 0) for index, token in enumerate(piece)]
@@ -223,8 +228,10 @@ class _Given:
         return self._then_s - self._began_s
 
     def lasts(self) -> bool:
-        """Whether the next is not due before a piece and the step behind it have been computed."""
-        return self._due_s >= self._then_s + self.piece_s + self._step_s
+        """Whether the next is not due before a piece and the step behind it have been computed, or steps take so long
+        that more of them would not help.
+        """
+        return self._step_s >= self._pace_s or self._due_s >= self._then_s + self.piece_s + self._step_s
 
     def took(self, *, is_step: bool) -> None:
         """A batch has ended. One with a step of the stream gave it a token."""

@@ -16,6 +16,7 @@ UNITS = {
     "_s": ("s", 2),
     "_percent": ("%", 1),
     "_share": ("", 3),
+    "_qoe": ("", 3),
 }
 """A measure's unit and decimals, by the end of its name; anything else is a count."""
 
@@ -25,7 +26,7 @@ def head(name: str) -> str:
     for ending, (unit, _) in UNITS.items():
         if name.endswith(ending):
             words = name.removesuffix(ending).replace("_", " ")
-            return f"{words} ({unit})" if unit else f"{words} share"
+            return f"{words} ({unit})" if unit else name.replace("_", " ")
     return name.replace("_", " ")
 
 
@@ -67,12 +68,13 @@ def scenario_table(scenario: Scenario, summary: Summary, rounds: int) -> Table:
 def checks_table(checks: list[Check]) -> Table:
     """Claims, measured values, bars."""
     table = Table(title="Claims")
-    for name in ("claim", "measured", "bar", ""):
-        table.add_column(name, justify="left" if name == "claim" else "right")
+    for name in ("claim", "measured", "bar", "", "beside it"):
+        table.add_column(name, justify="left" if name in {"claim", "beside it"} else "right")
     for check in checks:
         verdict = "not measured" if not check.is_known else "[green]holds[/]" if check.holds else "[red]falls short[/]"
         value = f"{check.value:.3g} {check.unit}" if check.is_known else "n/a"
-        table.add_row(check.claim, value.strip(), f"{check.relation} {check.bar:g} {check.unit}".strip(), verdict)
+        bar = f"{check.relation} {check.bar:g} {check.unit}".strip()
+        table.add_row(check.claim, value.strip(), bar, verdict, check.beside)
     return table
 
 
@@ -98,11 +100,12 @@ def as_markdown(scenario: Scenario, summary: Summary, rounds: int) -> str:
 
 def checks_markdown(checks: list[Check]) -> str:
     """The claims for a document."""
-    lines = ["| claim | measured | bar | |", "| --- | ---: | ---: | --- |"]
+    lines = ["| claim | measured | bar | | beside it |", "| --- | ---: | ---: | --- | --- |"]
     for check in checks:
         verdict = "not measured" if not check.is_known else "holds" if check.holds else "**falls short**"
         value = f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"
-        lines.append(f"| {check.claim} | {value} | {check.relation} {check.bar:g} {check.unit} | {verdict} |")
+        bar = f"{check.relation} {check.bar:g} {check.unit}".strip()
+        lines.append(f"| {check.claim} | {value} | {bar} | {verdict} | {check.beside} |")
     return "\n".join(lines) + "\n"
 
 

@@ -25,6 +25,13 @@ class Bench:
     """Less of everything: to see that it runs, not to publish."""
     has_llama_server: bool
     has_llama_cpp_python: bool
+    has_named_threads: bool = False
+    """`--threads` was given. Otherwise UMA with its defaults chooses by itself; the others get all CPUs."""
+
+    @property
+    def default_threads(self) -> int | None:
+        """What UMA with its defaults is told; None: nothing."""
+        return self.threads if self.has_named_threads else None
 
     def pick(self, full: T, quick: T) -> T:
         """`quick` in a quick run, else `full`."""
@@ -98,6 +105,8 @@ class Check:
     relation: Literal["≤", "≥"]
     bar: float
     unit: str = ""
+    beside: str = ""
+    """What the value is to be read with: what `llama_decode` alone reaches, or what the peer has."""
 
     @property
     def is_known(self) -> bool:
@@ -108,6 +117,11 @@ class Check:
     def holds(self) -> bool:
         """Whether the measured value is on the right side of the bar."""
         return self.value <= self.bar if self.relation == "≤" else self.value >= self.bar
+
+
+def by_decode_alone(ratio: float) -> str:
+    """What stands beside a check: the value that `llama_decode` alone has. Empty where it was not measured."""
+    return "" if math.isnan(ratio) else f"`llama_decode` alone: {ratio:.3g} x"
 
 
 Emit = Callable[[str, str, Measures], None]

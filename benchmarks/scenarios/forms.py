@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from random import Random
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import trio
@@ -21,6 +21,9 @@ from uma.types import Grammar, Source, Token
 STREAMS, PROMPT, GENERATED = 8, 64, 192
 ANSWERS, LONG_PROMPT, ANSWER_TOKENS = 8, 1_024, 16
 TURNS = 3
+GAP_TURNS = 7
+"""Worst gaps measured of each kind, in turn; their median counts, for a machine has hiccups of its own."""
+PLAIN, LARGE = "without", "a schema of 100 properties"
 SERVED = f"{STREAMS} streams of a server, JSON schema"
 FIELDS = ("customer_reference", "delivery_address", "ordered_quantity", "payment_reference", "special_instructions")
 
@@ -44,9 +47,8 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
             case = f"{streams} streams" if streams > 1 else "1 stream"
             for form, measures in (await _forms(engine, bench, rng, streams, index)).items():
                 emit(case, form, measures)
-        emit("first mask", "without", await _gap(engine, bench, rng, None))
-        large = schema(index, tuple(f"property_number_{number}_of_round_{index}" for number in range(100)))
-        emit("first mask", "a schema of 100 properties", await _gap(engine, bench, rng, Grammar(json_schema=large)))
+        for form, measures in (await _gaps(engine, bench, rng, index)).items():
+            emit("first mask", form, measures)
         emit("several answers", "n: 8", await _answers(engine, bench, rng, together=True))
     unshared = RuntimeConfig(
         model=str(bench.model.path),
@@ -101,8 +103,19 @@ async def _rate(engine: Source, bench: Bench, rng: Random, streams: int, form: d
     return {"tokens_per_s": tokens / wall_s, "tokens": tokens, "batches": batches, "wall_s": wall_s}
 
 
-async def _gap(engine: Source, bench: Bench, rng: Random, grammar: Grammar | None) -> Measures:
-    """The worst gap of one stream while another request comes, with or without a grammar that was never seen."""
+async def _gaps(engine: Source, bench: Bench, rng: Random, index: int) -> dict[str, Measures]:
+    """In turn, the other one first each time. No schema comes twice."""
+    found: dict[str, list[float]] = {PLAIN: [], LARGE: []}
+    for turn in range(bench.pick(GAP_TURNS, 2)):
+        names = tuple(f"property_number_{number}_of_round_{index}_{turn}" for number in range(100))
+        forms = {PLAIN: None, LARGE: Grammar(json_schema=schema(index, names))}
+        for form in rotated(list(found), turn):
+            found[form].append(await _gap(engine, bench, rng, forms[form]))
+    return {form: {"worst_gap_ms": median(gaps), "worst_of_all_ms": max(gaps)} for form, gaps in found.items()}
+
+
+async def _gap(engine: Source, bench: Bench, rng: Random, grammar: Grammar | None) -> float:
+    """The worst gap, ms, of one stream while another request comes, with or without a grammar that was never seen."""
     gaps: list[float] = []
     async with trio.open_nursery() as nursery:
         request = _request(bench.model.prompt(rng, PROMPT), "stream", bench.pick(GENERATED, 48))
@@ -116,7 +129,7 @@ async def _gap(engine: Source, bench: Bench, rng: Random, grammar: Grammar | Non
                 if count == 16:
                     other = _request(bench.model.prompt(rng, PROMPT), "other", 16, grammar=grammar)
                     nursery.start_soon(finish_all, engine, [other])
-    return {"worst_gap_ms": max(gaps) * 1000}
+    return max(gaps) * 1000
 
 
 async def _answers(engine: Source, bench: Bench, rng: Random, *, together: bool) -> Measures:
@@ -142,7 +155,7 @@ def checks(summary: Summary) -> list[Check]:
     def ratio(case: str, form: str) -> float:
         return summary.get(case, form, "tokens_per_s") / summary.get(case, "free text", "tokens_per_s")
 
-    gaps = [summary.get("first mask", each, "worst_gap_ms") for each in ("a schema of 100 properties", "without")]
+    gaps = [summary.get("first mask", each, "worst_gap_ms") for each in (LARGE, PLAIN)]
     walls = [summary.get("several answers", each, "wall_s") for each in ("8 requests, nothing shared", "n: 8")]
     return [
         Check("8 streams under a JSON schema: tokens/s of free text", ratio("8 streams", "JSON schema"), "≥", 1.0, "x"),
@@ -160,7 +173,7 @@ def checks(summary: Summary) -> list[Check]:
             "first mask of 100 properties: another stream's worst gap, of that without",
             gaps[0] / gaps[1],
             "≤",
-            1.1,
+            1.0,
             "x",
         ),
         Check("n: 8 on 1,024 tokens: times faster than eight requests", walls[0] / walls[1], "≥", 5, "x"),
@@ -172,7 +185,7 @@ SCENARIO = Scenario(
     about=f"{STREAMS} streams and one, {GENERATED} tokens each: free text, a JSON schema with fixed keys, log "
     f"probabilities; a stream beside a schema of 100 properties seen for the first time; {ANSWERS} answers to a prompt "
     f"of {LONG_PROMPT:,} tokens; {STREAMS} streams of each server under the same schema.",
-    columns=("tokens_per_s", "tokens", "batches", "worst_gap_ms", "wall_s"),
+    columns=("tokens_per_s", "tokens", "batches", "worst_gap_ms", "worst_of_all_ms", "wall_s"),
     measure=measure,
     checks=checks,
     round_limit_s=400,

@@ -24,7 +24,7 @@ from benchmarks.scenarios.storm import N_CTX as STORM_N_CTX
 from benchmarks.scenarios.storm import SLOTS, storm
 from benchmarks.scenarios.throughput import CELLS_A_STREAM, Burst, in_turn, serve
 from benchmarks.targets.base import Target
-from benchmarks.targets.contenders import open_contender, uma_layout
+from benchmarks.targets.contenders import DEFAULTS, open_contender
 from benchmarks.targets.llama_server import LAYOUTS, LlamaServer
 from benchmarks.targets.uma import Uma, uma_both
 
@@ -35,6 +35,8 @@ FIRST_CASE = f"first token, {FIRST_PROMPT} tokens in"
 OPEN, COMPUTED = 1_000, 64
 OPEN_CASE = f"{OPEN:,} streams open, {COMPUTED} computed"
 OPEN_N_CTX = 65_536
+"""UMA's only option here: more than what `OPEN_TOKENS` take in all places, or streams would make place for each other.
+The places are those it has by itself."""
 OPEN_TOKENS = 512
 """So many that none of the first streams ends while the others come."""
 
@@ -44,16 +46,13 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     for streams in STREAMS:
         await _throughput(bench, index, streams, emit)
     await _first_token(bench, index, emit)
-    for layout in LAYOUTS:
-        await _storm_and_prefix(bench, index, layout, emit)
+    await _storm_and_prefix(bench, index, emit)
     await _open_streams(bench, index, emit)
 
 
 @asynccontextmanager
-async def _uma(bench: Bench, layout: str, *, n_ctx: int, slots: int) -> AsyncIterator[tuple[Uma, LlamaServer]]:
-    async with uma_both(
-        bench.model, uma_layout(layout, n_ctx=n_ctx, slots=slots), threads=bench.threads, label=layout
-    ) as (by_socket, by_http):
+async def _uma(bench: Bench) -> AsyncIterator[tuple[Uma, LlamaServer]]:
+    async with uma_both(bench.model, {}, threads=bench.default_threads, label=DEFAULTS) as (by_socket, by_http):
         await warm_up(by_socket, bench.model)
         await warm_up(by_http, bench.model)
         yield by_socket, by_http
@@ -62,16 +61,18 @@ async def _uma(bench: Bench, layout: str, *, n_ctx: int, slots: int) -> AsyncIte
 async def _throughput(bench: Bench, index: int, streams: int, emit: Emit) -> None:
     n_ctx = streams * CELLS_A_STREAM
     async with AsyncExitStack() as stack:
-        targets: list[Target] = []
-        for layout in LAYOUTS:
-            targets += await stack.enter_async_context(_uma(bench, layout, n_ctx=n_ctx, slots=streams))
-            if bench.has_llama_server:
-                peer = open_contender(f"{PEER} {layout}", bench, n_ctx=n_ctx, slots=streams)
-                targets.append(await stack.enter_async_context(peer))
+        targets: list[Target] = [*await stack.enter_async_context(_uma(bench))]
+        for kind in _peers(bench):
+            peer = open_contender(kind, bench, n_ctx=n_ctx, slots=streams)
+            targets.append(await stack.enter_async_context(peer))
         ask: dict[str, Burst] = {target.name: partial(serve, target) for target in rotated(targets, index)}
         found = await in_turn(ask, streams, bench.model, Random(f"http {index} {streams}"))
     for name, measures in found.items():
         emit(_streams_case(streams), name, measures)
+
+
+def _peers(bench: Bench) -> list[str]:
+    return [f"{PEER} {layout}" for layout in LAYOUTS if bench.has_llama_server]
 
 
 def _streams_case(streams: int) -> str:
@@ -80,7 +81,7 @@ def _streams_case(streams: int) -> str:
 
 async def _first_token(bench: Bench, index: int, emit: Emit) -> None:
     rng = Random(f"http first token {index}")
-    async with _uma(bench, "unified", n_ctx=4096, slots=SLOTS) as (by_socket, by_http):
+    async with _uma(bench) as (by_socket, by_http):
         targets: list[Target] = [by_socket, by_http]
         took: dict[str, list[float]] = {target.name: [] for target in targets}
         for repeat in range(bench.pick(FIRST_REPEATS, 5)):
@@ -91,11 +92,11 @@ async def _first_token(bench: Bench, index: int, emit: Emit) -> None:
         emit(FIRST_CASE, name, {"ttft_p50_ms": median(every_ms), "ttft_worst_ms": max(every_ms)})
 
 
-async def _storm_and_prefix(bench: Bench, index: int, layout: str, emit: Emit) -> None:
-    async with _uma(bench, layout, n_ctx=STORM_N_CTX, slots=SLOTS) as (_, by_http):
+async def _storm_and_prefix(bench: Bench, index: int, emit: Emit) -> None:
+    async with _uma(bench) as (_, by_http):
         await _storm_then_prefix(by_http, bench, index, emit)
-    if bench.has_llama_server:
-        async with open_contender(f"{PEER} {layout}", bench, n_ctx=STORM_N_CTX, slots=SLOTS) as peer:
+    for kind in _peers(bench):
+        async with open_contender(kind, bench, n_ctx=STORM_N_CTX, slots=SLOTS) as peer:
             await _storm_then_prefix(peer, bench, index, emit)
 
 
@@ -108,10 +109,8 @@ async def _storm_then_prefix(target: Target, bench: Bench, index: int, emit: Emi
 
 async def _open_streams(bench: Bench, index: int, emit: Emit) -> None:
     rng = Random(f"http open {index}")
-    async with uma_both(bench.model, {"n_ctx": OPEN_N_CTX, "max_sequences": COMPUTED}, threads=bench.threads) as (
-        by_socket,
-        by_http,
-    ):
+    settings = {"n_ctx": OPEN_N_CTX}
+    async with uma_both(bench.model, settings, threads=bench.default_threads) as (by_socket, by_http):
         # What computing takes, and what buffers grow to, is there before the streams that wait are counted.
         await burst(by_http, [Ask(bench.model.prompt(rng, 16), 8) for _ in range(COMPUTED)])
         async with trio.open_nursery() as nursery:
@@ -159,7 +158,6 @@ def checks(summary: Summary) -> list[Check]:
 
 
 def _of_socket(summary: Summary, streams: int, bar: float) -> Check:
-    """In the socket's better layout."""
     case = _streams_case(streams)
     base = summary.best_target(case, SOCKET, "tokens_per_s", "high")
     ratio = summary.ratio(case, base.replace(SOCKET, HTTP), base, "tokens_per_s")

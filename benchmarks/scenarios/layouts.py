@@ -10,12 +10,14 @@ from random import Random
 from benchmarks.load import burst, warm_up
 from benchmarks.measure import latency, throughput
 from benchmarks.samples import Ask
-from benchmarks.scenario import Bench, Emit, Scenario, rotated
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
 from benchmarks.targets.uma import uma_server
 
 STREAMS, PROMPT, GENERATED = 32, 512, 64
 SHARING, COMMON, OWN = 8, 1024, 16
 CELLS_A_SEQUENCE = 1280
+LEVEL = 0.95
+"""Of the better layout: single rounds of the same server differ by as much."""
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
@@ -44,10 +46,24 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
             emit(f"{SHARING} with {COMMON} tokens in common", uma.name, {"all_done_s": done_s, **latency(samples)})
 
 
+def checks(summary: Summary) -> list[Check]:
+    """What `auto` chooses is as fast as the layout that is better for the load."""
+    unrelated = f"{STREAMS} unrelated, {PROMPT} in, {GENERATED} out"
+    shared = f"{SHARING} with {COMMON} tokens in common"
+    auto, fixed = "UMA --kv-unified auto", "UMA --kv-unified o"
+    tokens = summary.get(unrelated, auto, "tokens_per_s") / summary.best(unrelated, fixed, "tokens_per_s", "high")
+    done = summary.get(shared, auto, "all_done_s") / summary.best(shared, fixed, "all_done_s", "low")
+    return [
+        Check(f"`--kv-unified auto`, {unrelated}: tokens/s of the better layout", tokens, "≥", LEVEL, "x"),
+        Check(f"`--kv-unified auto`, {shared}: time, of the better layout's", done, "≤", 1 / LEVEL, "x"),
+    ]
+
+
 SCENARIO = Scenario(
     name="layouts",
     about="UMA's two KV layouts on loads that favor either.",
     columns=("decode_per_s", "tokens_per_s", "all_done_s", "ttft_p50_ms", "inter_token_p50_ms"),
     measure=measure,
+    checks=checks,
     round_limit_s=240,
 )

@@ -7,9 +7,9 @@ from random import Random
 from benchmarks.load import one
 from benchmarks.measure import CpuMeter
 from benchmarks.samples import Ask
-from benchmarks.scenario import Bench, Emit, Scenario, rotated
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, by_decode_alone, rotated
 from benchmarks.scenarios.throughput import raw_measures
-from benchmarks.targets.contenders import contenders, open_contender
+from benchmarks.targets.contenders import OURS, contenders, open_contender
 from benchmarks.targets.raw import raw
 
 LENGTHS, QUICK_LENGTHS, GENERATED = (512, 2048, 8192), (512, 2048), 32
@@ -47,10 +47,21 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
                 emit(f"{length} tokens in", target.name, measures)
 
 
+def checks(summary: Summary) -> list[Check]:
+    """A long prompt alone is read as fast as llama-server reads it."""
+    case = f"{max(LENGTHS)} tokens in"
+    peer = summary.best(case, "llama-server", "ttft_p50_ms", "low")
+    raw_ratio = summary.best(case, "raw", "ttft_p50_ms", "low") / peer
+    ratio = summary.get(case, OURS, "ttft_p50_ms") / peer
+    beside = by_decode_alone(raw_ratio)
+    return [Check(f"{case}: first token, of llama-server's", ratio, "≤", 1.02, "x", beside)]
+
+
 SCENARIO = Scenario(
     name="long_context",
     about=f"One request after another with long prompts, {GENERATED} tokens generated, nothing else running.",
     columns=("ttft_p50_ms", "prompt_tokens_per_s", "inter_token_p50_ms", "inter_token_worst_ms", "rss_mb"),
     measure=measure,
+    checks=checks,
     round_limit_s=240,
 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import mean
 
 import trio
 
 from benchmarks.load import one, start
-from benchmarks.measure import CpuMeter, Measures, latency
+from benchmarks.measure import CpuMeter, Measures, latency, qoe
+from benchmarks.report import figure
 from benchmarks.samples import Ask, Sample
-from benchmarks.scenario import Bench, Emit, Scenario
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.targets.base import Target
-from benchmarks.targets.contenders import contenders, open_contender
+from benchmarks.targets.contenders import OURS, contenders, open_contender
 
 PEOPLE, QUESTIONS, QUESTION, ANSWER = 3, 4, 64, 48
 DOCUMENT, SUMMARY_TOKENS = 4000, 32
@@ -52,7 +54,7 @@ async def _mixed(target: Target, bench: Bench, rng: Random) -> dict[str, Measure
     ended = max(sample.ended_s or 0 for sample in samples)
     began = min(sample.sent_s for sample in samples)
     return {
-        "people": {**latency(chats), **_failed(chats)},
+        "people": {**latency(chats), **_failed(chats), "mean_qoe": mean(qoe(chats)), "lowest_qoe": min(qoe(chats))},
         "document": {**latency([document]), **_failed([document])},
         "batch": {**latency(batch), **_failed(batch), "all_done_s": max(each.ended_s or 0 for each in batch) - began},
         "all": {
@@ -68,6 +70,25 @@ def _failed(samples: list[Sample]) -> Measures:
     return {"failed": sum(sample.error is not None for sample in samples)}
 
 
+def checks(summary: Summary) -> list[Check]:
+    """People are served evenly and soon, and the work as a whole takes hardly longer."""
+
+    def both(case: str, measure: str) -> tuple[float, str]:
+        peer = summary.best(case, "llama-server", measure, "high" if measure.endswith("_qoe") else "low")
+        return summary.get(case, OURS, measure), f"llama-server: {figure(measure, peer)}"
+
+    done = summary.get("all", OURS, "all_done_s") / summary.best("all", "llama-server", "all_done_s", "low")
+    gap, peer_gap = both("people", "inter_token_worst_ms")
+    ttft, peer_ttft = both("people", "ttft_p95_ms")
+    quality, peer_quality = both("people", "mean_qoe")
+    return [
+        Check("mixed: everything done, of llama-server's", done, "≤", 1.05, "x"),
+        Check("mixed: people's worst gap", gap, "≤", 120, "ms", peer_gap),
+        Check("mixed: people's TTFT p95", ttft, "≤", 400, "ms", peer_ttft),
+        Check("mixed: mean QoE of people's streams", quality, "≥", 0.98, "", peer_quality),
+    ]
+
+
 SCENARIO = Scenario(
     name="mixed",
     about=f"{PEOPLE} people with {QUESTIONS} questions each, a document of {DOCUMENT} tokens, {BATCH} batch requests.",
@@ -77,9 +98,12 @@ SCENARIO = Scenario(
         "inter_token_p50_ms",
         "inter_token_p95_ms",
         "inter_token_worst_ms",
+        "mean_qoe",
+        "lowest_qoe",
         "all_done_s",
         "tokens_per_s",
     ),
     measure=measure,
+    checks=checks,
     round_limit_s=240,
 )

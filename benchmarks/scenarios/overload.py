@@ -11,7 +11,7 @@ from benchmarks.measure import CpuMeter, Measures, latency, percentile
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.targets.base import Target
-from benchmarks.targets.contenders import contenders, open_contender
+from benchmarks.targets.contenders import OURS, contenders, open_contender
 
 PROMPT, GENERATED = 64, 24
 TIMES_CAPACITY, SECONDS = 10, 10
@@ -22,11 +22,13 @@ TARGET_TTFT_MS, TARGET_TBT_MS = 2000.0, 120.0
 SLOTS, SESSIONS = 32, 16
 N_CTX = 16_384
 MAX_QUEUE = 256
+"""UMA's only option here: its default of 1,024 would take nearly all that comes, for two minutes of work."""
+UMA_QUEUE = f"{OURS} --max-queue {MAX_QUEUE}"
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """Capacity first, with as many streams as llama-server has slots; then ten times as many arrivals."""
-    settings = {"max_queue": MAX_QUEUE, "max_sequences": SLOTS}
+    settings = {"max_queue": MAX_QUEUE}
     for kind in [kind for kind in contenders(bench, index) if "split" not in kind]:
         async with open_contender(
             kind, bench, n_ctx=N_CTX, slots=SLOTS, settings=settings, sessions=SESSIONS
@@ -95,18 +97,13 @@ def _attained(samples: list[Sample]) -> float:
 
 def checks(summary: Summary) -> list[Check]:
     """No accepted request is lost, refusals come at once, and interactive requests are hardly slower."""
+    lost = summary.get("everyone", UMA_QUEUE, "accepted_lost")
+    refusal_ms = summary.get("everyone", UMA_QUEUE, "refusal_worst_ms")
+    attained = summary.get("interactive", UMA_QUEUE, "slo_percent")
     return [
-        Check(
-            "overload: accepted requests not finished", summary.get("everyone", "UMA unified", "accepted_lost"), "≤", 0
-        ),
-        Check("overload: slowest refusal", summary.get("everyone", "UMA unified", "refusal_worst_ms"), "≤", 100, "ms"),
-        Check(
-            "overload: interactive SLO attainment",
-            summary.get("interactive", "UMA unified", "slo_percent"),
-            "≥",
-            95,
-            "%",
-        ),
+        Check("overload: accepted requests not finished", lost, "≤", 0),
+        Check("overload: slowest refusal", refusal_ms, "≤", 100, "ms"),
+        Check("overload: interactive SLO attainment", attained, "≥", 95, "%"),
     ]
 
 

@@ -14,10 +14,10 @@ from benchmarks.measure import CpuMeter, Measures, latency, median_of, throughpu
 from benchmarks.models import BenchModel
 from benchmarks.raw import Result
 from benchmarks.samples import Ask, Sample
-from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, by_decode_alone, rotated
 from benchmarks.targets.base import Target
 from benchmarks.targets.batched_bench import batched_bench
-from benchmarks.targets.contenders import contenders, open_contender
+from benchmarks.targets.contenders import OURS, contenders, open_contender
 from benchmarks.targets.llama_server import LAYOUTS
 from benchmarks.targets.raw import Raw, raw
 
@@ -29,6 +29,9 @@ SETTLE_S = 0.1
 """Before each burst: threads that wait for more work still spin for a moment."""
 SLOW_PEER_STREAMS = (1, 8)
 """llama_cpp.server takes one request after another; more of them only take longer."""
+
+BARS = (("1 stream", 0.97, 1.05), ("8 streams", 0.96, 1.03), ("32 streams", 0.95, 1.05), ("64 streams", 0.92, 1.0))
+"""Least shares of raw's tokens/s, and of llama-server's."""
 
 Prompts = list[tuple[int, ...]]
 Burst = Callable[[Prompts, int], Awaitable[Measures]]
@@ -136,14 +139,14 @@ async def _batched_bench(bench: Bench, counts: tuple[int, ...], emit: Emit) -> N
 
 
 def checks(summary: Summary) -> list[Check]:
-    """The shares of raw and the ratios to llama-server, each in its better layout."""
+    """UMA with its defaults: shares of raw and ratios to llama-server, each of these in its better layout."""
     found: list[Check] = []
-    for case, of_raw, of_server in (("1 stream", 0.97, 1.15), ("8 streams", 0.96, 1.03), ("32 streams", 0.95, 1.1)):
-        ours = summary.best_target(case, "UMA", "tokens_per_s", "high")
-        for prefix, bar in (("raw", of_raw), ("llama-server", of_server)):
-            theirs = summary.best_target(case, prefix, "tokens_per_s", "high")
-            ratio = summary.ratio(case, ours, theirs, "tokens_per_s")
-            found.append(Check(f"{case}: tokens/s of {prefix}'s better layout", ratio, "≥", bar, "x"))
+    for case, of_raw, of_server in BARS:
+        best = {peer: summary.best_target(case, peer, "tokens_per_s", "high") for peer in ("raw", "llama-server")}
+        raw_ratio = summary.ratio(case, best["raw"], best["llama-server"], "tokens_per_s")
+        for peer, bar, beside in (("raw", of_raw, ""), ("llama-server", of_server, by_decode_alone(raw_ratio))):
+            ratio = summary.ratio(case, OURS, best[peer], "tokens_per_s")
+            found.append(Check(f"{case}: tokens/s of {peer}'s better layout", ratio, "≥", bar, "x", beside))
     return found
 
 

@@ -16,11 +16,15 @@ UMA = "UMA"
 SLOW = "llama_cpp.server"
 DEFAULTS = "defaults"
 """In the place of a layout: UMA as it starts without an option, whatever context a scenario gives the others."""
+OURS = f"{UMA} {DEFAULTS}"
+"""The target that claims are about."""
 
 
 def contenders(bench: Bench, index: int, *, with_slow: bool = False) -> list[str]:
-    """UMA and llama-server in both KV layouts, and `llama_cpp.server` if wanted; another one first each round."""
-    kinds = [f"{UMA} {layout}" for layout in LAYOUTS]
+    """UMA with its defaults, llama-server in both KV layouts, and `llama_cpp.server` if wanted; another one first each
+    round.
+    """
+    kinds = [OURS]
     if bench.has_llama_server:
         kinds += [f"llama-server {layout}" for layout in LAYOUTS]
     if with_slow and bench.has_llama_cpp_python:
@@ -39,14 +43,19 @@ async def open_contender(
     settings: Mapping[str, object] | None = None,
     sessions: int = 1,
 ) -> AsyncIterator[Target]:
-    """Run a server for the block and warm it up. All have `n_ctx` cells, in the split layout a share for each slot.
+    """Run a server for the block and warm it up. All have `n_ctx` cells, in the split layout a share for each slot;
+    UMA with its defaults has what it chooses.
 
-    `settings` and `sessions` are UMA's. `n_ctx_slow` is for `llama_cpp.server`, which holds one request at a time.
+    `settings` and `sessions` are UMA's; its name tells the settings that its defaults are changed by. `n_ctx_slow` is
+    for `llama_cpp.server`, which holds one request at a time.
     """
     name, _, layout = kind.partition(" ")
     if name == UMA:
         wanted = {**uma_layout(layout, n_ctx=n_ctx, slots=slots), **(settings or {})}
-        async with uma_server(bench.model, wanted, sessions=sessions, threads=bench.threads, label=layout) as uma:
+        changed = [f"--{key.replace('_', '-')} {value}" for key, value in wanted.items()] if layout == DEFAULTS else []
+        threads = bench.default_threads if layout == DEFAULTS else bench.threads
+        label = " ".join([layout, *changed])
+        async with uma_server(bench.model, wanted, sessions=sessions, threads=threads, label=label) as uma:
             await warm_up(uma, bench.model)
             yield uma
     elif kind == SLOW:

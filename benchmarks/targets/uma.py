@@ -68,13 +68,16 @@ class Uma:
 
 @asynccontextmanager
 async def uma_server(
-    model: BenchModel, settings: Mapping[str, object], *, threads: int, sessions: int = 1, label: str = ""
+    model: BenchModel, settings: Mapping[str, object], *, threads: int | None, sessions: int = 1, label: str = ""
 ) -> AsyncIterator[Uma]:
-    """Run `uma run` for the block, with settings by field name, and open `sessions` sessions."""
+    """Run `uma run` for the block, with settings by field name, and open `sessions` sessions. `threads` None: as many
+    as UMA takes by itself.
+    """
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         socket = Path(folder) / "uma.sock"
         command = [sys.executable, "-m", "uma", "run", "--model", str(model.path), "--socket", str(socket)]
-        for name, value in {"threads": threads, "threads_batch": threads, **settings}.items():
+        wanted = {} if threads is None else {"threads": threads, "threads_batch": threads}
+        for name, value in {**wanted, **settings}.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         # Settings of the user's own environment must not change what is measured.
         env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
@@ -95,7 +98,7 @@ async def _answers(socket: Path) -> bool:
 
 @asynccontextmanager
 async def uma_both(
-    model: BenchModel, settings: Mapping[str, object], *, threads: int, label: str = ""
+    model: BenchModel, settings: Mapping[str, object], *, threads: int | None, label: str = ""
 ) -> AsyncIterator[tuple[Uma, LlamaServer]]:
     """Run `uma run --http` for the block: one server, by its socket, and over HTTP by the client of llama-server."""
     port = free_port()
