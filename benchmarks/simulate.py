@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.simulation import scale
+from benchmarks.simulation.cluster import ROUTER_BLOCKS_PER_SECOND, Setup
 from benchmarks.simulation.load import Load
 from benchmarks.simulation.machines import MACHINES, Machine
 from benchmarks.simulation.outcome import LANES, Outcome, judge, plot, show
@@ -74,10 +75,21 @@ def main() -> None:
         "--workers", type=_workers, nargs="+", metavar="N", help="instead, so many workers behind a router (1 to 1000)"
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="with --workers: simulated time (default 8)")
+    parser.add_argument(
+        "--rate", type=float, default=20.0, help="with --workers: requests a second for each worker (default 20)"
+    )
+    parser.add_argument(
+        "--router-blocks", type=float, default=ROUTER_BLOCKS_PER_SECOND, metavar="N",
+        help=f"with --workers: blocks a second that the router can apply (default {ROUTER_BLOCKS_PER_SECOND:,.0f})",
+    )  # fmt: skip
     args = parser.parse_args()
     if args.workers:
         console = Console(width=200)
-        scaled = scale.run(MACHINES["gpu"], args.workers, args.seconds, Console(stderr=True))
+        base = Setup(
+            args.workers[0], "kv", requests_per_second=args.rate, seconds=args.seconds,
+            router_blocks_per_second=args.router_blocks,
+        )  # fmt: skip
+        scaled = scale.run(MACHINES["gpu"], args.workers, base, Console(stderr=True))
         scale.show(scaled, console)
         scale.plot(scaled, RESULTS / "scale.png")
         return

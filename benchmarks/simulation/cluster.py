@@ -17,7 +17,9 @@ from benchmarks.simulation.prefix_cache import Node, PrefixCache
 from benchmarks.simulation.router import ROUTERS
 from benchmarks.simulation.worker import Worker
 
-ARRIVAL, EVENT, FIRST_TOKEN, END, TICK = range(5)
+ARRIVAL, EVENT, APPLIED, FIRST_TOKEN, END, TICK = range(6)
+ROUTER_BLOCKS_PER_SECOND = 328_000.0
+"""One thread of Dynamo 1.6.1's indexer (`python -m benchmarks.indexer`), measured on 2 cores beside other programs."""
 WARM_UP = 0.25
 """Share of the time whose requests count for nothing: caches are empty at first."""
 
@@ -35,6 +37,8 @@ class Setup:
     """For each worker: near what one can serve where half of each prompt is at hand."""
     seconds: float = 8.0
     seed: int = 7
+    router_blocks_per_second: float = ROUTER_BLOCKS_PER_SECOND
+    """Of events that the router applies, one after another; those that come faster wait."""
 
 
 @attrs.frozen
@@ -52,6 +56,8 @@ class ClusterOutcome:
     ttft_p95_ms: float
     events_per_second: float
     blocks_per_second: float
+    router_behind_p99_ms: float
+    """From an event's coming to the router until it is applied."""
 
 
 class Cluster:
@@ -69,6 +75,8 @@ class Cluster:
         self._turns: list[Turn] = []
         self._now_ms = 0.0
         self._last_told_ms = [0.0] * setup.workers
+        self._router_free_ms = 0.0
+        self._router_behind_ms: list[float] = []
 
     def _make_worker(self, machine: Machine, index: int) -> Worker:
         cache = PrefixCache(self._setup.block_size, partial(self._tell, index))
@@ -97,6 +105,8 @@ class Cluster:
         if kind == TICK and isinstance(what, int):
             self._tick(what)
         elif kind == EVENT and isinstance(what, tuple):
+            self._take_in(what)
+        elif kind == APPLIED and isinstance(what, tuple):
             self._router.told(*what)
         elif kind == FIRST_TOKEN and isinstance(what, Turn):
             self._router.had_first_token(what)
@@ -141,6 +151,13 @@ class Cluster:
         self._last_told_ms[index] = at_ms = max(at_ms, self._last_told_ms[index])
         self._plan(at_ms, EVENT, (index, node, tokens, blocks))
 
+    def _take_in(self, told: tuple[int, Node, int, int]) -> None:
+        """An event has come to the router, which applies it once it has applied those before it."""
+        took_ms = 1_000 * abs(told[3]) / self._setup.router_blocks_per_second
+        self._router_free_ms = max(self._now_ms, self._router_free_ms) + took_ms
+        self._router_behind_ms.append(self._router_free_ms - self._now_ms)
+        self._plan(self._router_free_ms, APPLIED, told)
+
     def _judge(self, until_ms: float) -> ClusterOutcome:
         counted = [each for each in self._turns if each.row.arrived_ms >= WARM_UP * until_ms]
         served = [each for each in counted if each.done_ms is not None]
@@ -157,4 +174,5 @@ class Cluster:
             ttft_p95_ms=percentile(first, 0.95),
             events_per_second=counts.events / end_s,
             blocks_per_second=counts.blocks / end_s,
+            router_behind_p99_ms=percentile(self._router_behind_ms, 0.99),
         )

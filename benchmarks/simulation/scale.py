@@ -1,4 +1,6 @@
-"""How hit rate, attainment and events change with the number of workers, the events' delay and the block size."""
+"""How hit rate, attainment and events change with the number of workers, and with delay, block size, load and the
+router's own speed.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +14,41 @@ from rich.table import Table
 
 from benchmarks.simulation.cluster import Cluster, ClusterOutcome, Setup
 from benchmarks.simulation.machines import Machine
+from benchmarks.simulation.router import ROUTERS
 
 STUDY_WORKERS = 100
-"""Workers at which delay and block size are varied."""
+"""Workers at which all else is varied."""
+RATES = (2.0, 3.0)
+"""Times the requests a second."""
+ROUTER_RATES = (0.05, 0.02)
+"""Of the router's speed: as if it were slower, or as many times more workers sent their events to it."""
 DELAYS_MS = (1.0, 10.0, 50.0, 1_000.0)
 BLOCK_SIZES = (16, 64, 256)
 EVENT_BYTES, BLOCK_BYTES = 85, 73
 """Of an event and of each block in it, in the JSON that Dynamo's indexer takes."""
 
 
-def setups(workers: Sequence[int], seconds: float) -> Iterator[Setup]:
+def setups(workers: Sequence[int], base: Setup) -> Iterator[Setup]:
     """All experiments: each number of workers under both routers, then one thing varied at a time."""
     for count in workers:
-        for router in ("kv", "round robin"):
-            yield Setup(count, router, seconds=seconds)
-    most = min(max(workers), STUDY_WORKERS)
+        for router in ROUTERS:
+            yield attrs.evolve(base, workers=count, router=router)
+    most = attrs.evolve(base, workers=min(max(workers), STUDY_WORKERS))
     for delay_ms in DELAYS_MS:
-        yield Setup(most, "kv", (delay_ms, delay_ms), seconds=seconds)
+        yield attrs.evolve(most, event_delay_ms=(delay_ms, delay_ms))
     for size in BLOCK_SIZES[1:]:
-        yield Setup(most, "kv", block_size=size, seconds=seconds)
+        yield attrs.evolve(most, block_size=size)
+    for times in RATES:
+        for router in ROUTERS:
+            yield attrs.evolve(most, router=router, requests_per_second=times * base.requests_per_second)
+    for share in ROUTER_RATES:
+        yield attrs.evolve(most, router_blocks_per_second=share * base.router_blocks_per_second)
 
 
-def run(machine: Machine, workers: Sequence[int], seconds: float, console: Console) -> list[ClusterOutcome]:
-    """Run them all, and tell of each as it ends."""
+def run(machine: Machine, workers: Sequence[int], base: Setup, console: Console) -> list[ClusterOutcome]:
+    """Run them all, as `base` but for what each varies, and tell of each as it ends."""
     outcomes = []
-    for setup in setups(workers, seconds):
+    for setup in setups(workers, base):
         outcomes.append(Cluster(machine, setup).run())
         console.print(f"{setup.workers} workers, {setup.router}: hit rate {outcomes[-1].hit_rate:.1%}", style="dim")
     return outcomes
@@ -50,21 +62,23 @@ def bytes_per_second(outcome: ClusterOutcome) -> float:
 def show(outcomes: Sequence[ClusterOutcome], console: Console) -> None:
     """The table, as Markdown."""
     table = Table(box=box.MARKDOWN)
-    for column in ("workers", "router", "events late by", "block size"):
+    for column in ("workers", "requests/s each", "router", "its blocks/s", "events late by", "block size"):
         table.add_column(column)
-    for column in ("requests", "hit rate", "SLO attainment", "TTFT p50", "TTFT p95", "events/s", "blocks/s", "MB/s"):
+    for column in ("requests", "refused", "hit rate", "SLO attainment", "TTFT p50", "TTFT p95", "events/s", "blocks/s",
+                   "MB/s", "router behind p99"):  # fmt: skip
         table.add_column(column, justify="right")
     for each in outcomes:
         low, high = each.setup.event_delay_ms
         is_kv = each.setup.router == "kv"
         table.add_row(
-            str(each.setup.workers), each.setup.router,
+            str(each.setup.workers), f"{each.setup.requests_per_second:g}", each.setup.router,
+            f"{each.setup.router_blocks_per_second:,.0f}" if is_kv else "",
             (f"{low:g} ms" if low == high else f"{low:g} to {high:g} ms") if is_kv else "",
             str(each.setup.block_size) if is_kv else "",
-            f"{each.requests:,}", f"{each.hit_rate:.1%}", f"{each.attained:.1%}",
+            f"{each.requests:,}", f"{each.refused:,}", f"{each.hit_rate:.1%}", f"{each.attained:.1%}",
             f"{each.ttft_p50_ms:,.0f} ms", f"{each.ttft_p95_ms:,.0f} ms",
             *((f"{each.events_per_second:,.0f}", f"{each.blocks_per_second:,.0f}",
-               f"{bytes_per_second(each) / 1e6:.2f}") if is_kv else ("", "", "")),
+               f"{bytes_per_second(each) / 1e6:.2f}", f"{each.router_behind_p99_ms:,.1f} ms") if is_kv else [""] * 4),
         )  # fmt: skip
     console.print(table)
 
@@ -76,7 +90,8 @@ def plot(outcomes: Sequence[ClusterOutcome], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    plain = [each for each in outcomes if attrs.evolve(each.setup, workers=1, router="kv") == _usual(each)]
+    base = outcomes[0].setup
+    plain = [each for each in outcomes if attrs.evolve(each.setup, workers=base.workers, router=base.router) == base]
     figure, (quality, delay, load) = plt.subplots(1, 3, figsize=(14, 3.8))
     for router in dict.fromkeys(each.setup.router for each in plain):
         group = {each.setup.workers: each for each in plain if each.setup.router == router}
@@ -94,7 +109,3 @@ def plot(outcomes: Sequence[ClusterOutcome], path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-
-
-def _usual(outcome: ClusterOutcome) -> Setup:
-    return Setup(1, "kv", seconds=outcome.setup.seconds)

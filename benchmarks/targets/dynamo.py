@@ -26,6 +26,7 @@ from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import Process, free_port, server_process
 
 MODEL = "bench"
+BUILT_IN = "builtin"
 BLOCK_SIZE = 16
 GRACE_SEC = 1
 """Dynamo's pause between leaving the routing and the drain."""
@@ -106,9 +107,18 @@ def _cards(folder: Path) -> int:
 
 @asynccontextmanager
 async def dynamo(
-    model: BenchModel, settings: Mapping[str, object], *, threads: int, workers: int, router: Router
+    model: BenchModel | None,
+    settings: Mapping[str, object],
+    *,
+    threads: int | None,
+    workers: int,
+    router: Router,
+    migration_limit: int = 3,
 ) -> AsyncIterator[Dynamo]:
-    """Run a frontend and so many workers for the block."""
+    """Run a frontend and so many workers for the block, of the built-in model where `model` is None.
+
+    With a `migration_limit` of 0 no stream goes on with another worker: one that ends whole was finished by its own.
+    """
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as name:
         folder = Path(name)
         (folder / "kv").mkdir()
@@ -118,13 +128,22 @@ async def dynamo(
             "DYN_FILE_KV": str(folder / "kv"), "DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": str(GRACE_SEC), "XDG_CACHE_HOME": str(folder / "cache"),
         }  # fmt: skip
-        command = [sys.executable, "-m", "uma", "worker", "--model", str(model.path), "--served-name", MODEL]
+        command = [sys.executable, "-m", "uma", "worker", "--served-name", MODEL]
+        command += ["--model", str(model.path) if model else BUILT_IN]
         command += ["--discovery-backend", "file", "--block-size", str(BLOCK_SIZE)]
-        for key, value in {"threads": threads, "threads_batch": threads, **settings}.items():
+        named = {} if threads is None else {"threads": threads, "threads_batch": threads}
+        for key, value in {**named, **settings}.items():
             command += ["--" + key.replace("_", "-"), str(value)]
         frontend = [
             *(sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)),
-            *("--router-mode", router, "--kv-cache-block-size", str(BLOCK_SIZE), "--migration-limit", "3"),
+            *(
+                "--router-mode",
+                router,
+                "--kv-cache-block-size",
+                str(BLOCK_SIZE),
+                "--migration-limit",
+                str(migration_limit),
+            ),
             *("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"),
         ]
         async with AsyncExitStack() as stack:
