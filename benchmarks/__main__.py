@@ -14,7 +14,7 @@ import trio
 from rich.console import Console
 
 from benchmarks.machine import describe, folder_name
-from benchmarks.models import bench_model
+from benchmarks.models import SHAPES, bench_model
 from benchmarks.report import machine_table
 from benchmarks.results_page import Results, every_page, publish
 from benchmarks.scenario import Bench, Row, Scenario
@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         help="compute threads of every target (default: all CPUs; UMA with its defaults chooses by itself)",
     )
+    parser.add_argument("--shape", choices=SHAPES, default="100m", help="the model's shape (default 100m)")
     parser.add_argument("--out", type=Path, help=f"folder of results (default: one for each processor in {RESULTS})")
     return parser
 
@@ -54,12 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run and report. Exit code 0, also where a claim falls short: the table says so. 2: the results are not ours."""
     args = build_parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 180)
-    model = bench_model()
+    model = bench_model(SHAPES[args.shape])
     threads: int = args.threads or os.cpu_count() or 1
     machine = describe(model, threads)
     out: Path = args.out or RESULTS / folder_name(machine)
+    name = ("quick" if args.quick else "results") + ("" if model.shape == SHAPES["100m"] else f"-{args.shape}")
     try:
-        store = Store.open(out / ("quick.json" if args.quick else "results.json"), machine)
+        store = Store.open(out / f"{name}.json", machine)
     except ForeignResults as error:
         console.print(str(error), style="red")
         return 2
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trio.run(_run_until_terminated, console, store, bench, wanted, args.rounds or bench.pick(3, 1))
     results = Results.of(store)
     results.show(console)
-    results.write(out, "quick" if args.quick else "results")
+    results.write(out, name)
     if args.publish:
         publish(Path(__file__).parent / "README.md", every_page(RESULTS))
     return 0

@@ -57,6 +57,14 @@ class Shape:
         return self.width // self.heads * self.kv_heads
 
 
+SHAPES = {
+    "100m": Shape(),
+    "500m": Shape(name="llama-500m", layers=24, width=896, heads=14, kv_heads=2, feed_forward=4864, vocab=152_000),
+}
+"""Those that `--shape` chooses from: the second has the vocabulary of Qwen2.5 and its smallest model's dimensions, so
+that sampling and the last matrix cost what they cost with a large vocabulary."""
+
+
 @attrs.frozen
 class Vocabulary:
     """Tokens in id order, and the merges that make them."""
@@ -79,9 +87,11 @@ def vocabulary(size: int) -> Vocabulary:
     merges = [f"{syllable[0]} {syllable[1]}" for syllable in SYLLABLES]
     merges += [f"{word[:2]} {word[2:]}" for word in words]
     merges += [f"{SPACE} {word}" for word in words]
-    for word in words[: size - len(tokens)]:
-        tokens.append(f"{word}ka")
-        merges.append(f"{word} ka")
+    endings = ("ka", *(syllable for syllable in SYLLABLES if syllable != "ka"))
+    longer = itertools.product(endings, words)
+    for ending, word in itertools.islice(longer, max(0, size - len(tokens))):
+        tokens.append(f"{word}{ending}")
+        merges.append(f"{word} {ending}")
     first_word = len(SPECIALS) + 256 + len(SYLLABLES) + len(words)
     return Vocabulary(tuple(tokens), tuple(merges), first_word, len(words))
 

@@ -46,13 +46,13 @@ def machine_table(machine: dict[str, str]) -> Table:
     return table
 
 
-def scenario_table(scenario: Scenario, summary: Summary, rounds: int) -> Table:
-    """Medians over the rounds."""
+def scenario_table(scenario: Scenario, summary: Summary, rounds: int, where: str) -> Table:
+    """Medians over the rounds; the title says on what processor and model."""
     measured = {name for measures in summary.medians.values() for name in measures}
     columns = [name for name in scenario.columns if name in measured]
     if any(measures.get("failed") for measures in summary.medians.values()):
         columns.append("failed")
-    title = f"{scenario.name}: {scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}."
+    title = f"{scenario.name}: {scenario.about} {where}: medians of {rounds} round{'s' if rounds > 1 else ''}."
     table = Table(title=title, title_justify="left")
     table.add_column("case")
     table.add_column("target")
@@ -65,9 +65,9 @@ def scenario_table(scenario: Scenario, summary: Summary, rounds: int) -> Table:
     return table
 
 
-def checks_table(checks: list[Check]) -> Table:
+def checks_table(checks: list[Check], where: str) -> Table:
     """Claims, measured values, bars."""
-    table = Table(title="Claims")
+    table = Table(title=f"Claims: {where}")
     for name in ("claim", "measured", "bar", "", "beside it"):
         table.add_column(name, justify="left" if name in {"claim", "beside it"} else "right")
     for check in checks:
@@ -78,14 +78,14 @@ def checks_table(checks: list[Check]) -> Table:
     return table
 
 
-def as_markdown(scenario: Scenario, summary: Summary, rounds: int) -> str:
-    """The scenario's table for a document."""
+def as_markdown(scenario: Scenario, summary: Summary, rounds: int, where: str) -> str:
+    """The scenario's table for a document; its caption says on what processor and model."""
     measured = {name for measures in summary.medians.values() for name in measures}
     columns = [name for name in scenario.columns if name in measured]
     lines = [
         f"#### {scenario.name}",
         "",
-        f"{scenario.about} Medians of {rounds} round{'s' if rounds > 1 else ''}:",
+        f"{scenario.about} {where}: medians of {rounds} round{'s' if rounds > 1 else ''},",
         f"`python -m benchmarks -s {scenario.name}`",
         "",
         "| " + " | ".join(["case", "target", *map(head, columns)]) + " |",
@@ -98,9 +98,14 @@ def as_markdown(scenario: Scenario, summary: Summary, rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def checks_markdown(checks: list[Check]) -> str:
+def checks_markdown(checks: list[Check], where: str) -> str:
     """The claims for a document."""
-    lines = ["| claim | measured | bar | | beside it |", "| --- | ---: | ---: | --- | --- |"]
+    lines = [
+        f"Claims, on {where}:",
+        "",
+        "| claim | measured | bar | | beside it |",
+        "| --- | ---: | ---: | --- | --- |",
+    ]
     for check in checks:
         verdict = "not measured" if not check.is_known else "holds" if check.holds else "**falls short**"
         value = f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"

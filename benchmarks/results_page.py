@@ -20,12 +20,15 @@ class Results:
     """The scenarios that were measured, each with its medians and its number of rounds."""
 
     measured: tuple[tuple[Scenario, Summary, int], ...]
+    where: str
+    """The processor and the model, as each table's caption names them."""
 
     @classmethod
     def of(cls, store: Store) -> Results:
         """From the results file, in the order of `scenarios.ALL`."""
         kept = ((scenario, store.rounds(scenario.name)) for scenario in ALL)
-        return cls(tuple((scenario, Summary.of(rounds), len(rounds)) for scenario, rounds in kept if rounds))
+        where = f"{store.machine['cpu']}, {store.machine['model'].split(',')[0]}"
+        return cls(tuple((scenario, Summary.of(rounds), len(rounds)) for scenario, rounds in kept if rounds), where)
 
     @property
     def checks(self) -> list[Check]:
@@ -35,35 +38,41 @@ class Results:
     def show(self, console: Console) -> None:
         """Print a table for each scenario, and the claims."""
         for scenario, summary, rounds in self.measured:
-            console.print(report.scenario_table(scenario, summary, rounds))
+            console.print(report.scenario_table(scenario, summary, rounds, self.where))
         if self.measured:
-            console.print(report.checks_table(self.checks))
+            console.print(report.checks_table(self.checks, self.where))
 
     def write(self, folder: Path, name: str) -> None:
-        """Write the tables as `name.md`, and the figures, into `folder` (a quick run's figures apart)."""
+        """Write the tables as `name.md`, and the figures, into `folder` (those of other than `results` apart)."""
         if not self.measured:
             return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.md").write_text(self._tables())
         plots.draw(self._summaries(), folder if name == "results" else folder / name)
 
-    def page(self, machine: dict[str, str], folder: str) -> str:
-        """A processor's part of README.md: machine, claims, figures, tables."""
-        images = [f"![{name}](results/{folder}/{name}.png)\n" for name in plots.PLOTS if name in self._summaries()]
-        return "\n".join([f"### {machine['cpu']}\n", report.machine_markdown(machine), *images, self._tables()])
+    def page(self, machine: dict[str, str], figures: str) -> str:
+        """Its part of README.md: machine, claims, figures (from a folder beside README.md), tables."""
+        images = [f"![{name}]({figures}/{name}.png)\n" for name in plots.PLOTS if name in self._summaries()]
+        return "\n".join([f"### {self.where}\n", report.machine_markdown(machine), *images, self._tables()])
 
     def _tables(self) -> str:
-        pages = [report.as_markdown(*each) for each in self.measured]
-        return "\n".join([report.checks_markdown(self.checks), *pages])
+        pages = [report.as_markdown(*each, self.where) for each in self.measured]
+        return "\n".join([report.checks_markdown(self.checks, self.where), *pages])
 
     def _summaries(self) -> dict[str, Summary]:
         return {scenario.name: summary for scenario, summary, _ in self.measured}
 
 
 def every_page(results: Path) -> str:
-    """What was measured on each processor, one after another."""
-    stores = [Store.read(path) for path in sorted(results.glob("*/results.json"))]
-    return "\n".join(Results.of(store).page(store.machine, store.path.parent.name) for store in stores)
+    """What was measured on each processor with each model, one after another."""
+    stores = [Store.read(path) for path in sorted(results.glob("*/results*.json"))]
+    return "\n".join(Results.of(store).page(store.machine, _figures(store.path)) for store in stores)
+
+
+def _figures(results: Path) -> str:
+    """The folder of a file's figures, as README.md names it."""
+    folder = f"results/{results.parent.name}"
+    return folder if results.stem == "results" else f"{folder}/{results.stem}"
 
 
 def publish(readme: Path, page: str) -> None:

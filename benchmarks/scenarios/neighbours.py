@@ -104,17 +104,18 @@ async def _speed(bench: Bench, target: Target, rng: Random, streams: int, tokens
 
 
 async def _recovery(bench: Bench, target: Target, rng: Random) -> Measures:
-    """How long after a neighbour has left one stream has nine tenths of the quiet machine's speed again."""
+    """How long after a neighbour has left one stream has had nine tenths of the quiet machine's speed again, for the
+    whole of a short answer.
+    """
     quiet = (await _speed(bench, target, rng, 1, 200))["tokens_per_s"]
     async with loops(1):
         await _speed(bench, target, rng, 1, 100)
     left = time.perf_counter()
     while time.perf_counter() - left < RECOVERY_S:
-        began = time.perf_counter()
         sample = await one(target, Ask(bench.model.prompt(rng, PROMPT), 24, priority=1))
         speed = throughput([sample])["tokens_per_s"]
         if speed >= 0.9 * quiet:
-            return {"recovered_after_s": began - left}
+            return {"recovered_after_s": time.perf_counter() - left}
     return {"recovered_after_s": RECOVERY_S}
 
 

@@ -3,61 +3,126 @@
 Threads tell it apart. The server's main thread is all its I/O; the decode thread counts its own time outside
 `llama_decode` (wall time, so waiting for a core or for the interpreter is in it: an upper bound); what is left are
 llama.cpp's compute threads, which belong to `llama_decode`. The client is this process.
+
+What pacing costs shows beside prompts that are read: streams get their tokens one by one when they are due, where a
+server without pace hands over all that a batch gave.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from random import Random
+from typing import Any
 
-from benchmarks.load import burst, warm_up
+import attrs
+import trio
+
+from benchmarks.load import beside, burst, one, warm_up
 from benchmarks.measure import Measures, thread_cpu_s, throughput
-from benchmarks.samples import Ask
-from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from benchmarks.samples import Ask, Sample
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
 from benchmarks.targets.uma import Uma, uma_server
 
 PROMPT, GENERATED = 16, 128
+STREAMS, STREAM_TOKENS, PROMPTS, PROMPT_TOKENS = 8, 1_024, 4, 1_500
+BESIDE_PROMPTS = f"{STREAMS} streams beside prompts"
+PACED, UNPACED = "UMA", "UMA --pace off"
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
-    """The same load as the throughput sweep's, at 1, 8 and 32 streams."""
+    """The same load as the throughput sweep's, at 1, 8 and 32 streams; then 8 beside prompts, with pace and without."""
     async with uma_server(bench.model, {"n_ctx": 32 * 256}, threads=bench.threads) as uma:
         await warm_up(uma, bench.model)
         for streams in (1, 8, 32):
             case = f"{streams} streams" if streams > 1 else "1 stream"
             emit(case, uma.name, await _with_streams(uma, bench, index, streams))
+    for label in rotated([PACED, UNPACED], index):
+        settings = {"n_ctx": 16_384, **({"pace": "off"} if label == UNPACED else {})}
+        async with uma_server(bench.model, settings, threads=bench.threads) as uma:
+            await warm_up(uma, bench.model)
+            emit(BESIDE_PROMPTS, label, await _beside_prompts(uma, bench, index))
+
+
+@attrs.frozen
+class Counters:
+    """CPU time and tokens so far."""
+
+    metrics: Mapping[str, Any]
+    io_s: float
+    client_s: float
+
+    @classmethod
+    async def read(cls, uma: Uma) -> Counters:
+        """Now."""
+        return cls(await uma.metrics(), thread_cpu_s(uma.pid)[uma.pid], time.process_time())
+
+    def until(self, later: Counters, tokens: float) -> Measures:
+        """What each of so many tokens took since."""
+        outside_ms = later.metrics["outside_decode_ms_total"] - self.metrics["outside_decode_ms_total"]
+        parts = {
+            "decode_thread_us": outside_ms / 1000,
+            "server_io_us": later.io_s - self.io_s,
+            "client_us": later.client_s - self.client_s,
+        }
+        measures = {name: seconds / tokens * 1e6 for name, seconds in parts.items()}
+        return {**measures, "outside_decode_us": sum(measures.values())}
 
 
 async def _with_streams(uma: Uma, bench: Bench, index: int, streams: int) -> Measures:
     rng = Random(f"overhead {index} {streams}")
     asks = [Ask(bench.model.prompt(rng, PROMPT), GENERATED) for _ in range(streams)]
-    before, io_before, client_before = await uma.metrics(), thread_cpu_s(uma.pid)[uma.pid], time.process_time()
+    before = await Counters.read(uma)
     samples = await burst(uma, asks)
-    client_s = time.process_time() - client_before
-    io_s = thread_cpu_s(uma.pid)[uma.pid] - io_before
-    after = await uma.metrics()
+    after = await Counters.read(uma)
     rate = throughput(samples)
-    outside_s = (after["outside_decode_ms_total"] - before["outside_decode_ms_total"]) / 1000
-    parts = {"decode_thread_us": outside_s, "server_io_us": io_s, "client_us": client_s}
-    measures = {name: seconds / rate["tokens"] * 1e6 for name, seconds in parts.items()}
-    in_decode_s = (after["decode_ms_sum"] - before["decode_ms_sum"]) / 1000
+    in_decode_s = (after.metrics["decode_ms_sum"] - before.metrics["decode_ms_sum"]) / 1000
     return {
-        **measures,
-        "outside_decode_us": sum(measures.values()),
+        **before.until(after, rate["tokens"]),
         "in_decode_share": in_decode_s / rate["wall_s"],
         "tokens_per_s": rate["tokens_per_s"],
     }
 
 
+async def _beside_prompts(uma: Uma, bench: Bench, index: int) -> Measures:
+    """Streams that never end, while long prompts are read one after another."""
+    rng = Random(f"overhead {index} beside prompts")
+
+    def stream() -> Ask:
+        return Ask(bench.model.prompt(rng, PROMPT), STREAM_TOKENS, priority=1)
+
+    async with beside(uma, stream, streams=STREAMS) as running:
+        while len(running) < STREAMS:
+            await trio.lowlevel.checkpoint()
+        for sample in running:
+            await sample.reached(4)
+        had, began, before = _tokens(running), time.perf_counter(), await Counters.read(uma)
+        for _ in range(bench.pick(PROMPTS, 1)):
+            await one(uma, Ask(bench.model.prompt(rng, PROMPT_TOKENS), 1))
+        tokens, wall_s, after = _tokens(running) - had, time.perf_counter() - began, await Counters.read(uma)
+    return {**before.until(after, tokens), "tokens_per_s": tokens / wall_s}
+
+
+def _tokens(samples: list[Sample]) -> int:
+    return sum(len(sample.token_s) for sample in samples)
+
+
 def checks(summary: Summary) -> list[Check]:
-    """A tenth of a millisecond a token."""
+    """A tenth of a millisecond a token, and next to nothing for its pace."""
     used = summary.get("32 streams", "UMA", "outside_decode_us")
-    return [Check("32 streams: CPU time a token outside llama_decode, client included", used, "≤", 100, "µs")]
+    paced, unpaced = (summary.get(BESIDE_PROMPTS, label, "server_io_us") for label in (PACED, UNPACED))
+    return [
+        Check("32 streams: CPU time a token outside llama_decode, client included", used, "≤", 100, "µs"),
+        Check(
+            f"{BESIDE_PROMPTS}: the server's I/O time a token, over that without pace", paced - unpaced, "≤", 20, "µs"
+        ),
+    ]
 
 
 SCENARIO = Scenario(
     name="overhead",
-    about="CPU time a token outside `llama_decode`: decode thread, server's I/O thread and client.",
+    about="CPU time a token outside `llama_decode`: decode thread, server's I/O thread and client; "
+    f"then while {PROMPTS} prompts of {PROMPT_TOKENS:,} tokens are read, with pace and without.",
     columns=("outside_decode_us", "decode_thread_us", "server_io_us", "client_us", "in_decode_share", "tokens_per_s"),
     measure=measure,
     checks=checks,

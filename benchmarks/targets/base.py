@@ -59,11 +59,16 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 @asynccontextmanager
 async def server_process(
-    command: Sequence[str], is_ready: Probe, *, timeout_s: float = 60, env: dict[str, str] | None = None
+    command: Sequence[str],
+    is_ready: Probe,
+    *,
+    timeout_s: float = 60,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> AsyncIterator[Process]:
     """Run a server for the block; it is ready when `is_ready` says so, and gone after. Raises `StartError`."""
     with tempfile.NamedTemporaryFile(prefix="uma-bench-", suffix=".log") as log:
-        process = Process(_spawn(command, log.file, env), Path(log.name))
+        process = Process(_spawn(command, log.file, env, cwd), Path(log.name))
         try:
             await _wait_ready(process, is_ready, timeout_s)
             yield process
@@ -72,8 +77,10 @@ async def server_process(
                 await _stop(process.popen)
 
 
-def _spawn(command: Sequence[str], log: IO[bytes], env: dict[str, str] | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env)
+def _spawn(
+    command: Sequence[str], log: IO[bytes], env: dict[str, str] | None, cwd: Path | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=cwd)
 
 
 async def _wait_ready(process: Process, is_ready: Probe, timeout_s: float) -> None:

@@ -68,10 +68,16 @@ class Uma:
 
 @asynccontextmanager
 async def uma_server(
-    model: BenchModel, settings: Mapping[str, object], *, threads: int | None, sessions: int = 1, label: str = ""
+    model: BenchModel,
+    settings: Mapping[str, object],
+    *,
+    threads: int | None,
+    sessions: int = 1,
+    label: str = "",
+    tree: Path | None = None,
 ) -> AsyncIterator[Uma]:
     """Run `uma run` for the block, with settings by field name, and open `sessions` sessions. `threads` None: as many
-    as UMA takes by itself.
+    as UMA takes by itself. `tree`: the source tree that the server runs from, if not this one.
     """
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         socket = Path(folder) / "uma.sock"
@@ -81,7 +87,12 @@ async def uma_server(
             command += ["--" + name.replace("_", "-"), str(value)]
         # Settings of the user's own environment must not change what is measured.
         env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
-        async with server_process(command, lambda: _answers(socket), env=env) as process, AsyncExitStack() as stack:
+        if tree is not None:
+            env["PYTHONPATH"] = str(tree)
+        async with (
+            server_process(command, lambda: _answers(socket), env=env, cwd=tree) as process,
+            AsyncExitStack() as stack,
+        ):
             clients = [await stack.enter_async_context(connect(socket)) for _ in range(sessions)]
             yield Uma(f"UMA {label}".strip(), process, tuple(clients))
 
