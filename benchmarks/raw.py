@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import attrs
@@ -76,6 +77,23 @@ class StormResult:
     worst_gap_ms: float
     """Between two tokens of the stream, handed out evenly as far as they are there."""
     stream_tokens: int
+
+
+@attrs.frozen
+class RowsJob:
+    """Decode steps of some rows each, in turn, behind as many prompts as there are sequences."""
+
+    prompts: list[list[int]]
+    batches: list[tuple[int, int]]
+    """Rows whose next token is wanted, and rows of other sequences that only fill the batch up."""
+    repeats: int
+
+
+@attrs.frozen
+class RowsResult:
+    """Median milliseconds of each batch."""
+
+    batch_ms: list[float]
 
 
 class RawDecoder:
@@ -167,6 +185,24 @@ class RawDecoder:
         self._piece_s[job.piece_tokens] = given.piece_s
         return StormResult(given.elapsed_s, first_read_s, given.worst_gap_s * 1000, given.tokens)
 
+    def run_rows(self, job: RowsJob) -> RowsResult:
+        """What a batch takes by its number of rows, and whether rows that nothing is wanted of make it faster."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
+        self._prefill(job.prompts, 0)
+        held = [len(prompt) for prompt in job.prompts]
+        took_ms: list[list[float]] = [[] for _ in job.batches]
+        for repeat in range(job.repeats + 1):
+            for number, (wanted, filling) in enumerate(job.batches):
+                rows = [(1, held[row], row, int(row < wanted)) for row in range(wanted + filling)]
+                began = time.perf_counter()
+                self._batch_of(rows)
+                if repeat:  # the first touches memory
+                    took_ms[number].append((time.perf_counter() - began) * 1000)
+                # All sequences stay as long as they were: a batch is compared with others behind as many tokens.
+                for row in range(wanted + filling):
+                    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._ctx), row, held[row], -1)
+        return RowsResult([median(each) for each in took_ms])
+
     def _batch_of(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
         """Tokens with their positions, sequences, and whether logits are wanted."""
         part = np.array(rows, dtype=np.int32)
@@ -255,6 +291,12 @@ _quiet = llama_cpp.llama_log_callback(_swallow)
 """Kept here, for C holds no reference of its own."""
 
 
+def _answer(decoder: RawDecoder, fields: dict[str, Any]) -> Result | StormResult | RowsResult:
+    if "stream" in fields:
+        return decoder.run_storm(StormJob(**fields))
+    return decoder.run_rows(RowsJob(**fields)) if "batches" in fields else decoder.run(Job(**fields))
+
+
 def main() -> int:
     """Serve jobs until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -277,9 +319,7 @@ def main() -> int:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
             fields = json.loads(line)
-            storms = "stream" in fields
-            result = decoder.run_storm(StormJob(**fields)) if storms else decoder.run(Job(**fields))
-            print(json.dumps(attrs.asdict(result)), flush=True)
+            print(json.dumps(attrs.asdict(_answer(decoder, fields))), flush=True)
     return 0
 
 

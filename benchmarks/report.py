@@ -78,15 +78,15 @@ def checks_table(checks: list[Check], where: str) -> Table:
     return table
 
 
-def as_markdown(scenario: Scenario, summary: Summary, rounds: int, where: str) -> str:
+def as_markdown(scenario: Scenario, summary: Summary, rounds: int, where: str, options: str) -> str:
     """The scenario's table for a document; its caption says on what processor and model."""
     measured = {name for measures in summary.medians.values() for name in measures}
     columns = [name for name in scenario.columns if name in measured]
     lines = [
         f"#### {scenario.name}",
         "",
-        f"{scenario.about} {where}: medians of {rounds} round{'s' if rounds > 1 else ''},",
-        f"`python -m benchmarks -s {scenario.name}`",
+        f"{scenario.about} {where}: medians of {rounds} round{'s' if rounds > 1 else ''} of",
+        f"`python -m benchmarks{options} -s {scenario.name}`:",
         "",
         "| " + " | ".join(["case", "target", *map(head, columns)]) + " |",
         "| --- | --- |" + " ---: |" * len(columns),

@@ -22,13 +22,20 @@ class Results:
     measured: tuple[tuple[Scenario, Summary, int], ...]
     where: str
     """The processor and the model, as each table's caption names them."""
+    options: str
+    """Of the command that measured them, besides the scenario."""
 
     @classmethod
     def of(cls, store: Store) -> Results:
         """From the results file, in the order of `scenarios.ALL`."""
         kept = ((scenario, store.rounds(scenario.name)) for scenario in ALL)
         where = f"{store.machine['cpu']}, {store.machine['model'].split(',')[0]}"
-        return cls(tuple((scenario, Summary.of(rounds), len(rounds)) for scenario, rounds in kept if rounds), where)
+        shape = store.path.stem.partition("-")[2]
+        return cls(
+            tuple((scenario, Summary.of(rounds), len(rounds)) for scenario, rounds in kept if rounds),
+            where,
+            f" --shape {shape}" if shape else "",
+        )
 
     @property
     def checks(self) -> list[Check]:
@@ -56,7 +63,7 @@ class Results:
         return "\n".join([f"### {self.where}\n", report.machine_markdown(machine), *images, self._tables()])
 
     def _tables(self) -> str:
-        pages = [report.as_markdown(*each, self.where) for each in self.measured]
+        pages = [report.as_markdown(*each, self.where, self.options) for each in self.measured]
         return "\n".join([report.checks_markdown(self.checks, self.where), *pages])
 
     def _summaries(self) -> dict[str, Summary]:

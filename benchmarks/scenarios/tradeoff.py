@@ -16,6 +16,7 @@ from benchmarks.targets.llama_server import llama_server
 from benchmarks.targets.uma import uma_server
 from uma import RuntimeConfig
 
+TARGET = "--slo-tbt-ms"
 TARGETS_MS, QUICK_TARGETS_MS = (20, 40, 60, 80, 120, 200, 400), (40, 200)
 BATCHES, QUICK_BATCHES = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 512)), ((128, 128), (2048, 512))
 
@@ -43,7 +44,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
 
 def checks(summary: Summary) -> list[Check]:
     """For each setting of llama-server there is one of UMA's that is better in both axes."""
-    ours = [_point(summary, target) for target in summary.targets("storm") if target.startswith("UMA")]
+    ours = [_point(summary, target) for target in summary.targets("storm") if target.startswith(f"UMA {TARGET}")]
     found: list[Check] = []
     for target in (target for target in summary.targets("storm") if target.startswith("llama-server")):
         gap_ms, rate = _point(summary, target)

@@ -34,7 +34,8 @@ class Setup:
     """KV events reach the router after between so many milliseconds."""
     block_size: int = 16
     requests_per_second: float = 20.0
-    """For each worker: near what one can serve where half of each prompt is at hand."""
+    """For each worker, once conversations have gone on for long: near what one can serve where half of each prompt is
+    at hand."""
     seconds: float = 8.0
     seed: int = 7
     router_blocks_per_second: float = ROUTER_BLOCKS_PER_SECOND
@@ -56,8 +57,19 @@ class ClusterOutcome:
     ttft_p95_ms: float
     events_per_second: float
     blocks_per_second: float
+    requests_per_second: float
+    """For each worker, as they came: most conversations' later turns come after the simulated time."""
     router_behind_p99_ms: float
     """From an event's coming to the router until it is applied."""
+
+
+@attrs.frozen
+class Told:
+    """An event at the router."""
+
+    came_ms: float
+    applied_ms: float
+    blocks: int
 
 
 class Cluster:
@@ -76,7 +88,7 @@ class Cluster:
         self._now_ms = 0.0
         self._last_told_ms = [0.0] * setup.workers
         self._router_free_ms = 0.0
-        self._router_behind_ms: list[float] = []
+        self._told: list[Told] = []
 
     def _make_worker(self, machine: Machine, index: int) -> Worker:
         cache = PrefixCache(self._setup.block_size, partial(self._tell, index))
@@ -105,7 +117,7 @@ class Cluster:
         if kind == TICK and isinstance(what, int):
             self._tick(what)
         elif kind == EVENT and isinstance(what, tuple):
-            self._take_in(what)
+            self._take_in(*what)
         elif kind == APPLIED and isinstance(what, tuple):
             self._router.told(*what)
         elif kind == FIRST_TOKEN and isinstance(what, Turn):
@@ -151,19 +163,20 @@ class Cluster:
         self._last_told_ms[index] = at_ms = max(at_ms, self._last_told_ms[index])
         self._plan(at_ms, EVENT, (index, node, tokens, blocks))
 
-    def _take_in(self, told: tuple[int, Node, int, int]) -> None:
+    def _take_in(self, index: int, node: Node, tokens: int, blocks: int) -> None:
         """An event has come to the router, which applies it once it has applied those before it."""
-        took_ms = 1_000 * abs(told[3]) / self._setup.router_blocks_per_second
+        took_ms = 1_000 * abs(blocks) / self._setup.router_blocks_per_second
         self._router_free_ms = max(self._now_ms, self._router_free_ms) + took_ms
-        self._router_behind_ms.append(self._router_free_ms - self._now_ms)
-        self._plan(self._router_free_ms, APPLIED, told)
+        self._told.append(Told(self._now_ms, self._router_free_ms, abs(blocks)))
+        self._plan(self._router_free_ms, APPLIED, (index, node, tokens))
 
     def _judge(self, until_ms: float) -> ClusterOutcome:
         counted = [each for each in self._turns if each.row.arrived_ms >= WARM_UP * until_ms]
         served = [each for each in counted if each.done_ms is not None]
         prompts = sum(each.prompt_tokens for each in served)
         first = [ttft_ms(each) for each in served]
-        end_s, counts = max(until_ms, self._now_ms) / 1_000, self._router.counts
+        told = [each for each in self._told if WARM_UP * until_ms <= each.came_ms < until_ms]
+        window_s = (1 - WARM_UP) * until_ms / 1_000
         return ClusterOutcome(
             self._setup,
             requests=len(counted),
@@ -172,7 +185,8 @@ class Cluster:
             attained=sum(map(is_attained, served)) / max(1, len(counted)),
             ttft_p50_ms=percentile(first, 0.5),
             ttft_p95_ms=percentile(first, 0.95),
-            events_per_second=counts.events / end_s,
-            blocks_per_second=counts.blocks / end_s,
-            router_behind_p99_ms=percentile(self._router_behind_ms, 0.99),
+            events_per_second=len(told) / window_s,
+            blocks_per_second=sum(each.blocks for each in told) / window_s,
+            requests_per_second=len(counted) / window_s / self._setup.workers,
+            router_behind_p99_ms=percentile([each.applied_ms - each.came_ms for each in told], 0.99),
         )

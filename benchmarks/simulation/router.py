@@ -6,19 +6,10 @@ workers hold by their events, which are late, and what it has sent them itself a
 
 from __future__ import annotations
 
-import attrs
 import numpy as np
 
 from benchmarks.simulation.conversations import Turn
 from benchmarks.simulation.prefix_cache import Node
-
-
-@attrs.define
-class EventCounts:
-    """What the router has to take in."""
-
-    events: int = 0
-    blocks: int = 0
 
 
 class KvRouter:
@@ -31,12 +22,9 @@ class KvRouter:
         self._to_read = np.zeros(workers)
         """Blocks of prompts that each worker has still to read, as far as the router has sent them."""
         self._in_use = np.zeros(workers)
-        self.counts = EventCounts()
 
-    def told(self, worker: int, node: Node, tokens: int, blocks: int) -> None:
-        """An event has come."""
-        self.counts.events += 1
-        self.counts.blocks += abs(blocks)
+    def told(self, worker: int, node: Node, tokens: int) -> None:
+        """An event is applied."""
         holders = self._held.setdefault(node, {})
         if tokens:
             holders[worker] = tokens
@@ -74,9 +62,8 @@ class RoundRobin:
     def __init__(self, workers: int, block_size: int, seed: int) -> None:
         self._workers = workers
         self._next = 0
-        self.counts = EventCounts()
 
-    def told(self, worker: int, node: Node, tokens: int, blocks: int) -> None:
+    def told(self, worker: int, node: Node, tokens: int) -> None:
         """It listens to no events."""
 
     def route(self, turn: Turn) -> int:

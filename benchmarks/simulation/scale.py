@@ -20,7 +20,7 @@ STUDY_WORKERS = 100
 """Workers at which all else is varied."""
 RATES = (2.0, 3.0)
 """Times the requests a second."""
-ROUTER_RATES = (0.05, 0.02)
+ROUTER_RATES = (0.1, 0.05)
 """Of the router's speed: as if it were slower, or as many times more workers sent their events to it."""
 DELAYS_MS = (1.0, 10.0, 50.0, 1_000.0)
 BLOCK_SIZES = (16, 64, 256)
@@ -71,7 +71,7 @@ def show(outcomes: Sequence[ClusterOutcome], console: Console) -> None:
         low, high = each.setup.event_delay_ms
         is_kv = each.setup.router == "kv"
         table.add_row(
-            str(each.setup.workers), f"{each.setup.requests_per_second:g}", each.setup.router,
+            str(each.setup.workers), f"{each.requests_per_second:.1f}", each.setup.router,
             f"{each.setup.router_blocks_per_second:,.0f}" if is_kv else "",
             (f"{low:g} ms" if low == high else f"{low:g} to {high:g} ms") if is_kv else "",
             str(each.setup.block_size) if is_kv else "",

@@ -14,7 +14,7 @@ import orjson
 import trio
 
 from benchmarks.models import BenchModel
-from benchmarks.raw import Job, Result, StormJob, StormResult
+from benchmarks.raw import Job, Result, RowsJob, RowsResult, StormJob, StormResult
 from benchmarks.targets.base import HUGE_PAGES
 
 
@@ -38,7 +38,11 @@ class Raw:
         """Read prompts beside a stream."""
         return StormResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
 
-    def _run(self, job: Job | StormJob) -> dict[str, Any]:
+    async def run_rows(self, job: RowsJob) -> RowsResult:
+        """Time decode steps by their number of rows."""
+        return RowsResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
+
+    def _run(self, job: Job | StormJob | RowsJob) -> dict[str, Any]:
         assert self.popen.stdin is not None
         self.popen.stdin.write(orjson.dumps(attrs.asdict(job)) + b"\n")
         self.popen.stdin.flush()
