@@ -17,6 +17,7 @@ or replaces keys; `TOKENIZER_NONE` as `tokenizer` leaves the vocabulary out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -159,11 +160,44 @@ def _encoder_tensors(rng: np.random.Generator, n_vocab: int, context_length: int
     return tensors
 
 
-def write_vocabulary(path: Path) -> Path:
+def write_vocabulary(path: Path, *, pre_tokenizer: str = "gpt-2", merges: Sequence[tuple[str, str]] = MERGES) -> Path:
     """Write a file that holds a vocabulary and no weights, as llama.cpp's own tests use them."""
     writer = gguf.GGUFWriter(path, "llama")
     _write_metadata(writer, "attention", 512, FF, {})
-    _write_tokenizer(writer, "gpt2", "gpt-2", True, None)
+    _write_tokenizer(writer, "gpt2", pre_tokenizer, True, None, merges)
+    _finish(writer)
+    return path
+
+
+def merges_of(text: str) -> list[tuple[str, str]]:
+    """Merges of any two characters that stand side by side in `text`: only a pre-tokenizer keeps those apart."""
+    spelling = byte_spellings()
+    spelled = ["".join(spelling[byte] for byte in each.encode()) for each in text]
+    within = [(each[:end], each[end]) for each in spelled for end in range(1, len(each))]
+    return list(dict.fromkeys([*within, *pairwise(spelled)]))
+
+
+def write_sentence_pieces(path: Path, text: str, unknown: str = "") -> Path:
+    """Write a file that holds a SentencePiece vocabulary and no weights: the 256 bytes, each character of `text` but
+    those of `unknown`, and any two that stand side by side there.
+    """
+    writer = gguf.GGUFWriter(path, "llama")
+    _write_metadata(writer, "attention", 512, FF, {})
+    spelled = [each for each in text.replace(" ", "\u2581") if each not in unknown]
+    pairs = [left + right for left, right in pairwise(spelled)]
+    pieces = list(dict.fromkeys(["\u2581", *spelled, *pairs, *(left + right[1] for left, right in pairwise(pairs))]))
+    specials, raw = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*specials, *raw, *pieces])
+    writer.add_token_types(
+        [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(pieces)]
+    )
+    writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(pieces))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
     _finish(writer)
     return path
 
@@ -248,7 +282,12 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _write_tokenizer(
-    writer: gguf.GGUFWriter, tokenizer: str, pre_tokenizer: str, add_bos: bool, chat_template: str | None
+    writer: gguf.GGUFWriter,
+    tokenizer: str,
+    pre_tokenizer: str,
+    add_bos: bool,
+    chat_template: str | None,
+    merges: Sequence[tuple[str, str]] = MERGES,
 ) -> None:
     writer.add_tokenizer_model(tokenizer)
     if chat_template is not None:
@@ -256,13 +295,15 @@ def _write_tokenizer(
     if tokenizer == TOKENIZER_NONE:
         return
     writer.add_tokenizer_pre(pre_tokenizer)
-    writer.add_token_list([*byte_spellings(), *("".join(pair) for pair in MERGES), *SPECIALS])
+    plain = list(dict.fromkeys([*byte_spellings(), *("".join(pair) for pair in merges)]))
+    writer.add_token_list([*plain, *SPECIALS])
     normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
-    writer.add_token_types([normal] * (256 + len(MERGES)) + [control] * (len(SPECIALS) - 1) + [shown])
-    writer.add_token_merges([" ".join(pair) for pair in MERGES])
-    writer.add_bos_token_id(BOS)
-    writer.add_eos_token_id(EOS)
-    writer.add_eot_token_id(IM_END)
+    writer.add_token_types([normal] * len(plain) + [control] * (len(SPECIALS) - 1) + [shown])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    shift = len(plain) - len(byte_spellings()) - len(MERGES)
+    writer.add_bos_token_id(BOS + shift)
+    writer.add_eos_token_id(EOS + shift)
+    writer.add_eot_token_id(IM_END + shift)
     writer.add_add_bos_token(add_bos)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -15,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_histories import histories
 
-from models import BOS, write_encoder, write_model
+from models import (
+    BOS,
+    SPECIALS,
+    merges_of,
+    write_encoder,
+    write_model,
+    write_sentence_pieces,
+    write_vocabulary,
+)
 from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.mapping import Chunks, asked, chunks_for
 from uma.bridges.dynamo.model_directory import FILES, ModelFiles
@@ -30,11 +39,13 @@ from uma.llama.model import Model
 from uma.types import (
     Capabilities,
     Finished,
+    Grammar,
     Limits,
     Logprobs,
     ModelInfo,
     RequestMetrics,
     ServerInfo,
+    Slo,
     Token,
     TokenLogprob,
     Usage,
@@ -46,6 +57,10 @@ INFO = ServerInfo(
     Capabilities(True, True, True, True, True, "cells", True, 16, ("temperature",)),
     Limits(512, 512, 1_000, 1_000, 1, 1),
 )
+
+
+EXACTLY = {"top_p": 0.75, "min_p": 0.25, "frequency_penalty": 0.5, "presence_penalty": -1.5, "repetition_penalty": 1.25}
+"""Sampling options whose names and figures the engine has too."""
 
 
 def fields(**more: Any) -> dict[str, Any]:
@@ -63,9 +78,11 @@ def test_what_was_not_asked_for_is_left_to_the_engine() -> None:
 def test_what_was_asked_for_arrives() -> None:
     wanted = asked(
         fields(
-            sampling_options={"temperature": 0.20000000298, "top_k": 5, "seed": -1},
+            sampling_options={"temperature": 0.20000000298, "top_k": 5, "seed": -1, **EXACTLY},
             stop_conditions={"max_tokens": 9, "stop": ["x"], "ignore_eos": True, "min_tokens": 2},
+            output_options={"logprobs": 3, "prompt_logprobs": 1},
             routing={"priority": 7},
+            router={"ttft_target": 250.0, "itl_target": 0},
         ),
         INFO,
         "a",
@@ -75,7 +92,25 @@ def test_what_was_asked_for_arrives() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.20000000298, 5, 9)
     assert (sampling.stop, sampling.ignore_eos, sampling.min_tokens) == (("x",), True, 2)
     assert sampling.seed == 2**32 - 1
+    assert {name: getattr(sampling, name) for name in EXACTLY} == EXACTLY
+    assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 1)
     assert wanted.priority == 1
+    assert wanted.slo == Slo(target_ttft_ms=250.0, target_tbt_ms=1.0)
+
+
+@pytest.mark.parametrize(
+    ("guided", "grammar"),
+    [
+        ({"json": {"type": "object"}}, Grammar(json_schema={"type": "object"})),
+        ({"regex": "a+", "backend": "xgrammar"}, Grammar(regex="a+")),
+        ({"choice": ["a", "b"]}, Grammar(choice=("a", "b"))),
+        ({"grammar": 'root ::= "a"'}, Grammar(gbnf='root ::= "a"')),
+        ({}, None),
+    ],
+)
+def test_guided_decoding_arrives_as_a_grammar(guided: dict[str, Any], grammar: Grammar | None) -> None:
+    wanted = asked(fields(sampling_options={"guided_decoding": guided}), INFO, "a", None)
+    assert wanted.request.sampling.grammar == grammar
 
 
 @pytest.mark.parametrize(
@@ -103,8 +138,16 @@ def test_the_beginning_of_text_comes_once(ids: list[int], given: tuple[int, ...]
     [
         {"sampling_options": {"n": 2}},
         {"sampling_options": {"use_beam_search": True}},
+        {"sampling_options": {"length_penalty": 0.5}},
+        {"sampling_options": {"guided_decoding": {"structural_tag": "<a>"}}},
+        {"sampling_options": {"guided_decoding": {"json": {}, "whitespace_pattern": " "}}},
+        {"sampling_options": {"guided_decoding": {"json": {"a": [[]] * 70_000}}}},
         {"stop_conditions": {"stop_token_ids": [9]}, "eos_token_ids": [2]},
-        {"output_options": {"prompt_logprobs": 1}},
+        {"stop_conditions": {"stop_token_ids_hidden": [2, 9]}, "eos_token_ids": [2]},
+        {"output_options": {"logprobs": 21}},
+        {"output_options": {"skip_special_tokens": False}},
+        {"output_options": {"return_tokens_as_token_ids": True}},
+        {"output_options": {"formatted_prompt": True}},
         {"token_ids": [INFO.model.vocab_size]},
         {"sampling_options": {"guided_decoding": {"json": "{}"}}},
     ],
@@ -112,6 +155,28 @@ def test_the_beginning_of_text_comes_once(ids: list[int], given: tuple[int, ...]
 def test_what_this_worker_cannot_do_is_the_client_s_mistake_and_named(more: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"^(sampling_options|stop_conditions|output_options|token_ids)"):
         asked(fields(**more), INFO, "a", None)
+
+
+def test_all_that_is_wrong_comes_in_one_error_whatever_made_it_wrong() -> None:
+    with pytest.raises(BadRequest) as refused:
+        asked(
+            fields(
+                sampling_options={"temperature": "hot", "n": 2, "seed": 1.5},  # a type, and what is not to be had
+                stop_conditions={"min_tokens": 9, "max_tokens": 8, "stop": ["x"] * 17},  # what spans fields
+                output_options={"logprobs": 21},  # the engine's own bound
+            ),
+            INFO,
+            "a",
+            None,
+        )
+    assert {line.partition(":")[0] for line in refused.value.message.splitlines()} == {
+        "sampling_options.temperature",
+        "sampling_options.n",
+        "sampling_options.seed",
+        "stop_conditions.min_tokens",
+        "stop_conditions.stop",
+        "output_options.logprobs",
+    }
 
 
 def test_a_newer_frontend_s_fields_are_ignored_and_told() -> None:
@@ -195,13 +260,26 @@ def test_a_router_knows_what_is_held_also_where_the_worker_has_missed_events(
 WORDS = ("▁the", "▁th", "ere", "er", "▁owl", "ing", "▁été", "▁ete", "▁при", "вет", "▁你", "▁“", "▁🦉")
 
 
-@pytest.fixture(params=["builtin", "bytes", "words"])
+TEXTS = (
+    "The owl said: “Привет, 你好”, नमस्ते 🦉!",
+    "  two  spaces,\ttabs\n\nand 1,234 lines\n",
+    "There! $5+3, [MASK]the others été",
+)
+
+
+@pytest.fixture(params=["builtin", "words", "pieces", "gpt-2", "llama-bpe", "qwen2"])
 def model_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A vocabulary of each kind. Those by the name of a pre-tokenizer would merge whatever stands side by side in the
+    texts, if the pre-tokenizer did not cut them.
+    """
+    text = "".join([PROBE, *TEXTS])
     if request.param == "builtin":
         return builtin_path()
     if request.param == "words":
         return write_encoder(tmp_path / "bert.gguf", words=WORDS)
-    return write_model(tmp_path / "tiny.gguf")
+    if request.param == "pieces":
+        return write_sentence_pieces(tmp_path / "pieces.gguf", text, unknown="中🙂বு½")
+    return write_vocabulary(tmp_path / "bytes.gguf", pre_tokenizer=request.param, merges=merges_of(text))
 
 
 def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(model_path: Path) -> None:
@@ -211,18 +289,24 @@ def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(mod
             return [int(each) for each in model.vocab.tokenize(text, add_special=False, parse_special=True)]
 
         made = make_tokenizer(model_path)
-        check_tokenizer(made, reference, model_path)
-        for text in (
-            "The owl said: “Привет, 你好”, नमस्ते 🦉!",
-            "  two  spaces,\ttabs\n\nand 1,234 lines\n",
-            "There! $5+3, [MASK]the others été",
-        ):
+        check_tokenizer(made, reference, "it")
+        for text in TEXTS:
             assert made.encode(text, add_special_tokens=False).ids == reference(text)
 
 
-def test_a_tokenizer_that_differs_is_refused_with_the_first_difference(model_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"token 0 of .* --tokenizer-dir"):
-        check_tokenizer(make_tokenizer(model_path), lambda text: [0] * len(text), model_path)
+def test_a_tokenizer_that_differs_is_refused_with_the_first_difference() -> None:
+    with pytest.raises(ModelError, match=r"it gives other tokens .* token 0 of .* --tokenizer-dir"):
+        check_tokenizer(make_tokenizer(builtin_path()), lambda text: [0] * len(text), "it")
+
+
+def test_a_tokenizer_that_differs_in_special_tokens_alone_is_refused(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "bytes.gguf")
+    with Model.load(path, vocab_only=True) as model, pytest.raises(ModelError, match=re.escape(SPECIALS[0])):
+        check_tokenizer(
+            make_tokenizer(path),
+            lambda text: model.vocab.tokenize(text, add_special=False, parse_special=False).tolist(),
+            "it",
+        )
 
 
 def test_a_kind_of_tokenizer_that_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
@@ -284,4 +368,4 @@ def test_no_template_writes_the_beginning_of_text_that_the_worker_puts_there(tmp
 
 
 def test_the_probe_has_every_kind_of_text() -> None:
-    assert len({ord(each) >> 8 for each in PROBE}) > 12
+    assert len({ord(each) >> 8 for each in PROBE}) > 24

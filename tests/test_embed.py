@@ -19,7 +19,7 @@ from harness import ServerProcess
 from models import write_encoder
 from uma import LLM, RuntimeConfig, connect, open_engine
 from uma.client.interview import ID, SocketInterview
-from uma.contracts.claims import Question
+from uma.contracts.proofs import Question
 from uma.engine import Engine
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model

@@ -15,7 +15,7 @@ from http_server import HttpServer, running_http
 from harness import short_directory, until
 from models import write_encoder
 from uma.client.interview import SocketInterview
-from uma.contracts.claims import Question
+from uma.contracts.proofs import Question
 
 TEXTS = ["a fox", "once upon a time there was a forest", "b"]
 DOCUMENTS = ["a fox in a forest", "b", "the end of it all"]

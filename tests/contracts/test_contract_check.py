@@ -15,10 +15,11 @@ from http_server import HttpServer, running_http
 
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
 from models import write_encoder
-from uma.cli.contract import check, prove
+from uma.cli.contract import Interview, check, prove
 from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
-from uma.contracts.claims import Question, Reply, claims_of
+from uma.contracts.claims import claims_of
+from uma.contracts.proofs import Question, Reply
 from uma.errors import ConnectionLost
 from uma.types import ServerInfo
 
@@ -96,18 +97,21 @@ def test_each_declared_sampling_parameter_is_among_the_claims(server: ServerProc
 
 @attrs.frozen
 class Liar:
-    """A real server that says of itself what `lies` say, and whose answers `tampers` with."""
+    """A real server that says of itself what `lies` say, that hears what `mishears` makes of a question, and whose
+    answers `tampers` with.
+    """
 
-    honest: SocketInterview | HttpInterview
+    honest: Interview
     lies: dict[str, Any] = attrs.field(factory=dict)
     tampers: Callable[[Question, Reply], Reply] = lambda _, reply: reply
+    mishears: Callable[[Question], Question] = lambda question: question
 
     def introduce(self) -> ServerInfo:
         info = self.honest.introduce()
         return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, **self.lies))
 
     def ask(self, question: Question) -> Reply:
-        return self.tampers(question, self.honest.ask(question))
+        return self.tampers(question, self.honest.ask(self.mishears(question)))
 
 
 def is_proven(name: str, liar: Liar) -> bool:
@@ -175,6 +179,50 @@ def test_a_server_that_behaves_otherwise_is_found(
 ) -> None:
     assert is_proven(claim, Liar(SocketInterview(server.socket)))
     assert not is_proven(claim, Liar(SocketInterview(server.socket), tampers=tampers))
+
+
+def without(name: str) -> Callable[[Question], Question]:
+    """A server that takes a field and does nothing with it."""
+    return lambda question: Question({each: value for each, value in question.fields.items() if each != name})
+
+
+def hears_two_stops(question: Question) -> Question:
+    return Question(
+        question.fields | {"stop": question.fields["stop"][:2]} if "stop" in question.fields else question.fields
+    )
+
+
+def test_a_server_that_takes_sixteen_stop_strings_and_minds_two_is_found(server: ServerProcess) -> None:
+    assert is_proven("max_stop_sequences", Liar(SocketInterview(server.socket)))
+    assert not is_proven("max_stop_sequences", Liar(SocketInterview(server.socket), mishears=hears_two_stops))
+
+
+@attrs.frozen
+class Remembering:
+    """A server that computes exactly, asked each question with one answer once: proofs try again where an answer may
+    differ.
+    """
+
+    honest: SocketInterview
+    introduce: Callable[[], ServerInfo]
+    _answers: dict[str, Reply] = attrs.field(factory=dict)
+
+    def ask(self, question: Question) -> Reply:
+        key = json.dumps(question.fields)
+        if question.fields.get("temperature") != 0 and "seed" not in question.fields:
+            return self.honest.ask(question)
+        if key not in self._answers:
+            self._answers[key] = self.honest.ask(question)
+        return self._answers[key]
+
+
+def test_a_parameter_without_effect_is_found_whichever_it_is(server: ServerProcess) -> None:
+    interview = SocketInterview(server.socket)
+    info = interview.introduce()
+    honest = Remembering(interview, lambda: info)
+    names = honest.introduce().capabilities.sampling_params
+    unproven = [name for name in names if is_proven(f"sampling: {name}", Liar(honest, mishears=without(name)))]
+    assert unproven == []
 
 
 def test_a_place_where_no_server_listens_is_one_line_and_exit_code_1(server: ServerProcess) -> None:

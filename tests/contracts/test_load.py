@@ -8,6 +8,8 @@ import attrs
 import pytest
 
 from uma.contracts.load import (
+    CacheStats,
+    EngineStats,
     KvStats,
     LoadReport,
     WorkerStats,
@@ -22,7 +24,11 @@ from uma.contracts.load import (
 FIGURES: dict[str, Any] = {
     "active_sequences": 3, "queued_requests": 2, "kv_cells_used": 33, "kv_cells_total": 256, "cache_hit_rate": 0.25,
 }  # fmt: skip
-REPORT = report_of(FIGURES, worker_id=7, timestamp_ms=1_000_000, total_slots=8, block_size=16)
+ENGINE = EngineStats(5, 2, 1, 60, 1.0, 2.0, 3.0, 2, 256, 3)
+CACHE = CacheStats(0.25, 1, 3, 10, 20, 30, 40, 0, 2)
+REPORT = report_of(
+    FIGURES, worker_id=7, timestamp_ms=1_000_000, total_slots=8, block_size=16, engine_stats=ENGINE, cache_stats=CACHE
+)
 
 
 def test_a_block_counts_as_soon_as_one_of_its_cells_is_used() -> None:
@@ -38,6 +44,8 @@ def test_a_report_is_stale_after_five_seconds_and_says_nothing_but_its_time_then
     assert "uma_worker_report_timestamp_seconds 1000.0\n" in told
     assert ("uma_worker_request_active_slots 3\n" in told) is not expected
     assert ("uma_worker_kv_total_blocks 16\n" in told) is not expected
+    assert ("uma_engine_avg_decode_time_ms 3.0\n" in told) is not expected
+    assert ("uma_cache_node_count 2\n" in told) is not expected
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,11 @@ def test_a_report_is_due_after_100_ms_where_it_changed_and_after_1_000_ms_anyway
     assert is_due(published_ms, 1_000, has_changed=changed) is expected
 
 
+def test_a_worker_that_looks_now_and_then_publishes_before_the_second_is_over() -> None:
+    assert is_due(0, 800, has_changed=False, slack_ms=200)
+    assert not is_due(0, 799, has_changed=False, slack_ms=200)
+
+
 def test_a_later_report_of_the_same_load_has_not_changed() -> None:
     later = attrs.evolve(REPORT, timestamp_ms=REPORT.timestamp_ms + 1)
     assert not has_changed(REPORT, later)
@@ -60,8 +73,19 @@ def test_a_later_report_of_the_same_load_has_not_changed() -> None:
 def test_ranks_of_a_worker_add_up_and_are_as_old_as_the_oldest() -> None:
     other = LoadReport(7, 999_000, WorkerStats(1, 8, 0), KvStats(16, 48, 1 / 3, 0.75))
     expected = LoadReport(7, 999_000, WorkerStats(4, 16, 2), KvStats(19, 64, 19 / 64, (0.25 * 16 + 0.75 * 48) / 64))
-    assert aggregate([REPORT, other]) == expected
+    assert attrs.evolve(aggregate([REPORT, other]), engine_stats=None, cache_stats=None) == expected
     with pytest.raises(ValueError, match="of one worker"):
         aggregate([REPORT, attrs.evolve(other, worker_id=8)])
     with pytest.raises(ValueError, match="at least one"):
         aggregate([])
+
+
+def test_ranks_add_up_in_what_is_for_people_too() -> None:
+    other = attrs.evolve(
+        REPORT,
+        engine_stats=EngineStats(1, 1, 0, 4, 4.0, 2.0, 0.0, 0, 256, 0),
+        cache_stats=CacheStats(1.0, 4, 0, 0, 0, 0, 40, 1, 1),
+    )
+    both = aggregate([REPORT, other])
+    assert both.engine_stats == EngineStats(6, 3, 1, 64, 2.0, 2.0, 2.0, 2, 512, 3)
+    assert both.cache_stats == CacheStats(5 / 8, 5, 3, 10, 20, 30, 80, 1, 3)

@@ -15,7 +15,8 @@ from uma.cli.table import print_table
 from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.config import load
-from uma.contracts.claims import Claim, DisprovenError, Question, Reply, claims_of
+from uma.contracts.claims import claims_of
+from uma.contracts.proofs import Claim, DisprovenError, Question, Reply
 from uma.errors import ConfigError
 from uma.types import ServerInfo
 

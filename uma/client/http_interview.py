@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from uma.contracts.claims import Question, Reply
+from uma.contracts.proofs import Question, Reply
 from uma.errors import ConfigError, ConnectionLost
 from uma.protocol.converter import structure
 from uma.protocol.messages import HelloEvent
@@ -234,14 +234,26 @@ class OpenAi:
     def whole(self, answer: Event, warnings: list[str]) -> Iterator[Event]:
         """The answer in one piece as the socket would tell it."""
         texts = [each.get("text") or each.get("message", {}).get("content") or "" for each in answer["choices"]]
+        first = answer["choices"][0]
         yield {
             "event": "eos",
-            "reason": answer["choices"][0]["finish_reason"],
-            "text": texts[0],
+            "reason": first["finish_reason"],
+            **self._prompt_and_text(texts[0], first.get("logprobs")),
             "answers": [{"text": text} for text in texts],
             "usage": _usage(answer["usage"]),
             "warnings": [*warnings, *answer.get("warnings", ())],
         }
+
+    def _prompt_and_text(self, text: str, logprobs: Fields | None) -> Event:
+        """`echo` puts the prompt and its log probabilities in front of the answer's; the socket tells them apart."""
+        prompt = self.body.get("prompt")
+        if not self.body.get("echo") or not isinstance(prompt, str) or not text.startswith(prompt):
+            return {"text": text}
+        told: Event = {"text": prompt}
+        if logprobs is not None:
+            before = sum(offset < len(prompt) for offset in logprobs["text_offset"])
+            told["logprobs"] = logprobs["token_logprobs"][:before]
+        return {"text": text.removeprefix(prompt), "prompt": told}
 
 
 def _form_of(fields: Fields) -> Native | OpenAi:
@@ -273,6 +285,8 @@ def _as_openai(body: Event) -> Event:
     made = {**body, "stream_options": {"include_usage": True}} if body["stream"] else dict(body)
     if "tools" in made:
         made["tools"] = [{"type": "function", "function": each} for each in made["tools"]]
+    if "prompt_logprobs" in made:
+        made["logprobs"] = made.pop("prompt_logprobs")
     if (choice := made.get("tool_choice")) not in (None, "auto", "none", "required"):
         made["tool_choice"] = {"type": "function", "function": {"name": choice}}
     return made

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from uma.contracts.claims import Question, Reply
+from uma.contracts.proofs import Question, Reply
 from uma.errors import ConnectionLost
 from uma.net.place import objection
 from uma.protocol.converter import structure

@@ -82,10 +82,19 @@ class LoadReport:
     """Unix time."""
     worker_stats: WorkerStats
     kv_stats: KvStats
+    engine_stats: EngineStats | None = None
+    cache_stats: CacheStats | None = None
 
 
 def report_of(
-    snapshot: Mapping[str, Any], *, worker_id: int, timestamp_ms: int, total_slots: int, block_size: int
+    snapshot: Mapping[str, Any],
+    *,
+    worker_id: int,
+    timestamp_ms: int,
+    total_slots: int,
+    block_size: int,
+    engine_stats: EngineStats | None = None,
+    cache_stats: CacheStats | None = None,
 ) -> LoadReport:
     """A report from an engine's metrics; `total_slots` is how many requests are computed at once."""
     used, total = snapshot["kv_cells_used"], snapshot["kv_cells_total"]
@@ -99,6 +108,8 @@ def report_of(
             gpu_cache_usage_perc=min(1.0, used / total) if total else 0.0,
             gpu_prefix_cache_hit_rate=snapshot["cache_hit_rate"],
         ),
+        engine_stats,
+        cache_stats,
     )
 
 
@@ -153,18 +164,25 @@ def has_changed(before: LoadReport | None, now: LoadReport) -> bool:
 
 def exposition(report: LoadReport, now_ms: int) -> str:
     """A report as Prometheus' text, a gauge for each figure. Of a stale one only its time: it says nothing more."""
-    gauges: dict[str, float] = {"report_timestamp_seconds": report.timestamp_ms / 1000}
+    gauges: dict[str, float] = {"worker_report_timestamp_seconds": report.timestamp_ms / 1000}
     if not is_stale(report, now_ms):
-        figures = attrs.asdict(report.worker_stats) | attrs.asdict(report.kv_stats)
-        gauges |= {name: value for name, value in figures.items() if value is not None}
-    return "".join(f"# TYPE uma_worker_{name} gauge\numa_worker_{name} {value}\n" for name, value in gauges.items())
+        parts = {"worker": (report.worker_stats, report.kv_stats), "engine": (report.engine_stats,)}
+        for part, several in (parts | {"cache": (report.cache_stats,)}).items():
+            for stats in several:
+                figures = {} if stats is None else attrs.asdict(stats)
+                gauges |= {f"{part}_{name}": value for name, value in figures.items() if value is not None}
+    return "".join(f"# TYPE uma_{name} gauge\numa_{name} {value}\n" for name, value in gauges.items())
 
 
-def is_due(published_ms: int | None, now_ms: int, *, has_changed: bool) -> bool:
-    """Whether a worker should publish: at first, then every 100 ms while its load changes, and else every second."""
+def is_due(published_ms: int | None, now_ms: int, *, has_changed: bool, slack_ms: int = 0) -> bool:
+    """Whether a worker should publish: at first, then every 100 ms while its load changes, and else every second.
+
+    A worker that looks now and then publishes a second's report `slack_ms` early, and so never late.
+    """
     if published_ms is None:
         return True
-    return now_ms - published_ms >= (MIN_UPDATE_INTERVAL_MS if has_changed else MAX_UPDATE_INTERVAL_MS)
+    interval_ms = MIN_UPDATE_INTERVAL_MS if has_changed else MAX_UPDATE_INTERVAL_MS - slack_ms
+    return now_ms - published_ms >= interval_ms
 
 
 def aggregate(reports: Sequence[LoadReport]) -> LoadReport:
@@ -185,4 +203,30 @@ def aggregate(reports: Sequence[LoadReport]) -> LoadReport:
             sum(each.num_requests_waiting for each in stats),
         ),
         KvStats(active, total, min(1.0, active / total) if total else 0.0, min(1.0, hits / total) if total else 0.0),
+        _sum_of_engines([each.engine_stats for each in reports if each.engine_stats is not None]),
+        _sum_of_caches([each.cache_stats for each in reports if each.cache_stats is not None]),
     )
+
+
+def _sum_of_engines(stats: Sequence[EngineStats]) -> EngineStats | None:
+    """Counts are sums; times are averages over all finished requests."""
+    if not stats:
+        return None
+    sums: dict[str, Any] = {
+        field.name: sum(getattr(each, field.name) for each in stats) for field in attrs.fields(EngineStats)
+    }
+    for name in ("avg_queue_time_ms", "avg_prefill_time_ms", "avg_decode_time_ms"):
+        total = sum(getattr(each, name) * each.completed_requests for each in stats)
+        sums[name] = total / max(1, sums["completed_requests"])
+    return EngineStats(**sums)
+
+
+def _sum_of_caches(stats: Sequence[CacheStats]) -> CacheStats | None:
+    """Counts and sizes are sums; the hit rate is that of the sums."""
+    if not stats:
+        return None
+    sums: dict[str, Any] = {
+        field.name: sum(getattr(each, field.name) for each in stats) for field in attrs.fields(CacheStats)
+    }
+    asked = sums["hits"] + sums["misses"]
+    return CacheStats(**sums | {"hit_rate": sums["hits"] / asked if asked else 0.0})

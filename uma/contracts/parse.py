@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 from uma.constraints import show
 from uma.errors import BadRequest
-from uma.protocol.converter import MAX_LINES, structure, unknown_fields, unstructure
+from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
 
 T = TypeVar("T")
 
@@ -20,15 +21,41 @@ def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: boo
     """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field, each with its path.
 
     `strict` refuses fields that the contract does not have; otherwise they are ignored (`ignored_fields` names them).
-    `rules` are asked only where the fields themselves are right.
+    `rules` are asked of what is right by itself: of a value without its wrong fields, unless one of these is required.
     """
     if not isinstance(value, Mapping):
         raise BadRequest(f"{cls.__name__}: expected an object, not {show(value)}")
     more = (lambda: _unknown(value, cls)) if strict else None
-    made = structure(dict(value), cls, more)
-    if rules is not None and (wrong := list(islice(rules(made), MAX_LINES))):
-        raise BadRequest("\n".join(wrong))
+    try:
+        made = structure(dict(value), cls, more)
+    except BadRequest as error:
+        wrong = error.message.splitlines()
+        raise BadRequest("\n".join(cut([*wrong, *_broken_besides(wrong, value, cls, rules)], "wrong"))) from None
+    if rules is not None and (wrong := list(islice(rules(made), MAX_LINES + 1))):
+        raise BadRequest("\n".join(cut(wrong, "wrong")))
     return made
+
+
+def _broken_besides(wrong: Iterable[str], value: Mapping[str, Any], cls: type[T], rules: Rule[T] | None) -> list[str]:
+    """The rules' lines about `value` without the fields that `wrong` is about."""
+    if rules is None:
+        return []
+    rest: Mapping[str, Any] = value
+    for line in wrong:
+        rest = _less(rest, re.split(r"[:\[]", line, maxsplit=1)[0].split("."))
+    try:
+        return list(islice(rules(structure(dict(rest), cls)), MAX_LINES + 1))
+    except BadRequest:
+        return []
+
+
+def _less(value: Mapping[str, Any], path: list[str]) -> Mapping[str, Any]:
+    """`value` without the field at `path`."""
+    name, *further = path
+    inner = value.get(name)
+    if further and isinstance(inner, Mapping):
+        return {**value, name: _less(inner, further)}
+    return {each: kept for each, kept in value.items() if each != name}
 
 
 def ignored_fields(value: Mapping[str, Any], cls: type) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Json, Length, Range, Text
-from uma.contracts.parse import parse
+from uma.contracts.parse import Rule, lines, parse
 
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
 """The key that marks a frontend's health probe."""
@@ -30,7 +30,9 @@ class GuidedDecoding:
     choice: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(1, 10_000, "strings")] | None = None
     grammar: Annotated[str, Length(1), Text()] | None = None
     backend: str | None = None
+    """The library that should do it; a hint, which changes no output."""
     whitespace_pattern: str | None = None
+    structural_tag: AnyJson | str | None = None
 
 
 @attrs.frozen
@@ -92,6 +94,16 @@ class Routing:
     backend_instance_id: int | None = None
 
 
+@attrs.frozen
+class RouterParams:
+    """Latency targets of `nvext.router`, in ms."""
+
+    ttft_target: Annotated[float, Range(0)] | None = None
+    """Time to first token."""
+    itl_target: Annotated[float, Range(0)] | None = None
+    """Time between tokens."""
+
+
 @attrs.frozen(kw_only=True)
 class PreprocessedRequest:
     """One request, its prompt tokenized and its template rendered by the frontend."""
@@ -106,20 +118,28 @@ class PreprocessedRequest:
     annotations: tuple[str, ...] | None = None
     router_config_override: AnyJson | None = None
     routing: Routing | None = None
+    router: RouterParams | None = None
     extra_args: AnyJson | None = None
 
 
-def parse_request(value: Any, *, n_vocab: int, max_stop_sequences: int, strict: bool = True) -> PreprocessedRequest:
+def parse_request(
+    value: Any,
+    *,
+    n_vocab: int,
+    max_stop_sequences: int,
+    strict: bool = True,
+    also: Rule[PreprocessedRequest] | None = None,
+) -> PreprocessedRequest:
     """A frontend's request. Raises `BadRequest` with a line for each wrong field.
 
     Beyond types and ranges: tokens are in the vocabulary, stop strings within the backend's limit, and what spans two
-    fields goes together.
+    fields goes together. `also` has rules of the backend's own.
     """
     if isinstance(value, Mapping) and HEALTH_CHECK_KEY in value:
         value = {name: each for name, each in value.items() if name != HEALTH_CHECK_KEY}
 
     def rules(request: PreprocessedRequest) -> Iterator[str]:
-        return _problems(request, n_vocab, max_stop_sequences)
+        return lines(_problems(request, n_vocab, max_stop_sequences), () if also is None else also(request))
 
     return parse(value, PreprocessedRequest, rules, strict=strict)
 

@@ -11,15 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import attrs
 import trio
 
 from uma.config import RuntimeConfig
+from uma.contracts.load import RequestTimes
 from uma.engine import Engine, open_engine
 from uma.errors import InternalError, ShuttingDown, UmaError
-from uma.types import Finished, Health, Request, Token
+from uma.types import Finished, Health, Prompt, Request, Token
 
 Background = Callable[[Engine], Awaitable[None]]
 """Runs beside the engine on its Trio thread, until the engine ends."""
@@ -33,15 +35,15 @@ class Job:
 
     _host: EngineHost
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _events: deque[Token | Finished | UmaError | None] = attrs.field(factory=deque, init=False)
+    _events: deque[Prompt | Token | Finished | UmaError | None] = attrs.field(factory=deque, init=False)
     _arrived: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
 
-    def put(self, event: Token | Finished | UmaError | None) -> None:
+    def put(self, event: Prompt | Token | Finished | UmaError | None) -> None:
         """Hand an event over; None is the end."""
         self._events.append(event)
         self._host.loop.call_soon_threadsafe(self._arrived.set)
 
-    async def next(self) -> list[Token | Finished]:
+    async def next(self) -> list[Prompt | Token | Finished]:
         """All events that have come, at least one; empty at the end.
 
         Raises the request's `UmaError`; `ShuttingDown` where the engine ended before the answer did.
@@ -49,7 +51,7 @@ class Job:
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
-        ready: list[Token | Finished] = []
+        ready: list[Prompt | Token | Finished] = []
         while self._events and not isinstance(self._events[0], UmaError | None):
             ready.append(self._events.popleft())  # type: ignore[arg-type]
         if not ready and isinstance(self._events[0], UmaError):
@@ -60,13 +62,22 @@ class Job:
         """End the request: by the next tick its sequence and cells are free."""
         self._host.call(self._scope.cancel)
 
+    def lose(self) -> None:
+        """On the Trio thread: the engine ends before the request began."""
+        self.put(ShuttingDown("the worker stopped before the request began"))
+        self.put(None)
+        self._host.job_ended()
+
     async def run(self, engine: Engine, request: Request) -> None:
         """On the Trio thread: generate."""
         try:
             with self._scope:
                 async with engine.generate(request) as stream:
                     async for event in stream:
-                        if isinstance(event, Token | Finished):
+                        if isinstance(event, Finished):
+                            times = event.metrics
+                            self._host.times.add(times.queue_ms, times.prefill_ms, times.decode_ms)
+                        if isinstance(event, Prompt | Token | Finished):
                             self.put(event)
         except UmaError as error:
             self.put(error)
@@ -89,6 +100,8 @@ class EngineHost:
     config: RuntimeConfig
     background: tuple[Background, ...] = ()
     loop: asyncio.AbstractEventLoop = attrs.field(init=False)
+    times: RequestTimes = attrs.field(factory=RequestTimes, init=False)
+    """Of finished requests. Belongs to the Trio thread."""
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
     _engine: Engine | None = attrs.field(default=None, init=False)
     _token: trio.lowlevel.TrioToken | None = attrs.field(default=None, init=False)
@@ -128,22 +141,34 @@ class EngineHost:
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call something on the Trio thread, soon. From any thread; without effect once the engine has ended."""
+    def call(self, function: Callable[..., Any], *args: Any) -> bool:
+        """Call something on the Trio thread, soon. From any thread; False once the engine has ended."""
         token = self._token
         if token is not None:
             try:
                 token.run_sync_soon(function, *args)
             except trio.RunFinishedError:
                 self._token = None
+        return self._token is not None
+
+    def run_beside(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Begin a task beside the engine, which is its first argument, until the engine ends."""
+        self.call(self._begin, lambda: None, task, self._engine, *args)
+
+    def _begin(self, lost: Callable[[], None], task: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """On the Trio thread: begin a task; call `lost` instead where the engine is about to end."""
+        assert self._nursery is not None
+        try:
+            self._nursery.start_soon(task, *args)
+        except RuntimeError:  # it has ended; raised here, this would end the engine as a fault of Trio's
+            lost()
 
     def submit(self, request: Request) -> Job:
         """Begin a request. Raises `ShuttingDown` once the end has begun."""
-        if self._is_draining or self._token is None or self._nursery is None:
-            raise ShuttingDown("the worker is stopping and takes no new requests")
         job = Job(self)
+        if self._is_draining or not self.call(self._begin, job.lose, job.run, self._engine, request):
+            raise ShuttingDown("the worker is stopping and takes no new requests")
         self._running += 1
-        self.call(self._nursery.start_soon, job.run, self._engine, request)
         return job
 
     def job_ended(self) -> None:
@@ -156,7 +181,7 @@ class EngineHost:
             self._idle.set()
 
     async def health(self) -> Health:
-        """A probe, which goes before all other requests. Raises `UmaError`."""
+        """A probe, before all other requests. Raises `UmaError`, which is `ShuttingDown` once the end has begun."""
         found: asyncio.Future[Health] = self.loop.create_future()
 
         def tell(health: Health | None) -> None:
@@ -175,9 +200,9 @@ class EngineHost:
             finally:
                 self.loop.call_soon_threadsafe(tell, health)
 
-        if self._nursery is None or self._token is None:
-            raise InternalError("the engine has ended")
-        self.call(self._nursery.start_soon, probe)
+        lost = partial(self.loop.call_soon_threadsafe, tell, None)
+        if self._is_draining or not self.call(self._begin, lost, probe):
+            raise ShuttingDown("the worker is stopping")
         return await found
 
     async def close(self, drain_sec: float) -> None:

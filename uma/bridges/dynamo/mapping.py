@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
 from uma.bridges.pieces import TokenFollower
 from uma.contracts.parse import ignored_fields, to_json
-from uma.contracts.request import PreprocessedRequest, SamplingOptions, parse_request
+from uma.contracts.request import (
+    GuidedDecoding,
+    PreprocessedRequest,
+    RouterParams,
+    SamplingOptions,
+    parse_request,
+)
 from uma.contracts.response import (
     BackendOutput,
     CompletionUsage,
@@ -18,10 +25,12 @@ from uma.contracts.response import (
     PromptTokensDetails,
     TopLogprob,
 )
-from uma.errors import BadRequest
-from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Request, SamplingParams, ServerInfo, Token
+from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Prompt, Request, SamplingParams, ServerInfo, Slo, Token
 
 NOT_HERE = "is not available in this worker; leave it out"
+
+MIN_TARGET_MS = 1.0
+"""Least latency target: the engine takes none of 0."""
 
 _SAME_NAME = (
     "temperature",
@@ -58,35 +67,71 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
         n_vocab=info.model.vocab_size,
         max_stop_sequences=info.capabilities.max_stop_sequences,
         strict=False,
+        also=_problems,
     )
-    if wrong := [f"{path}: {NOT_HERE}" for path in _unavailable(wanted)]:
-        raise BadRequest("\n".join(wrong))
     adds = bos is not None and wanted.token_ids[0] != bos
     request = Request(
         id=id,
         token_ids=(bos, *wanted.token_ids) if adds and bos is not None else wanted.token_ids,
         sampling=_sampling(wanted),
         priority=_lane(wanted),
+        slo=_slo(wanted),
     )
     return Asked(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
 
 
+def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
+    """What is right in the contract, but not to be had from this engine, as lines."""
+    unavailable = _unavailable(wanted)
+    yield from (f"{path}: {NOT_HERE}" for path in unavailable)
+    guided = wanted.sampling_options.guided_decoding
+    if guided is not None and isinstance(guided.json, str):
+        yield "sampling_options.guided_decoding.json: expected an object, not its text"
+        return
+    try:
+        _sampling(wanted)
+    except ValueError as error:  # the engine's own bounds, which are closer in some fields
+        for line in str(error).splitlines():
+            path = next((path for name, path in _PLACES.items() if re.match(rf"{name}\b", line)), None)
+            if path not in unavailable:
+                yield line if path is None else path + line.removeprefix(path.rpartition(".")[2])
+
+
 def _unavailable(wanted: PreprocessedRequest) -> list[str]:
     sampling, stop, output = wanted.sampling_options, wanted.stop_conditions, wanted.output_options
-    is_own_end = set(wanted.eos_token_ids or ()) >= {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ())}
+    guided, ends = sampling.guided_decoding or GuidedDecoding(), set(wanted.eos_token_ids or ())
     refused = {
         "sampling_options.n": (sampling.n or 1) > 1,
         "sampling_options.best_of": (sampling.best_of or 1) > 1,
         "sampling_options.use_beam_search": bool(sampling.use_beam_search),
+        "sampling_options.length_penalty": sampling.length_penalty not in (None, 0, 1),
         "sampling_options.include_stop_str_in_output": bool(sampling.include_stop_str_in_output),
-        "stop_conditions.stop_token_ids": not is_own_end,
+        "sampling_options.guided_decoding.structural_tag": guided.structural_tag is not None,
+        "sampling_options.guided_decoding.whitespace_pattern": guided.whitespace_pattern is not None,
+        "stop_conditions.stop_token_ids": not ends.issuperset(stop.stop_token_ids or ()),
+        "stop_conditions.stop_token_ids_visible": not ends.issuperset(stop.stop_token_ids_visible or ()),
+        "stop_conditions.stop_token_ids_hidden": not ends.issuperset(stop.stop_token_ids_hidden or ()),
         "stop_conditions.max_thinking_tokens": stop.max_thinking_tokens is not None,
-        "output_options.prompt_logprobs": output.prompt_logprobs is not None,
+        "output_options.skip_special_tokens": output.skip_special_tokens is False,
+        "output_options.formatted_prompt": bool(output.formatted_prompt),
+        "output_options.return_tokens_as_token_ids": bool(output.return_tokens_as_token_ids),
     }
     return [path for path, is_asked in refused.items() if is_asked]
 
 
+_PLACES = {
+    **{name: f"sampling_options.{name}" for name in (*_SAME_NAME, "seed")},
+    **{name: f"stop_conditions.{name}" for name in ("max_tokens", "min_tokens", "ignore_eos", "stop")},
+    **{name: f"output_options.{name}" for name in ("logprobs", "prompt_logprobs")},
+    **dict.fromkeys(("json_schema",), "sampling_options.guided_decoding.json"),
+    **dict.fromkeys(("gbnf",), "sampling_options.guided_decoding.grammar"),
+    **{name: f"sampling_options.guided_decoding.{name}" for name in ("regex", "choice")},
+}
+"""Where a frontend's request has a field of `SamplingParams`."""
+
+
 def _sampling(wanted: PreprocessedRequest) -> SamplingParams:
+    """Raises `ValueError` with a line for each field that the engine does not take."""
     options, stop = wanted.sampling_options, wanted.stop_conditions
     given: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
     given |= {
@@ -97,6 +142,7 @@ def _sampling(wanted: PreprocessedRequest) -> SamplingParams:
         # OpenAI's seeds are signed 64-bit numbers; the engine's have 32 bits.
         "seed": None if options.seed is None else options.seed % (MAX_SEED + 1),
         "logprobs": wanted.output_options.logprobs,
+        "prompt_logprobs": wanted.output_options.prompt_logprobs,
         "grammar": _grammar(options),
     }
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
@@ -106,15 +152,20 @@ def _grammar(options: SamplingOptions) -> Grammar | None:
     guided = options.guided_decoding
     if guided is None:
         return None
-    if isinstance(guided.json, str):
-        raise BadRequest("sampling_options.guided_decoding.json: expected an object, not its text")
-    if guided.json is not None:
+    if isinstance(guided.json, dict):
         return Grammar(json_schema=guided.json)
     if guided.regex is not None:
         return Grammar(regex=guided.regex)
     if guided.choice is not None:
         return Grammar(choice=guided.choice)
     return Grammar(gbnf=guided.grammar) if guided.grammar is not None else None
+
+
+def _slo(wanted: PreprocessedRequest) -> Slo:
+    """The targets of `nvext.router`; `agent_hints` have none. A target of 0 stands for: as fast as can be."""
+    router = wanted.router or RouterParams()
+    targets = {"target_ttft_ms": router.ttft_target, "target_tbt_ms": router.itl_target}
+    return Slo(**{name: max(MIN_TARGET_MS, value) for name, value in targets.items() if value is not None})
 
 
 def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
@@ -141,12 +192,16 @@ class Chunks:
     asked: Asked
     _checker: OutputChecker
     _follower: TokenFollower = attrs.field(factory=TokenFollower, init=False)
+    _prompt: Prompt | None = attrs.field(default=None, init=False)
 
-    def of(self, events: Sequence[Token | Finished]) -> list[dict[str, Any]]:
+    def of(self, events: Sequence[Prompt | Token | Finished]) -> list[dict[str, Any]]:
         """The chunks for events that came together: all tokens in one. Raises `ContractViolation`."""
         tokens: list[Token] = []
         chunks: list[BackendOutput] = []
         for event in events:
+            if isinstance(event, Prompt):
+                self._prompt = event
+                continue
             if isinstance(event, Token):
                 tokens += self._follower.take(event)
                 continue
@@ -172,8 +227,15 @@ class Chunks:
                 usage.prompt_tokens - asked.added_tokens + usage.completion_tokens,
                 PromptTokensDetails(max(0, usage.cached_tokens - asked.added_tokens)),
             ),
-            engine_data={"uma": attrs.asdict(event.metrics)},
+            engine_data={"uma": attrs.asdict(event.metrics)} | self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> dict[str, Any]:
+        """Of the frontend's prompt tokens, as Dynamo has them: by position and token id."""
+        told = None if self._prompt is None else self._prompt.logprobs
+        if told is None:
+            return {}
+        return {"prompt_logprobs": [each and _position(each) for each in told[self.asked.added_tokens :]]}
 
 
 def chunks_for(asked: Asked, info: ServerInfo) -> Chunks:
@@ -191,6 +253,13 @@ def _output(tokens: Sequence[Token]) -> BackendOutput:
         log_probs=tuple(min(0.0, each.chosen.logprob) for each in with_logprobs) if has_logprobs else None,
         top_logprobs=tuple(map(_top, with_logprobs)) if has_logprobs else None,
     )
+
+
+def _position(found: Logprobs) -> dict[str, Any]:
+    return {
+        str(each.token_id): {"logprob": min(0.0, each.logprob), "rank": each.rank, "decoded_token": each.text}
+        for each in (*found.top, found.chosen)
+    }
 
 
 def _top(found: Logprobs) -> tuple[TopLogprob, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from uma.errors import ModelError
+from uma.errors import ConfigError, ModelError
 
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
 """Kinds of tokens in `tokenizer.ggml.token_type`."""
@@ -22,6 +22,10 @@ PROBE = (
     "The quick brown fox, aged 1234567890, can't jump over 3.14 lazy dogs!? \n\n  Two  spaces\tand a tab.\r\n"
     "Fuchs für Öl, été, garçon, señor, Łódź, Ελληνικά, Кириллица, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語の文章, "
     "中文字符,\u3000全角。 🙂👩‍💻🇪🇺 e\u0301 ﬁ ½ x² <tag> {json: [1, 2]} def f(x):\n    return x**2  # ok\n"
+    "বাংলা ভাষা ১২৩, தமிழ் மொழி, తెలుగు, ಕನ್ನಡ, മലയാളം, ગુજરાતી, ਪੰਜਾਬੀ, සිංහල, ქართული ენა, Հայերեն լեզու, አማርኛ ቋንቋ፣ "
+    "ភាសាខ្មែរ, ລາວ, မြန်မာ, བོད་ཡིག, Монгол ᠮᠣᠩᠭᠣᠯ, "
+    "فارسی ۱۲۳, اُردُو, ייִדיש, Tiếng Việt, Ўзбек, ᏣᎳᎩ, ⵜⴰⵎⴰⵣⵉⵖⵜ, 粵語, ひらがな カタカナ ﾊﾝｶｸ\n"
+    "It's WE'LL I'm they'd 'tis 12,345.67 €5 №7 ~~x~~ 😀😀 \u200bzero\u00a0hard\ttab  \n\n\n end \n"
 )
 """Text of every kind that pre-tokenizers treat differently."""
 
@@ -148,19 +152,31 @@ def _vocab(file: _File) -> dict[str, int]:
 
 def _add_special(tokenizer: Tokenizer, file: _File) -> None:
     for token, kind in zip(file.tokens, file.kinds, strict=True):
-        if kind in (CONTROL, USER_DEFINED):
-            tokenizer.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN):
+            tokenizer.add_tokens([AddedToken(token, special=kind != USER_DEFINED, normalized=False)])
 
 
-def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], path: Path) -> None:
-    """Raise `ModelError`, naming the first difference, where `tokenizer` gives other ids than llama.cpp's."""
-    for line in [*PROBE.splitlines(keepends=True), PROBE]:
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer.json of a directory that was given. Raises `ConfigError`."""
+    path = directory / "tokenizer.json"
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # (The library has no class of its own for what it cannot read.)
+        raise ConfigError(f"--tokenizer-dir: {path}: {error}") from error
+
+
+def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], what: str) -> None:
+    """Raise `ModelError`, naming the first difference, where `tokenizer`, which is `what`, gives other ids than
+    llama.cpp's.
+    """
+    specials = [each.content for _, each in sorted(tokenizer.get_added_tokens_decoder().items())]
+    between_words = "word".join(["", *(f" {each} a{each}" for each in specials), "."])
+    for line in [*PROBE.splitlines(keepends=True), PROBE, between_words]:
         ours, theirs = tokenizer.encode(line, add_special_tokens=False).ids, list(reference(line))
         if ours == theirs:
             continue
         at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs))
         raise ModelError(
-            f"{path}: the tokenizer made for Dynamo's frontend gives other tokens than llama.cpp: token {at} of "
-            f"{line[:40]!r}… is {ours[at : at + 1]}, not {theirs[at : at + 1]}; give a directory with the model's "
-            "own tokenizer.json by --tokenizer-dir"
+            f"{what} gives other tokens than llama.cpp: token {at} of {line[:40]!r}… is {ours[at : at + 1]}, not "
+            f"{theirs[at : at + 1]}; give a directory with the model's own tokenizer.json by --tokenizer-dir"
         )

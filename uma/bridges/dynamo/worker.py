@@ -29,11 +29,19 @@ from uma.bridges.dynamo.host import EngineHost, Job
 from uma.bridges.dynamo.mapping import Asked, asked, chunks_for
 from uma.bridges.dynamo.model_directory import ModelFiles
 from uma.bridges.dynamo.router_view import RouterView
-from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer
+from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer, read_tokenizer
 from uma.config import RuntimeConfig
 from uma.contracts.card import CardRuntime, card_of, checksum, slug_of
 from uma.contracts.events import BlockRemoved, BlockStored
-from uma.contracts.load import LoadReport, exposition, has_changed, is_due, report_of
+from uma.contracts.load import (
+    LoadReport,
+    cache_stats_of,
+    engine_stats_of,
+    exposition,
+    has_changed,
+    is_due,
+    report_of,
+)
 from uma.contracts.parse import to_json
 from uma.contracts.request import is_health_check
 from uma.engine import Engine
@@ -51,10 +59,13 @@ from uma.errors import (
 from uma.llama.catalog import resolve
 from uma.llama.model import Model
 
-DRAIN_SEC = 25.0
-"""Running requests get this long at the end: Dynamo ends the process 30 s after it has asked."""
+DRAIN_SEC = 20.0
+"""Running requests get this long at the end. Dynamo ends the process 30 s after it has asked, of which its own grace
+period takes 5, and the engine needs the rest to end."""
 POLL_SEC = 0.1
 """How often the load is looked at; it is published on a change, and every second."""
+SLACK_MS = 200
+"""A look this long before the second is over counts for it: the next can come late."""
 
 _log = logging.getLogger("uma.bridges.dynamo")
 
@@ -111,13 +122,13 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
             raise ModelError(f"{path} embeds text and does not generate; a Dynamo worker serves chats and completions")
         vocab = model.vocab
         if options.tokenizer_dir is None:
-            made = make_tokenizer(path)
-            check_tokenizer(
-                made, lambda text: vocab.tokenize(text, add_special=False, parse_special=True).tolist(), path
-            )
-            text = made.to_str()
+            tokenizer, what = make_tokenizer(path), f"{path}: the tokenizer made for Dynamo's frontend"
         else:
-            text = (options.tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8")
+            tokenizer, what = read_tokenizer(options.tokenizer_dir), f"--tokenizer-dir: {options.tokenizer_dir}"
+        check_tokenizer(
+            tokenizer, lambda text: vocab.tokenize(text, add_special=False, parse_special=True).tolist(), what
+        )
+        text = tokenizer.to_str()
         bos = vocab.bos if vocab.adds_bos and vocab.bos >= 0 else None
         files = ModelFiles(
             model.info,
@@ -154,7 +165,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
 
     def __init__(self, config: RuntimeConfig, options: WorkerOptions, card: Card, name: str) -> None:
         self._options, self._card, self._name = options, card, name
-        self._host = EngineHost(config, (self._publish_kv, self._publish_load))
+        self._host = EngineHost(config, (self._publish_load,))
         self._max_running = config.max_sequences
         self._engine: Engine | None = None
         self._jobs: dict[str, list[Job]] = {}
@@ -166,6 +177,8 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._report: LoadReport | None = None
         """The load as last published. Replaced on the Trio thread, read on any."""
         self._told: set[str] = set()
+        self._views: set[int] = set()
+        """By how many tokens the worker puts before a request's: each has a view of the KV blocks that is published."""
         self._violations = 0
 
     @classmethod
@@ -203,6 +216,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             wanted = asked(request, self._engine.info, f"{context.id()}.{next(self._ids)}", self._card.bos)
             self._tell_ignored(wanted)
             job = self._host.submit(wanted.request)
+            self._show_blocks(wanted.added_tokens)
         except Exception as error:
             raise _mapped(error) from error
         self._jobs.setdefault(context.id(), []).append(job)
@@ -285,11 +299,21 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             self._told.add(path)
             _log.warning("event=dynamo.ignored_field field=%s", path)
 
+    def _show_blocks(self, added_tokens: int) -> None:
+        """Have the router know the blocks that a request such as this one has, from now on.
+
+        A frontend's tokens begin with the beginning of text where a template spells it; elsewhere this worker puts it
+        before them. The same cells are other blocks to either kind of request.
+        """
+        if added_tokens not in self._views:
+            self._views.add(added_tokens)
+            self._host.run_beside(self._publish_kv, added_tokens)
+
     # On the Trio thread
 
-    async def _publish_kv(self, engine: Engine) -> None:
-        """Pass KV events on, counted as the frontend counts tokens: without the beginning of text that is put here."""
-        feed = engine.kv_events(self._options.block_size, skip=0 if self._card.bos is None else 1)
+    async def _publish_kv(self, engine: Engine, skip: int) -> None:
+        """Pass KV events on, without the first `skip` tokens of each sequence: they were put there by this side."""
+        feed = engine.kv_events(self._options.block_size, skip=skip)
         while self._kv is None:  # noqa: ASYNC110  (it comes from a thread of Dynamo's, once)
             await trio.sleep(POLL_SEC)
         router, sequence = RouterView(), 0
@@ -320,8 +344,10 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
                 timestamp_ms=_unix_ms(),
                 total_slots=self._max_running,
                 block_size=self._options.block_size,
+                engine_stats=engine_stats_of(figures, self._host.times, queue_capacity=engine.info.limits.max_queue),
+                cache_stats=cache_stats_of(figures),
             )
-            if is_due(published_ms, now_ms, has_changed=has_changed(self._report, report)):
+            if is_due(published_ms, now_ms, has_changed=has_changed(self._report, report), slack_ms=SLACK_MS):
                 self._report = report
                 if self._load is not None:
                     self._load.publish(0, _component_snapshot(report, figures))

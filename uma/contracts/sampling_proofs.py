@@ -1,0 +1,278 @@
+"""A proof for each sampling parameter: an answer that only a server which honours the parameter gives.
+
+Most go one of two ways. Some settings leave one token to choose from, so that a hot draw becomes greedy. Others decide
+whether an answer that is forced to repeat one token can leave it. Both show on any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, get_args, get_origin
+
+import attrs
+
+from uma.constraints import Range, hints_of
+from uma.contracts.proofs import (
+    PROMPT,
+    TOKENS,
+    TRIES,
+    Claim,
+    DisprovenError,
+    Proof,
+    Question,
+    Reply,
+    answered,
+    ask,
+    demand,
+    refused,
+)
+from uma.types import SamplingParams, ServerInfo
+
+SHORT = 8
+"""Tokens of an answer that is compared with others: eight hot draws are never all greedy by chance."""
+LONG = 64
+"""Tokens within which a chat's answer can end by itself."""
+NOT_SHOWN = "accepted, effect not shown"
+WORD = object()
+"""Stands for the text of the token that a proof forces."""
+
+
+def about_sampling(info: ServerInfo, beside: Mapping[str, Callable[[], Proof]]) -> Iterator[Claim]:
+    """A claim for each parameter that is declared, and one for a value out of its range. `beside` has more proofs."""
+    effects, hints = {**beside, **_EFFECTS}, hints_of(SamplingParams)
+    for name in info.capabilities.sampling_params:
+        yield Claim(f"sampling: {name}", "yes", effects.get(name) or partial(_taken, name))
+        if name in hints and (bad := _out_of_range(hints[name])) is not None:
+            yield Claim(f"sampling: {name} = {bad}", "no", partial(refused, ask(**{name: bad}).fields, name))
+    yield Claim("sampling: entropy_dial", "no", partial(refused, ask(entropy_dial=11).fields, "entropy_dial"))
+
+
+def _out_of_range(hint: Any) -> float | None:
+    """A number just beyond what a field takes; None where it is no number or has no bound."""
+    parts = get_args(hint) if get_origin(hint) is not Annotated else (hint,)
+    for part in parts:
+        for bound in get_args(part)[1:] if get_origin(part) is Annotated else ():
+            if isinstance(bound, Range) and get_args(part)[0] in (int, float):
+                low = bound.ge if bound.ge is not None else bound.gt
+                return bound.le + 1 if bound.le is not None else low - 1 if low is not None else None
+    return None
+
+
+def _taken(name: str) -> Proof:
+    """For a parameter that is unknown here, or that this server's other parameters give no proof of."""
+    # A name that only a newer server knows has no default here; whatever it is, it must not be ignored.
+    default = next((field.default for field in attrs.fields(SamplingParams) if field.name == name), 1)
+    if default is not None:
+        answered((yield ask(**{name: list(default) if isinstance(default, tuple) else default})), ignoring=name)
+    return NOT_SHOWN
+
+
+# Length and end
+
+
+def _limits_tokens() -> Proof:
+    reply = answered((yield ask(max_tokens=3)), ignoring="max_tokens")
+    demand(reply.last["reason"] == "length", f"ended by {reply.last['reason']}")
+    demand(reply.last["usage"]["completion_tokens"] == 3, "another number of tokens than max_tokens")
+    return "3 tokens, reason length"
+
+
+def _outlasts(name: str, **beside: Any) -> Proof:
+    """A chat's answer that ends by itself must go on where it is told to."""
+    chat = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0.0}
+    ended = answered((yield Question({**chat, "max_tokens": LONG})))
+    count = ended.last["usage"]["completion_tokens"]
+    more = count + SHORT
+    value = more if name == "min_tokens" else True
+    reply = answered((yield Question({**chat, "max_tokens": more, name: value, **beside})), ignoring=name)
+    if ended.last["reason"] != "stop":
+        return f"{NOT_SHOWN}: no answer ended before {LONG} tokens"
+    completion = reply.last["usage"]["completion_tokens"]
+    demand(completion == more, f"ended after {completion} of {more} tokens")
+    return f"{completion} tokens where {count} were the whole answer"
+
+
+def stops_at_last_of(others: Sequence[str]) -> Proof:
+    """A part of the greedy answer, given as a stop string after `others`, which never come, must cut the answer."""
+    for _ in range(TRIES):
+        text = answered((yield ask())).text
+        stop = text[len(text) // 2 :][:4]
+        demand(bool(stop), "no text to stop at")
+        reply = answered((yield ask(stop=[*others, stop])), ignoring="stop")
+        if reply.last["reason"] == "stop" and reply.text == text.partition(stop)[0]:
+            return f"ended before {stop!r}"
+    raise DisprovenError(f"ended by {reply.last['reason']}, and not where {stop!r} begins")
+
+
+# The draw
+
+
+def _hot(seed: int, **fields: Any) -> Question:
+    """A draw from all tokens, evened out: over HTTP, what is left out is llama-server's default."""
+    everything = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": SHORT, "seed": seed}
+    return ask(**everything | fields)
+
+
+def _heats() -> Proof:
+    greedy = answered((yield ask(max_tokens=SHORT)))
+    for seed in range(TRIES):
+        if answered((yield _hot(seed)), ignoring="temperature").text != greedy.text:
+            return "0 and 2 give different answers"
+    raise DisprovenError(f"{TRIES} draws at temperature 2 are all greedy")
+
+
+def _tames(name: str, tame: Any, wild: Any = None, **beside: Any) -> Proof:
+    """`tame` leaves only the likeliest token, so that a hot draw is greedy; `wild` (None: nothing) does not."""
+    for _ in range(TRIES):
+        greedy = answered((yield ask(max_tokens=SHORT)))
+        drawn = answered((yield _hot(11, **beside, **{name: tame})), ignoring=name)
+        if drawn.text == greedy.text:
+            break
+    else:
+        raise DisprovenError(f"a draw at temperature 2 with {name} = {tame} is not greedy")
+    otherwise = {} if wild is None else {name: wild}
+    for seed in range(TRIES):
+        if answered((yield _hot(seed, **beside, **otherwise))).text != greedy.text:
+            return f"{name} = {tame} leaves only the likeliest token"
+    raise DisprovenError(f"{TRIES} draws without {name} = {tame} are greedy too")
+
+
+def _leaves_one() -> Proof:
+    """Locally typical sampling of next to nothing leaves one token, not always the likeliest: two seeds agree."""
+    for seed in range(TRIES):
+        one = answered((yield _hot(2 * seed, typical_p=1e-6)), ignoring="typical_p")
+        if one.text == answered((yield _hot(2 * seed + 1, typical_p=1e-6))).text:
+            return "1e-06 leaves one token to choose from"
+    raise DisprovenError("draws with typical_p = 1e-06 differ by their seed")
+
+
+def _excludes_top_choice(name: str, excluding: float, keeping: float, **beside: Any) -> Proof:
+    """XTC of the two likeliest tokens, with everything over its threshold dropped, leaves the second."""
+    chosen = partial(_hot, 11, temperature=0.01, max_tokens=1, top_k=2, **beside)
+    for _ in range(TRIES):
+        kept = answered((yield chosen(**{name: keeping})), ignoring=name)
+        if kept.token_ids != answered((yield chosen(**{name: excluding}))).token_ids:
+            return f"{excluding} drops the likeliest token, {keeping} keeps it"
+    raise DisprovenError(f"the same token with {name} = {excluding} and {keeping}")
+
+
+def _seeded() -> Proof:
+    for seed in range(5, 5 + TRIES):
+        first = answered((yield ask(temperature=1.0, seed=seed)), ignoring="seed")
+        if first.text == answered((yield ask(temperature=1.0, seed=seed))).text:
+            break
+    else:
+        raise DisprovenError("the same seed gave two answers")
+    for _ in range(TRIES):
+        drawn = answered((yield ask(temperature=1.0)))
+        if drawn.text == answered((yield ask(temperature=1.0, seed=drawn.last["seed"]))).text:
+            return "repeatable, also by the seed that was told"
+    raise DisprovenError("the seed that was drawn and told gives another answer")
+
+
+# Penalties and biases
+
+
+def _penalises(name: str) -> Proof:
+    prompt = "a b c a b c a b c a b c a b c a b c"
+    plain = answered((yield ask(prompt=prompt)))
+    penalised = answered((yield ask(prompt=prompt, **{name: 2.0})), ignoring=name)
+    demand(plain.text != penalised.text, f"{name} = 2 changes nothing after a repetitive prompt")
+    return "2 changes the answer to a repetitive prompt"
+
+
+def _bans() -> Proof:
+    banned = answered((yield ask(max_tokens=1))).token_ids[0]
+    reply = answered((yield ask(max_tokens=SHORT, logit_bias={str(banned): -100})), ignoring="logit_bias")
+    demand(banned not in reply.token_ids, f"token {banned} came although its bias was -100")
+    return "-100 bans the token that began the answer"
+
+
+def _releases(name: str, holding: Any, releasing: Any, bias: float = 100, **beside: Any) -> Proof:
+    """A bias forces one token again and again; with `releasing` another comes, with `holding` none does."""
+    word = _a_word(answered((yield ask(max_tokens=SHORT))))
+    forced = {"max_tokens": SHORT, "logit_bias": {str(word["token_id"]): bias}, **beside}
+
+    def told(value: Any) -> Question:
+        return ask(**forced, **{name: [word["text"].strip()] if value is WORD else value})
+
+    held = answered((yield told(holding)), ignoring=name)
+    demand(set(held.token_ids) == {word["token_id"]}, f"{name} = {holding} lets another token come")
+    released = answered((yield told(releasing)), ignoring=name)
+    demand(released.token_ids != held.token_ids, f"{name} = {releasing} does not keep a token from repeating")
+    return "decides whether a forced token goes on repeating"
+
+
+def _a_word(reply: Reply) -> dict[str, Any]:
+    """The first token that is a word: no sequence breaker, and no part of a character."""
+    return next((each for each in reply.tokens if each["text"].strip().isalpha()), reply.tokens[0])
+
+
+# What comes beside the answer
+
+
+def _echoes() -> Proof:
+    reply = answered((yield ask(echo=True, stream=False, max_tokens=1)), ignoring="echo")
+    demand(PROMPT in _prompt_of(reply).get("text", ""), "the prompt's text did not come")
+    return "the prompt's text comes before the answer"
+
+
+def _tells_of_prompt() -> Proof:
+    question = ask(echo=True, prompt_logprobs=1, stream=False, max_tokens=1)
+    found = _prompt_of(answered((yield question), ignoring="prompt_logprobs")).get("logprobs") or ()
+    demand(len(found) > 1, "no log probabilities of the prompt came")
+    demand(all(each is not None for each in found[1:]), "a prompt token but the first without a log probability")
+    return f"of {len(found)} prompt tokens, all but the first"
+
+
+def _prompt_of(reply: Reply) -> dict[str, Any]:
+    found: dict[str, Any] = reply.last.get("prompt") or {}
+    return found
+
+
+def _draws_more() -> Proof:
+    reply = answered((yield ask(best_of=2, stream=False, temperature=1.0)), ignoring="best_of")
+    counted = reply.last["usage"]["completion_tokens"]
+    demand(counted == 2 * TOKENS, f"usage counts {counted} tokens, not those of two answers")
+    return "two answers drawn, the better one given"
+
+
+_DRY = {"dry_multiplier": 100.0, "dry_sequence_breakers": []}
+_MIROSTAT = {"mirostat": 2}
+_EFFECTS: dict[str, Callable[[], Proof]] = {
+    "max_tokens": _limits_tokens,
+    "min_tokens": partial(_outlasts, "min_tokens"),
+    "ignore_eos": partial(_outlasts, "ignore_eos"),
+    "stop": partial(stops_at_last_of, ()),
+    "temperature": _heats,
+    "top_p": partial(_tames, "top_p", 0.0),
+    "top_k": partial(_tames, "top_k", 1),
+    "min_p": partial(_tames, "min_p", 1.0),
+    "top_n_sigma": partial(_tames, "top_n_sigma", 1e-6),
+    "typical_p": _leaves_one,
+    "xtc_probability": partial(_excludes_top_choice, "xtc_probability", 1.0, 0.0, xtc_threshold=0.0),
+    "xtc_threshold": partial(_excludes_top_choice, "xtc_threshold", 0.0, 0.5, xtc_probability=1.0),
+    # An entropy's share of what is possible, to the 10th power, is nearly 0: so is the lower end of the range.
+    "dynatemp_range": partial(_tames, "dynatemp_range", 2.0, dynatemp_exponent=10.0),
+    "dynatemp_exponent": partial(_tames, "dynatemp_exponent", 10.0, 0.1, dynatemp_range=2.0),
+    # Tokens of more than twice tau bits are cut: under one bit, only one token can be left.
+    "mirostat": partial(_tames, "mirostat", 2, mirostat_tau=1e-3),
+    "mirostat_tau": partial(_tames, "mirostat_tau", 1e-3, 20.0, **_MIROSTAT),
+    # The bound grows by tau * eta with each token that was no surprise.
+    "mirostat_eta": partial(_tames, "mirostat_eta", 1e-6, 1.0, mirostat_tau=0.45, **_MIROSTAT),
+    "seed": _seeded,
+    "repetition_penalty": partial(_penalises, "repetition_penalty"),
+    "frequency_penalty": partial(_penalises, "frequency_penalty"),
+    "presence_penalty": partial(_penalises, "presence_penalty"),
+    "penalty_window": partial(_releases, "penalty_window", 0, 64, 25, frequency_penalty=2.0, max_tokens=TOKENS),
+    "logit_bias": _bans,
+    "dry_multiplier": partial(_releases, "dry_multiplier", 0.0, 100.0, dry_sequence_breakers=[]),
+    "dry_base": partial(_releases, "dry_base", 1.0, 10.0, **_DRY | {"dry_multiplier": 1.0}),
+    "dry_allowed_length": partial(_releases, "dry_allowed_length", 4_096, 1, **_DRY),
+    "dry_window": partial(_releases, "dry_window", 0, 4_096, **_DRY),
+    "dry_sequence_breakers": partial(_releases, "dry_sequence_breakers", WORD, [], dry_multiplier=100.0),
+    "echo": _echoes,
+    "prompt_logprobs": _tells_of_prompt,
+    "best_of": _draws_more,
+}
