@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import threading
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import attrs
@@ -14,8 +15,13 @@ import pytest
 from engine_world import config_for
 
 from harness import PATIENCE_SEC
-from models import BOS, write_encoder, write_model
-from uma.errors import BadRequest, InternalError, ModelError, Overloaded, PromptTooLarge, ShuttingDown
+from models import BOS, write_encoder, write_model, write_vocabulary
+from uma.bridges.dynamo.mapping import Chunks
+from uma.bridges.dynamo.tokenizer import make_tokenizer
+from uma.contracts.capabilities import capabilities_of
+from uma.contracts.card import checksum, parse_card
+from uma.contracts.response import OutputChecker
+from uma.errors import BadRequest, ConfigError, InternalError, ModelError, Overloaded, PromptTooLarge, ShuttingDown
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="needs the extra [dynamo]")
 
@@ -40,7 +46,7 @@ def on_a_backend(tmp_path: Path, body: Callable[[Any], Awaitable[None]], **setti
 
     async def main() -> None:
         try:
-            await backend.start(1)
+            setattr(backend, "registered", await backend.start(1))  # noqa: B010  (what Dynamo is told)
             await body(backend)
         finally:
             await backend.cleanup()
@@ -139,19 +145,27 @@ def test_a_model_that_does_not_generate_is_refused_at_the_start(tmp_path: Path) 
 
 
 class Publisher:
-    """Dynamo's publisher of KV events, as far as the backend calls it."""
+    """Dynamo's publishers of KV events and of the load, as far as the backend calls them."""
 
     def __init__(self) -> None:
-        self.first: list[int] = []
-        self.has_come = threading.Event()
+        self.first_blocks: Queue[list[int]] = Queue()
+        self.loads: Queue[Any] = Queue()
 
     def publish_stored(self, tokens: list[int], sizes: list[int], names: list[int], parent: int | None) -> None:
         if parent is None:
-            self.first = tokens[: sizes[0]]
-            self.has_come.set()
+            self.first_blocks.put(tokens[: sizes[0]])
 
     def publish_removed(self, names: list[int]) -> None:
         """Not looked at."""
+
+    def publish(self, rank: int, load: Any) -> None:
+        self.loads.put(load)
+
+
+async def comes(queue: Queue[Any], is_it: Callable[[Any], bool]) -> None:
+    """Wait until what another thread puts there is it."""
+    while not is_it(await asyncio.to_thread(queue.get, timeout=PATIENCE_SEC)):
+        pass
 
 
 def test_the_load_is_told_with_its_time(tmp_path: Path) -> None:
@@ -167,14 +181,95 @@ def test_the_load_is_told_with_its_time(tmp_path: Path) -> None:
     on_a_backend(tmp_path, body)
 
 
-def test_a_router_is_told_of_blocks_as_its_frontend_counts_tokens(tmp_path: Path) -> None:
+def test_the_router_is_told_of_the_load_as_it_changes(tmp_path: Path) -> None:
+    async def body(backend: Any) -> None:
+        publisher = Publisher()
+        backend.attach_snapshot_publisher(publisher)
+        total = backend.registered.llm.total_kv_blocks
+        await comes(publisher.loads, lambda load: (load.kv_used_blocks, load.kv_total_blocks) == (0, total))
+        assert [each async for each in backend.generate(wanted(4, token_ids=list(range(40, 80))), context=Context())]
+        await comes(publisher.loads, lambda load: load.kv_used_blocks >= 3 and load.gpu_cache_usage > 0)
+
+    on_a_backend(tmp_path, body)
+
+
+def test_a_worker_registers_with_its_card(tmp_path: Path) -> None:
+    async def body(backend: Any) -> None:
+        told = json.loads(json.dumps(backend.registered.runtime_data))["uma"]
+        card = parse_card(told["card"])
+        assert checksum(card) == told["checksum"]
+        assert (card.context_length, card.kv_cache_block_size) == (8_192, 16)
+        assert card.runtime_config is not None
+        assert card.runtime_config.total_kv_blocks == backend.registered.llm.total_kv_blocks
+        assert card.capabilities == capabilities_of(backend._engine.info.capabilities)
+
+    on_a_backend(tmp_path, body)
+
+
+def test_a_router_is_told_of_blocks_as_each_frontend_counts_tokens(tmp_path: Path) -> None:
     async def body(backend: Any) -> None:
         publisher = Publisher()
         (source,) = await backend.kv_event_sources()
         source.on_ready(publisher)
         prompt = list(range(40, 80))
-        assert [each async for each in backend.generate(wanted(4, token_ids=prompt), context=Context())]
-        assert await asyncio.to_thread(publisher.has_come.wait, PATIENCE_SEC)
-        assert publisher.first == prompt[:16]  # the worker put the beginning of text before them
+        # The worker puts the beginning of text before the first; the second's template has spelled it.
+        for ids in (prompt, [BOS, *prompt]):
+            assert [each async for each in backend.generate(wanted(4, token_ids=ids), context=Context())]
+            await comes(publisher.first_blocks, lambda block, ids=ids: block == ids[:16])  # type: ignore[misc]
 
     on_a_backend(tmp_path, body)
+
+
+def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dynamo.llm.exceptions import Unknown
+
+    from uma.bridges.dynamo import worker
+
+    # As if the engine had made tokens that its vocabulary does not have.
+    monkeypatch.setattr(worker, "chunks_for", lambda asked, _: Chunks(asked, OutputChecker(1, asked.prompt_tokens)))
+
+    async def body(backend: Any) -> None:
+        assert "uma_contract_violations_total 0\n" in backend._expose()
+        with pytest.raises(Unknown, match="is not in the vocabulary"):
+            await anext(backend.generate(wanted(), context=Context()))
+        assert "uma_contract_violations_total 1\n" in backend._expose()
+        while backend._engine.snapshot()["requests_cancelled"] == 0:  # noqa: ASYNC110  (another thread counts)
+            await asyncio.sleep(0.01)
+
+    on_a_backend(tmp_path, body)
+    assert [each for each in caplog.messages if "event=dynamo.contract_violation" in each]
+
+
+def test_cleanup_lets_an_answer_end_whole_and_refuses_others_as_a_worker_that_stops(tmp_path: Path) -> None:
+    from dynamo.llm.exceptions import EngineShutdown
+
+    async def body(backend: Any) -> None:
+        running = backend.generate(wanted(500), context=Context("a"))
+        chunks = [await anext(running)]
+        end = asyncio.create_task(backend.cleanup())
+        await asyncio.sleep(0)  # the drain has begun
+        for request in (wanted(), await backend.health_check_payload()):
+            with pytest.raises(EngineShutdown):
+                await anext(backend.generate(request, context=Context("b")))
+        chunks += [each async for each in running]
+        await end
+        assert sum(len(each["token_ids"]) for each in chunks) == 500
+        assert chunks[-1]["finish_reason"] == "length"
+
+    on_a_backend(tmp_path, body)
+
+
+def test_another_model_s_tokenizer_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+    from uma.bridges.dynamo.worker import WorkerOptions, _prepare
+
+    path = write_model(tmp_path / "tiny.gguf")
+    other = make_tokenizer(write_vocabulary(tmp_path / "other.gguf", merges=[("e", "r")]))
+    other.save(str(tmp_path / "tokenizer.json"))
+    options = WorkerOptions("dynamo", None, None, 16, tmp_path, "127.0.0.1", "file", "tcp", "zmq")
+    with pytest.raises(ModelError, match=r"--tokenizer-dir: .* gives other tokens than llama.cpp: token \d+ of"):
+        _prepare(config_for(path), options)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--tokenizer-dir: "):
+        _prepare(config_for(path), options)

@@ -13,7 +13,7 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma.bridges.dynamo.host import EngineHost, Job
 from uma.errors import ModelError, ShuttingDown
-from uma.types import Finished, Token
+from uma.types import Finished, Prompt, Token
 
 
 def on_a_host(tmp_path: Path, body: Callable[[EngineHost], Awaitable[None]]) -> None:
@@ -31,11 +31,11 @@ def on_a_host(tmp_path: Path, body: Callable[[EngineHost], Awaitable[None]]) -> 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SEC))
 
 
-async def to_the_end(job: Job) -> list[Token | Finished]:
+async def to_the_end(job: Job) -> list[Prompt | Token | Finished]:
     return [event async for events in batches(job) for event in events]
 
 
-async def batches(job: Job) -> AsyncIterator[list[Token | Finished]]:
+async def batches(job: Job) -> AsyncIterator[list[Prompt | Token | Finished]]:
     while events := await job.next():
         yield events
 
@@ -59,6 +59,8 @@ def test_a_drain_lets_answers_end_whole_and_takes_no_more(tmp_path: Path) -> Non
         assert (last.reason, last.usage.completion_tokens) == ("length", 64)
         with pytest.raises(ShuttingDown):
             host.submit(ask())
+        with pytest.raises(ShuttingDown):
+            await host.health()
 
     on_a_host(tmp_path, body)
 

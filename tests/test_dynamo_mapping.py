@@ -43,6 +43,7 @@ from uma.types import (
     Limits,
     Logprobs,
     ModelInfo,
+    Prompt,
     RequestMetrics,
     ServerInfo,
     Slo,
@@ -83,6 +84,7 @@ def test_what_was_asked_for_arrives() -> None:
             output_options={"logprobs": 3, "prompt_logprobs": 1},
             routing={"priority": 7},
             router={"ttft_target": 250.0, "itl_target": 0},
+            extra_args={"nvext": {"extra_fields": ["engine_data"]}},
         ),
         INFO,
         "a",
@@ -145,6 +147,7 @@ def test_the_beginning_of_text_comes_once(ids: list[int], given: tuple[int, ...]
         {"stop_conditions": {"stop_token_ids": [9]}, "eos_token_ids": [2]},
         {"stop_conditions": {"stop_token_ids_hidden": [2, 9]}, "eos_token_ids": [2]},
         {"output_options": {"logprobs": 21}},
+        {"output_options": {"prompt_logprobs": 1}},
         {"output_options": {"skip_special_tokens": False}},
         {"output_options": {"return_tokens_as_token_ids": True}},
         {"output_options": {"formatted_prompt": True}},
@@ -226,6 +229,19 @@ def test_log_probabilities_stand_beside_their_tokens_with_the_texts_that_the_fro
     assert (chunk["token_ids"], chunk["text"]) == ([8, 9], "He")
     assert (chunk["tokens"], chunk["log_probs"]) == (["He", "y"], [-0.5, -1.5])
     assert chunk["top_logprobs"] == [[{"rank": 1, "token_id": 8, "token": "He", "logprob": -0.5}], []]
+
+
+def test_the_frontend_s_prompt_tokens_have_their_log_probabilities_at_the_end() -> None:
+    likely, said = TokenLogprob(8, "He", (72, 101), -0.5, 1), TokenLogprob(5, "y", (121,), -1.5, 2)
+    chunks = made()  # whose beginning of text was put before the frontend's tokens
+    assert chunks.of([Prompt("a", "y", (BOS, 5), (None, Logprobs(said, (likely,))))]) == []
+    (last,) = chunks.of([finished(0)])
+    assert last["engine_data"]["prompt_logprobs"] == [
+        {
+            "8": {"logprob": -0.5, "rank": 1, "decoded_token": "He"},
+            "5": {"logprob": -1.5, "rank": 2, "decoded_token": "y"},
+        }
+    ]
 
 
 def test_an_answer_that_does_not_add_up_does_not_leave() -> None:

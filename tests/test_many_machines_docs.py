@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from uma.cli import main
 from uma.cli.parser import build_parser
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -54,3 +55,12 @@ def test_every_command_of_the_page_is_one() -> None:
     assert {command for _, command, *_ in ours} == {"worker", "engine-zmq"}
     for _, *arguments in ours:
         build_parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("port", ["32768", "http"])
+def test_a_status_port_that_dynamo_cannot_read_is_refused(
+    port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYN_SYSTEM_PORT", port)
+    assert main(["worker"]) == 2
+    assert "DYN_SYSTEM_PORT: " in capsys.readouterr().err

@@ -9,12 +9,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_histories import histories
 
+from uma.cli import main
 from uma.contracts.blocks import chain, content_hash, fnv1a_block_hash
-from uma.contracts.event_log import BlockIndex, EventLog, Subscription, merged
+from uma.contracts.event_log import BlockIndex, EventLog, Subscription, catch_up_to_json, merged
 from uma.contracts.events import (
     BlockRemoved,
     BlockStored,
@@ -22,12 +23,16 @@ from uma.contracts.events import (
     SequencedEvent,
     event_to_json,
     parse_event,
+    parse_sequenced,
+    sequenced_to_json,
 )
 from uma.contracts.schema import contract_schemas
 from uma.errors import BadRequest, ContractViolation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
 SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["KVCacheEvent"])
+SEQUENCED = jsonschema.Draft202012Validator(contract_schemas()["SequencedEvent"])
+CATCH_UP = jsonschema.Draft202012Validator(contract_schemas()["CatchUp"])
 STORED: dict[str, Any] = {"type": "BlockStored", "block_hashes": [-5, 7], "token_ids": [1, 2, 3, 4], "block_size": 2}
 
 
@@ -117,6 +122,30 @@ def test_a_subscriber_that_loses_events_or_joins_late_ends_with_what_the_worker_
     subscriber.catch_up(log.catch_up(subscriber.sequence))
     assert subscriber.index.blocks == log.index.blocks
     assert subscriber.sequence == log.sequence == len(history)
+
+
+@settings(max_examples=25)
+@given(histories(), st.integers(0, 20))
+def test_numbered_events_and_what_was_missed_travel_as_json(history: list[KvEvent], after: int) -> None:
+    log = EventLog(capacity=5)
+    for event in history:
+        told = json.loads(json.dumps(sequenced_to_json(log.append(event))))
+        assert SEQUENCED.is_valid(told)
+        assert parse_sequenced(told) == SequencedEvent(log.sequence, event)
+    missed = catch_up_to_json(log.catch_up(min(after, log.sequence)))
+    assert CATCH_UP.is_valid(json.loads(json.dumps(missed)))
+
+
+def test_a_number_or_an_event_that_cannot_be_is_refused_by_its_path() -> None:
+    for wrong in ({"sequence": 0, "event": STORED}, {"sequence": 1, "event": STORED | {"block_size": 0}}):
+        assert not SEQUENCED.is_valid(wrong)
+        with pytest.raises(BadRequest, match=r"^(sequence|event\.block_size): 0"):
+            parse_sequenced(wrong)
+
+
+def test_the_command_prints_the_schemas_of_the_contracts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--contracts"]) == 0
+    assert json.loads(capsys.readouterr().out) == contract_schemas()
 
 
 @given(histories())

@@ -278,7 +278,7 @@ def _two_answers() -> Proof:
     return "2 answers"
 
 
-_BESIDE = {
+_BESIDE: dict[str, Callable[[], Proof]] = {
     "grammar": partial(_guided, "json_schema", *_GRAMMARS["json_schema"]),
     "logprobs": partial(_logprobs, 1),
     "n": _two_answers,

@@ -238,8 +238,8 @@ def _draws_more() -> Proof:
     return "two answers drawn, the better one given"
 
 
-_DRY = {"dry_multiplier": 100.0, "dry_sequence_breakers": []}
-_MIROSTAT = {"mirostat": 2}
+_DRY: dict[str, Any] = {"dry_multiplier": 100.0, "dry_sequence_breakers": []}
+_MIROSTAT: dict[str, Any] = {"mirostat": 2}
 _EFFECTS: dict[str, Callable[[], Proof]] = {
     "max_tokens": _limits_tokens,
     "min_tokens": partial(_outlasts, "min_tokens"),

@@ -33,8 +33,33 @@ CONTRACTS: dict[str, type] = {
 def contract_schemas() -> dict[str, dict[str, Any]]:
     """A schema for each contract by name; `KVCacheEvent` is one of three."""
     made = {name: _contract(name, cls) for name, cls in CONTRACTS.items()}
-    made["KVCacheEvent"] = _kv_event()
+    made["KVCacheEvent"] = event = _kv_event()
+    one = {"oneOf": event["oneOf"]}
+    made["SequencedEvent"] = _of_events("SequencedEvent", event, {"sequence": _FROM_1, "event": one})
+    made["CatchUp"] = _of_events(
+        "CatchUp",
+        event,
+        {
+            "events": {"type": "array", "items": one},
+            "sequence": {"type": "integer", "minimum": 0},
+            "is_snapshot": {"type": "boolean"},
+        },
+    )
     return made
+
+
+_FROM_1 = {"type": "integer", "minimum": 1}
+
+
+def _of_events(name: str, event: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object with these properties, in which an event is one of `event`'s definitions."""
+    return {
+        "$schema": DIALECT,
+        "$id": _id(name),
+        "title": name,
+        **_closed({"type": "object", "properties": properties, "required": list(properties)}),
+        "$defs": event["$defs"],
+    }
 
 
 def _contract(name: str, cls: type) -> dict[str, Any]:

@@ -29,6 +29,11 @@ from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Prompt, Request, Sa
 
 NOT_HERE = "is not available in this worker; leave it out"
 
+NO_ECHO = (
+    "output_options.prompt_logprobs: echo is not available in this worker; for prompt log probabilities, name "
+    "engine_data in nvext.extra_fields"
+)
+"""The frontend sends `echo` as `prompt_logprobs` and nothing else, and would answer without the prompt."""
 MIN_TARGET_MS = 1.0
 """Least latency target: the engine takes none of 0."""
 
@@ -84,6 +89,8 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     """What is right in the contract, but not to be had from this engine, as lines."""
     unavailable = _unavailable(wanted)
     yield from (f"{path}: {NOT_HERE}" for path in unavailable)
+    if wanted.output_options.prompt_logprobs is not None and "engine_data" not in _extra_fields(wanted):
+        yield NO_ECHO
     guided = wanted.sampling_options.guided_decoding
     if guided is not None and isinstance(guided.json, str):
         yield "sampling_options.guided_decoding.json: expected an object, not its text"
@@ -95,6 +102,13 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
             path = next((path for name, path in _PLACES.items() if re.match(rf"{name}\b", line)), None)
             if path not in unavailable:
                 yield line if path is None else path + line.removeprefix(path.rpartition(".")[2])
+
+
+def _extra_fields(wanted: PreprocessedRequest) -> Sequence[Any]:
+    """The fields of `nvext` that the client wants to see in the answer."""
+    nvext = (wanted.extra_args or {}).get("nvext")
+    named = nvext.get("extra_fields") if isinstance(nvext, dict) else None
+    return named if isinstance(named, list) else ()
 
 
 def _unavailable(wanted: PreprocessedRequest) -> list[str]:
