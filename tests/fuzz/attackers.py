@@ -73,7 +73,11 @@ FIELDS = (
     *("id", "prompt", "messages", "token_ids", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "stop", "ignore_eos", "stream"),
     *("priority", "slo", "metadata", "keep_alive", "n", "logprobs", "grammar", "type", "event", "probe", "strange"),
+    *("texts", "query", "documents", "dimensions", "encoding", "tools", "tool_choice", "reasoning", "echo", "best_of"),
+    *("logit_bias", "prompt_logprobs", "mirostat", "dry_multiplier", "xtc_probability", "pace"),
 )
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 LEGAL: tuple[dict[str, Any], ...] = (
     {"id": "g", "prompt": "Once", "max_tokens": 4},
     {"id": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 1, "seed": 7},
@@ -83,6 +87,13 @@ LEGAL: tuple[dict[str, Any], ...] = (
     {"type": "health", "id": "h", "probe": False},
     {"type": "health"},
     {"type": "metrics", "id": "q"},
+    {"type": "activity", "id": "a"},
+    {"type": "embed", "id": "e", "texts": ["a fox", "a forest"], "dimensions": 8},
+    {"type": "rerank", "id": "r", "query": "a fox", "documents": ["one", "two"]},
+    {"id": "j", "prompt": "{", "max_tokens": 16, "grammar": {"json_schema": SCHEMA}, "temperature": 1},
+    {"id": "x", "prompt": "a", "max_tokens": 4, "grammar": {"regex": "[a-z]+"}, "logit_bias": {"7": -100}},
+    {"id": "n", "prompt": "Twice", "max_tokens": 3, "n": 2, "logprobs": 3, "echo": True, "temperature": 1},
+    {"id": "c", "messages": [{"role": "user", "content": "Look"}], "tools": [TOOL], "tool_choice": "required"},
     {"event": "cancel", "id": "g"},
     {"event": "cancel", "id": "m"},
 )

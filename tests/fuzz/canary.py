@@ -84,9 +84,9 @@ class Sightings:
         """The longest wait that the server itself caused."""
         return max(self.own_waits_ms, default=0.0)
 
-    def percentile(self, percent: int) -> float:
-        """The wait within which so many of all ended."""
-        waits = sorted(self.waits_ms)
+    def usual_ms(self, percent: int) -> float:
+        """Of the server's own part of the waits, the one that so many of all did not exceed."""
+        waits = sorted(self.own_waits_ms)
         return waits[len(waits) * percent // 100] if waits else 0.0
 
 
