@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from queue import Queue
@@ -23,7 +24,10 @@ from uma.contracts.card import checksum, parse_card
 from uma.contracts.response import OutputChecker
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, Overloaded, PromptTooLarge, ShuttingDown
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="needs the extra [dynamo]")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("dynamo") is None and os.environ.get("TEST_DYNAMO") != "required",
+    reason="needs the extra [dynamo]",
+)
 
 
 @attrs.frozen

@@ -24,7 +24,10 @@ import pytest
 
 from harness import ONE_THREAD, PATIENCE_SEC, Log, clean_environ, uma_command
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="needs the extra [dynamo]")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("dynamo") is None and os.environ.get("TEST_DYNAMO") != "required",
+    reason="needs the extra [dynamo]",
+)
 
 MODEL = "story"
 WORKER_ID: dict[str, Any] = {"nvext": {"extra_fields": ["worker_id"]}}
@@ -223,8 +226,7 @@ def test_a_worker_tells_its_health_and_load_and_only_the_event_plane_listens_on_
         tmp_path, DYN_SYSTEM_PORT=str(port), DYN_HEALTH_CHECK_ENABLED="true", DYN_CANARY_WAIT_TIME="1"
     )
     with running(uma_command("worker", *FLAGS), environ) as worker:
-        status = told(worker, port, "/health", '"ready"')
-        assert json.loads(status)["endpoints"]["generate"] == "ready"  # after a first probe through the engine
+        told(worker, port, "/health", '"generate":"ready"')  # after a first probe through the engine
         assert "uma_worker_request_total_slots" in told(worker, port, "/metrics", "uma_worker_report_timestamp_seconds")
         listens = [each.laddr.ip for each in psutil.Process(worker.popen.pid).net_connections("tcp")
                    if each.status == psutil.CONN_LISTEN]  # fmt: skip
@@ -241,7 +243,7 @@ def told(worker: Process, port: int, path: str, word: str) -> str:
     while time.monotonic() < until:
         assert worker.popen.poll() is None, worker.log.text
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
-            text: str = response.read().decode()
+            text: str = response.read().decode().replace('": "', '":"')
             if word in text:
                 return text
         time.sleep(0.1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,8 +22,9 @@ from rustinfer_fixture import Peer, inference
 
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, uma_command
 from uma.bridges.rustinfer.engine import RustInferEngine
-from uma.bridges.rustinfer.socket import RouterSocket
+from uma.bridges.rustinfer.socket import HEARTBEAT_MS, RouterSocket
 from uma.engine import Engine, open_engine
+from uma.types import Request, SamplingParams
 
 MAX_MESSAGE_BYTES = 10_000
 ENDLESS = "1 2 3"
@@ -48,9 +52,11 @@ class World:
 
 
 @asynccontextmanager
-async def serving(directory: Path, model: Path, **settings: Any) -> AsyncIterator[World]:
+async def serving(
+    directory: Path, model: Path, heartbeat_ms: int = HEARTBEAT_MS, **settings: Any
+) -> AsyncIterator[World]:
     async with open_engine(config_for(model, **settings)) as engine, trio.open_nursery() as nursery:
-        socket = RouterSocket(f"ipc://{directory}/zmq", 4 * MAX_MESSAGE_BYTES)
+        socket = RouterSocket(f"ipc://{directory}/zmq", 4 * MAX_MESSAGE_BYTES, heartbeat_ms, 3 * heartbeat_ms)
         bridge = RustInferEngine(engine, engine.tokenize_rendered, socket, MAX_MESSAGE_BYTES, 16, PATIENCE_SEC)
         await nursery.start(lambda *, task_status: bridge.serve(task_status=task_status))
         yield World(engine, bridge)
@@ -215,6 +221,62 @@ async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: P
     assert served["Inference"]["status"] == "Success"
 
 
+SILENT_PEER = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.DEALER)
+socket.connect(sys.argv[1])
+socket.send(sys.argv[2].encode())
+socket.recv()
+print("heard", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_peer_that_falls_silent_frees_its_requests_although_its_connection_is_open(
+    socket_dir: Path, tiny: Path
+) -> None:
+    # A stream that is not read pauses, so it cannot end before it is freed.
+    message = json.dumps({"Inference": inference(prompt=ENDLESS, stream=True, max_tokens=100_000)})
+    async with serving(socket_dir, tiny, heartbeat_ms=100, n_ctx=32_768) as world:
+        command = [sys.executable, "-c", SILENT_PEER, world.endpoint, message]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:  # noqa: ASYNC220
+            assert peer.stdout is not None
+            try:
+                assert await run(peer.stdout.readline) == b"heard\n"
+                peer.send_signal(signal.SIGSTOP)
+                with trio.fail_after(PATIENCE_SEC):
+                    while (await world.engine.metrics())["requests_cancelled"] < 1:
+                        await world.engine.health()
+            finally:
+                peer.kill()
+
+
+@attrs.frozen
+class Overheard:
+    """An engine, and the requests that it was given."""
+
+    engine: Engine
+    requests: list[Request] = attrs.field(factory=list)
+
+    def generate(self, request: Request) -> Any:
+        self.requests.append(request)
+        return self.engine.generate(request)
+
+
+async def test_what_a_peer_asks_for_reaches_the_engine(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+    wanted: dict[str, Any] = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.75, "top_k": 7}
+    async with serving(socket_dir, tiny) as world:
+        overheard: Any = Overheard(world.engine)
+        world.bridge.source = overheard
+        peer = Peer(context, world.endpoint)
+        for priority in (-5, 0, 9):
+            await run(chat, peer, inference(priority=priority, stop_sequences=["zzz"], **wanted))
+        peer.close()
+    requests: list[Request] = overheard.requests
+    assert [each.priority for each in requests] == [-1, 0, 1]
+    assert {each.sampling for each in requests} == {SamplingParams(**wanted, stop=("zzz",))}
+
+
 async def test_32_peers_with_8_requests_each_get_their_own_answers(
     socket_dir: Path, tiny: Path, context: zmq.Context[Any]
 ) -> None:
@@ -255,9 +317,6 @@ async def test_32_peers_with_8_requests_each_get_their_own_answers(
 
 
 def test_the_command_serves_until_sigterm(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
-    import signal
-    import subprocess
-
     endpoint = f"ipc://{socket_dir}/z"
     flags = ["--bind", endpoint, "--socket", str(socket_dir / "uma.sock"), "--model", str(tiny), "--threads", "1"]
     process = subprocess.Popen(uma_command("engine-zmq", *flags), stderr=subprocess.PIPE, env=clean_environ())

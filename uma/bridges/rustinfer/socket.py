@@ -46,7 +46,13 @@ class PeerGoneError(Exception):
 class RouterSocket:
     """A bound ROUTER socket. Belongs to one Trio thread; one task receives, any may send."""
 
-    def __init__(self, endpoint: str, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        max_message_bytes: int,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
+    ) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -55,9 +61,9 @@ class RouterSocket:
             (zmq.ROUTER_HANDOVER, 1),
             (zmq.SNDHWM, QUEUED_MESSAGES),
             (zmq.MAXMSGSIZE, max_message_bytes),
-            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
-            (zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS),
+            (zmq.HEARTBEAT_IVL, heartbeat_ms),
+            (zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms),
+            (zmq.HEARTBEAT_TTL, heartbeat_timeout_ms),
         ):
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
