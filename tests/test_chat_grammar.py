@@ -16,6 +16,7 @@ import pytest
 from chat_templates import TEMPLATES, WRITTEN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from json_schemas import CHECKER
 from test_chat_parser import SOUP_WORDS
 
 from models import write_model
@@ -242,7 +243,6 @@ def test_arguments_without_quotes_keep_to_their_schema(
     source = calls_grammar(
         family, [tool], specials_of(vocab, family), None, must_call=True, is_parallel=False, begins_thinking=False
     )
-    checker = jsonschema.FormatChecker()
     done = 0
     for seed in range(12):
         walk = Walk(vocab, masks, compiler.compile(Grammar(lark=source)), Random(seed))
@@ -251,7 +251,7 @@ def test_arguments_without_quotes_keep_to_their_schema(
             part for part in parsed(vocab, family, walk.tokens, schemas={"f": root}) if isinstance(part, CallEnded)
         ]
         for call in calls:
-            jsonschema.Draft202012Validator(root, format_checker=checker).validate(json.loads(call.arguments))
+            jsonschema.Draft202012Validator(root, format_checker=CHECKER).validate(json.loads(call.arguments))
         done += len(calls)
     assert done
 

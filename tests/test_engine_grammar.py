@@ -17,7 +17,7 @@ import trio
 from engine_world import alone, answer, answers, ask, config_for, tokens_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from json_schemas import schemas
+from json_schemas import CHECKER, schemas
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
@@ -63,7 +63,7 @@ def test_every_output_that_ends_by_itself_validates(llm: LLM, asked: list[dict[s
         if completion.finish_reason == "length":
             assert len(completion.token_ids) == 300
             continue
-        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
         validator.validate(json.loads(completion.text))
 
 

@@ -27,9 +27,41 @@ _UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON, or llguidance, has no spelling for but `\\u` and four digits."""
 
 
-def style_of(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, Any]:
-    """llguidance's options for a schema without a `problem`: its own `x-guidance` wins over `style`."""
-    return {**style, **schema.get("x-guidance", {})}
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY = f"([0-9]{{4}}-(0[13-9]|1[0-2])-..|....-02-([01].|2[0-8])|{_LEAP}-02-29)"
+_STRICTER = {
+    "date": f"^{_DAY}$",
+    "date-time": f"^{_DAY}[Tt]..:..:[0-5]",
+    "time": "^..:..:[0-5]",
+    "hostname": "^.{1,253}$",
+}
+"""What a value of a format must match too: llguidance has February 29 in each year, a second 60 in each minute, and
+host names of any length."""
+_OF_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_OF_SCHEMAS = ("prefixItems", "items", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
+
+
+def for_llguidance(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, Any]:
+    """A schema without a `problem` as llguidance is given it: its own `x-guidance` wins over `style`."""
+    return {**_with_formats(schema), "x-guidance": {**style, **schema.get("x-guidance", {})}}
+
+
+def _with_formats(schema: Any) -> Any:
+    if isinstance(schema, list | tuple):
+        return [_with_formats(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for word in _OF_NAMED:
+        if isinstance(named := schema.get(word), dict):
+            made[word] = {name: _with_formats(each) for name, each in named.items()}
+    for word in _OF_SCHEMAS:
+        if word in schema:
+            made[word] = _with_formats(schema[word])
+    form, also = schema.get("format"), made.get("allOf", [])
+    if isinstance(form, str) and form in _STRICTER and isinstance(also, list):
+        made["allOf"] = [*also, {"pattern": _STRICTER[form]}]
+    return made
 
 
 def problem(schema: dict[str, Any]) -> tuple[str, str] | None:

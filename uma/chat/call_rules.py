@@ -29,7 +29,7 @@ from uma.chat.schema import (
     text_of,
     text_or_scalar,
 )
-from uma.json_schema import COMPACT, SPACED, style_of
+from uma.json_schema import COMPACT, SPACED, for_llguidance
 from uma.types import Tool
 
 MAX_CHARS = 524_288
@@ -40,8 +40,9 @@ _SHARED = ("$defs", "definitions")
 
 def json_rule(rules: Rules, name: str, schema: Schema, place: str = "") -> str:
     """A rule for the JSON that the schema at `place` allows."""
-    style = SPACED if place else style_of(schema, SPACED)
-    rules.add(name, f"%json {json.dumps({**schema, 'x-guidance': style})}")
+    if place:
+        schema = {**schema, "x-guidance": {}}  # llguidance reads a whole schema's alone
+    rules.add(name, f"%json {json.dumps(for_llguidance(schema, SPACED))}")
     check_room(rules, place)
     return name
 
@@ -58,7 +59,7 @@ def check_room(rules: Rules, place: str) -> None:
 
 def answer_rule(rules: Rules, schema: Schema) -> str:
     """A rule for an answer that is the JSON that a schema allows, as compact as under a grammar without tools."""
-    return rules.add("answer", f"%json {json.dumps({**schema, 'x-guidance': style_of(schema, COMPACT)})}")
+    return rules.add("answer", f"%json {json.dumps(for_llguidance(schema, COMPACT))}")
 
 
 def object_call(rules: Rules, form: ObjectForm, tool: Tool, at: int) -> str:

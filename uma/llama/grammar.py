@@ -24,7 +24,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from uma.errors import BadRequest, DecodeFailed
-from uma.json_schema import COMPACT, place_of, problem, style_of
+from uma.json_schema import COMPACT, for_llguidance, place_of, problem
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
@@ -285,7 +285,7 @@ def _literal(text: str) -> str:
 
 
 def _from_schema(schema: dict[str, Any]) -> str:
-    return LLMatcher.grammar_from_json_schema({**schema, "x-guidance": style_of(schema, COMPACT)})
+    return LLMatcher.grammar_from_json_schema(for_llguidance(schema, COMPACT))
 
 
 def _schema_error(schema: Any, tokenizer: LLTokenizer) -> str:
