@@ -23,37 +23,42 @@ def _leap_year_for_0(value: str) -> str:
     return re.sub("^0000", "2000", value.upper())
 
 
-@CHECKER.checks("date", ValueError)
 def _is_date(value: object) -> bool:
     return isinstance(value, str) and bool(date.fromisoformat(_leap_year_for_0(value)))
 
 
-@CHECKER.checks("date-time", ValueError)
 def _is_date_time(value: object) -> bool:
     return isinstance(value, str) and datetime.fromisoformat(_leap_year_for_0(value)).tzinfo is not None
 
 
-@CHECKER.checks("time", ValueError)
 def _is_time(value: object) -> bool:
     return isinstance(value, str) and time.fromisoformat(value.upper()).tzinfo is not None
 
 
-@CHECKER.checks("duration")
 def _is_duration(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(f"P(?=.)([0-9]+W|{_AMOUNT})", value) is not None
 
 
-@CHECKER.checks("hostname")
 def _is_hostname(value: object) -> bool:
     label = "(?!-)[a-zA-Z0-9-]{1,63}(?<!-)"
     return isinstance(value, str) and len(value) <= 253 and bool(re.fullmatch(rf"{label}(\.{label})*", value))
 
 
-@CHECKER.checks("uri", ValueError)
 def _is_uri(value: object) -> bool:
     is_spelled = isinstance(value, str) and re.fullmatch(r"[!#$&-;=?-Z_a-z~\[\]%]+", value)
     return bool(is_spelled) and bool(urlsplit(str(value)).scheme)
 
+
+_CHECKS = {
+    "date": _is_date,
+    "date-time": _is_date_time,
+    "time": _is_time,
+    "duration": _is_duration,
+    "hostname": _is_hostname,
+    "uri": _is_uri,
+}
+for _name, _check in _CHECKS.items():
+    CHECKER.checks(_name, ValueError)(_check)
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8)
 values: st.SearchStrategy[Any] = st.one_of(st.none(), st.booleans(), st.integers(-999, 999), names)
