@@ -1,9 +1,11 @@
-"""How long an answer outlives its reader, and how many may."""
+"""How long an answer outlives its reader, how many may, and how often one is rendered."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -16,6 +18,7 @@ from uma.errors import Overloaded
 from uma.http.gateway import Gateway
 from uma.http.page import answers
 from uma.http.page.answers import Answer, Answers
+from uma.http.page.markdown import Parsed
 from uma.http.page.renderer import Renderer
 from uma.net.client import CLIENT
 
@@ -82,3 +85,51 @@ async def test_one_client_leaves_places_to_others(tiny: Path, monkeypatch: pytes
         CLIENT.set("another")
         kept.start(ask(), "token", is_kept=True)
         nursery.cancel_scope.cancel()
+
+
+class SlowRenderer(Renderer):
+    """Renders as ever, and each time the clock goes on by `took_sec`. Notes its threads."""
+
+    def __init__(self, clock: trio.testing.MockClock, took_sec: float) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self._clock = clock
+        self._took_sec = took_sec
+
+    def parse(self, text: str, env: dict[str, Any]) -> Parsed:
+        self._note()
+        return super().parse(text, env)
+
+    def render(self, text: str) -> list[str]:
+        self._note()
+        return super().render(text)
+
+    def _note(self) -> None:
+        self.threads.add(threading.get_ident())
+        trio.from_thread.run_sync(self._clock.jump, self._took_sec)
+
+
+@pytest.mark.parametrize(("took_sec", "pause_sec"), [(0, 0.1), (1, 4)])
+async def test_an_answer_is_rendered_ten_times_a_second_at_most_and_takes_a_fifth_of_a_core(
+    tiny: Path, mock_clock: trio.testing.MockClock, took_sec: float, pause_sec: float
+) -> None:
+    slow = SlowRenderer(mock_clock, took_sec)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        answer = Answer(ask(max_tokens=1_000), keep_sec=PATIENCE_SEC)
+        nursery.start_soon(answer.run, engine, slow)
+        with answer.reader():
+            await answer.wait(0)
+            rendered_at = trio.current_time()
+            while answer.finished is None:  # and more text to be shown with every token
+                await settled(engine)
+            for until_sec in (0, 0.999 * pause_sec):
+                mock_clock.jump(rendered_at + until_sec - trio.current_time())
+                await trio.testing.wait_all_tasks_blocked()
+                assert (answer.version, slow.turns.borrowed_tokens) == (1, 0)
+            mock_clock.jump(0.002 * pause_sec)
+            await answer.wait(1)
+            assert answer.is_over
+        nursery.cancel_scope.cancel()
+    slow.close()
+    assert slow.threads
+    assert threading.get_ident() not in slow.threads
