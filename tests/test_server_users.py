@@ -54,6 +54,20 @@ def test_a_user_s_bounds_hold_over_all_its_sessions(bounded: ServerProcess) -> N
         assert other.last_of("d")["reason"] == "length"
 
 
+def test_a_user_s_targets_hold_whatever_a_request_says(bounds: Path, socket_dir: Path, tiny: Path) -> None:
+    bounds.write_text("[others]\ntarget_ttft_ms = 1e-6\n")
+    with (
+        running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server,
+        server.connect() as raw,
+    ):
+        raw.hello()
+        raw.send(ask("measured", priority=-1))
+        assert raw.last_of("measured")["reason"] == "length"
+        raw.send(ask("a", slo={"target_ttft_ms": 1e9}))
+        refused = raw.last_of("a")
+    assert (refused["code"], "target_ttft_ms" in refused["message"]) == ("E_LIMIT_OVERLOADED", True)
+
+
 @pytest.mark.parametrize("table", [f"[{os.getuid()}]", "[others]"])
 def test_tokens_a_minute_count_answers_that_nothing_read_to_the_end(
     bounds: Path, socket_dir: Path, tiny: Path, table: str
@@ -92,6 +106,7 @@ def test_lines_have_the_bounds_too(bounds: Path, socket_dir: Path, tiny: Path) -
         ("[nobody-of-that-name]", "no user of that name"),
         (f"[{os.getuid()}]\nmax_token = 1", "max_token: no such bound"),
         ("[others]\nmax_tokens = 0", "max_tokens"),
+        ("[others]\npriority = 1\nmax_priority = 0", "priority: 1 is over max_priority, 0"),
         ("others = 1", "expected a table"),
         ("[[", "is not TOML"),
     ],

@@ -16,7 +16,8 @@ def main(options: argparse.Namespace) -> int:
     print(key)
     print(
         f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{options.name}] there:\n"
-        "max_concurrent, max_tokens_per_minute, max_priority, max_tokens. Serve with --http-keys "
+        "max_concurrent, max_tokens_per_minute, max_priority, max_tokens; and, for all its requests, priority,\n"
+        "target_ttft_ms, target_tbt_ms. Serve with --http-keys "
         f"{path}; a server that runs already reads the file when it starts again.",
         file=sys.stderr,
     )

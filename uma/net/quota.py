@@ -1,4 +1,4 @@
-"""What one holder of access may use: how much at once, how much a minute, how urgent, how long.
+"""What one holder of access may use: how much at once, how much a minute, how long, and how urgent its requests are.
 
 Pure: time is passed in. HTTP's keys and the socket's users have the same bounds.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import attrs
 
 from uma.constraints import Range
-from uma.types import Request
+from uma.types import Request, Slo
 
 Lane = Literal[-1, 0, 1]
 """A priority."""
@@ -24,7 +24,9 @@ WINDOW_SEC = 60.0
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """None: no bound of its own beside the server's."""
+    """None: no bound of its own beside the server's, and urgency as each request says. Raises `ValueError` where
+    `priority` is over `max_priority`.
+    """
 
     max_concurrent: Annotated[int, Range(1)] | None = None
     """Maximum requests that run or wait at once."""
@@ -34,6 +36,16 @@ class Bounds:
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
     """Maximum tokens one request may generate. A request that asks for no number gets this one."""
+    priority: Lane | None = None
+    """Lane of every request, whatever it asks for."""
+    target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
+    """Target of every request, whatever it asks for: where it cannot be met, the request is refused."""
+    target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
+    """Target of every request, whatever it asks for."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.priority is not None and self.max_priority is not None and self.priority > self.max_priority:
+            raise ValueError(f"priority: {self.priority} is over max_priority, {self.max_priority}")
 
 
 @attrs.frozen
@@ -71,13 +83,14 @@ class Account:
         return None
 
     def fit(self, request: Request, *, has_priority: bool) -> Request | Excess:
-        """The request with what the bounds fix where it says nothing itself, or the bound that it is over."""
+        """The request with what the bounds fix, and what they give it where it says nothing itself, or the bound that
+        it is over.
+        """
         bounds, sampling = self.bounds, request.sampling
         lane = self.lane(request.priority, has_priority=has_priority)
         if isinstance(lane, Excess):
             return lane
-        if lane != request.priority:
-            request = attrs.evolve(request, priority=lane)
+        request = attrs.evolve(request, priority=lane, slo=self._slo(request.slo))
         if bounds.max_tokens is not None:
             if (sampling.max_tokens or 0) > bounds.max_tokens:
                 return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most", None)
@@ -87,10 +100,16 @@ class Account:
 
     def lane(self, priority: Lane, *, has_priority: bool) -> Lane | Excess:
         """The lane that the bounds leave a request, or the bound that a lane of its own choice is over."""
+        if self.bounds.priority is not None:
+            return self.bounds.priority
         most = self.bounds.max_priority
         if most is None or priority <= most:
             return priority
         return Excess(f"priority: {self.name} may use {most} at most", None) if has_priority else most
+
+    def _slo(self, asked: Slo) -> Slo:
+        bounds = self.bounds
+        return Slo(bounds.target_ttft_ms or asked.target_ttft_ms, bounds.target_tbt_ms or asked.target_tbt_ms)
 
     @contextmanager
     def running_now(self, requests: int) -> Iterator[None]:
