@@ -45,6 +45,27 @@ def test_a_prompt_is_refused_and_never_cut(
     assert "prompt too large" in str(refused.json["error"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": turns("x"), "max_tokens": 5000}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 5000}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 5000}),
+        ("/v1/messages", {"messages": turns("x"), "max_tokens": 5000}),
+        ("/api/chat", {"messages": turns("x"), "options": {"num_predict": 5000, "stop": ["e"]}}),
+        ("/api/generate", {"prompt": "x", "options": {"num_predict": 5000, "stop": ["e"]}}),
+        ("/completion", {"prompt": "x", "n_predict": 5000}),
+    ],
+)
+def test_a_number_of_tokens_over_the_limit_is_cut_to_it_and_the_answer_says_so(
+    http_server: HttpServer, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    answer = http_server.ask("POST", path, {"stop": ["e"], **body, "stream": stream})
+    assert answer.status == 200
+    assert b'"warnings":["max_tokens: 5,000 is over the limit of 4,096 and was cut to it"]' in answer.body
+
+
 IMPOSSIBLE = {"type": "object", "properties": {"kind": {"not": {"const": 1}}}}
 """A schema that no grammar describes."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+from http_bodies import BODIES
 from http_server import HttpServer, running_http
 from required import required_command
 
@@ -17,53 +18,15 @@ from harness import short_directory
 from models import write_encoder
 from uma.cli.parser import build_parser
 from uma.constraints import hints_of
-from uma.contracts.health import HealthCheckPayload
-from uma.http import (
-    anthropic,
-    llama_server,
-    llama_server_embeddings,
-    ollama,
-    ollama_embeddings,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_responses,
-)
 from uma.http.app import ENDPOINTS
 from uma.http.page import is_file
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
-from uma.http.page.endpoints import AnswerBody, MarkdownBody
 from uma.types import SamplingParams
 
 PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
 RANKING = [line for line in LINES if "rerank" in line]
 """Lines for a model that ranks."""
-
-RERANK = llama_server_embeddings.RerankBody
-BODIES: dict[str, type[Any]] = {
-    "/v1/chat/completions": openai_chat.ChatBody,
-    "/v1/completions": openai_completions.CompletionBody,
-    "/v1/embeddings": openai_embeddings.EmbeddingsBody,
-    "/v1/responses": openai_responses.ResponsesBody,
-    "/v1/messages": anthropic.MessagesBody,
-    "/v1/messages/count_tokens": anthropic.Conversation,
-    "/api/chat": ollama.ChatBody,
-    "/api/generate": ollama.GenerateBody,
-    "/api/embed": ollama_embeddings.EmbedBody,
-    "/api/embeddings": ollama_embeddings.EmbeddingsBody,
-    "/api/show": ollama.ShowBody,
-    "/health/check": HealthCheckPayload,
-    "/completion": llama_server.CompletionBody,
-    "/tokenize": llama_server.TokenizeBody,
-    "/detokenize": llama_server.DetokenizeBody,
-    "/apply-template": llama_server.TemplateBody,
-    **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
-    "/ui/api/answers": AnswerBody,
-    "/ui/api/markdown": MarkdownBody,
-}
-"""What each endpoint reads its body as."""
 
 
 @pytest.fixture(scope="module")

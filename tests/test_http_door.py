@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from http_server import HttpServer, RawHttp, running_http
+from http_server import Answered, HttpServer, RawHttp, running_http
 
 from harness import ServerProcess, run_to_end, short_directory, start_server, uma_command, until
 from uma.http import page
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
+from uma.net.quota import Account, Bounds
+from uma.types import Request, Slo
 
 SMALL = {"prompt": "Once", "max_tokens": 2}
 ENDLESS = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -24,6 +28,8 @@ LIMIT = 10_000
 MORE_BOUNDS = {
     "leaver": "max_tokens_per_minute = 50\n",
     "embedder": "max_priority = -1\nmax_tokens_per_minute = 10\n",
+    "calm": "priority = -1\nmax_priority = -1\n",
+    "hasty": "target_ttft_ms = 1e-6\n",
 }
 
 
@@ -33,7 +39,7 @@ def keys() -> Iterator[dict[str, str]]:
     with short_directory() as directory:
         file = directory / "keys.toml"
         made = {"file": str(file)}
-        for name in ("free", "leaver", "embedder", "bound"):
+        for name in ("free", *MORE_BOUNDS, "bound"):
             done = run_to_end(*uma_command("key", "new", name, "--keys", str(file)))
             assert done.returncode == 0, done.stderr
             made[name] = done.stdout.strip()
@@ -132,6 +138,18 @@ def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, 
     assert "max_tokens_per_minute" in refused.json["error"]
     assert locked.ask("POST", "/health/check", {"type": "embedding"}, **mine).status == 429  # no word of the engine
     assert locked.ask("POST", "/api/embed", few, **bearer(keys, "free")).status == 200
+
+
+def test_a_key_s_lane_and_targets_hold_whatever_a_request_says(locked: HttpServer, keys: dict[str, str]) -> None:
+    urgent: dict[str, Any] = {**SMALL, "priority": 1, "input": "a fox"}
+    for path in ("/v1/completions", "/v1/embeddings"):  # a lane of its own choice would be over max_priority
+        assert locked.ask("POST", path, urgent, **bearer(keys, "calm")).status == 200
+    refused = locked.ask("POST", "/v1/completions", {**SMALL, "slo": {"target_ttft_ms": 1e9}}, **bearer(keys, "hasty"))
+    assert (refused.status, "target_ttft_ms" in refused.json["error"]["message"]) == (429, True)
+    asked = Request("1", prompt="x", priority=-1, slo=Slo(target_ttft_ms=9, target_tbt_ms=7))
+    fitted = Account("fixed", Bounds(priority=1, target_tbt_ms=50)).fit(asked, has_priority=True)
+    assert isinstance(fitted, Request)
+    assert (fitted.priority, fitted.slo) == (1, Slo(target_ttft_ms=9, target_tbt_ms=50))
 
 
 def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: HttpServer, keys: dict[str, str]) -> None:
@@ -258,6 +276,98 @@ def test_no_path_leads_out_of_what_is_served(http_server: HttpServer, path: str)
     assert Path(page.__file__).with_name("endpoints.py").is_file()
     assert http_server.ask("GET", "/ui/main.js").status == 200
     assert http_server.ask("GET", f"/ui/{path}").status == 404
+
+
+TURNS = [{"role": "user", "content": "a"}]
+GENERATING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": TURNS, "max_tokens": 1},
+    "/v1/completions": SMALL,
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/messages": {"messages": TURNS, "max_tokens": 1},
+    "/api/chat": {"messages": TURNS, "options": {"num_predict": 1}},
+    "/completion": {"prompt": "a", "n_predict": 1},
+}
+"""For each dialect a request."""
+CODES = {
+    400: None,
+    401: "invalid_api_key",
+    403: None,
+    404: "model_not_found",
+    405: None,
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+}
+"""OpenAI's."""
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""In all dialects that have types; each has some of its own, and the rest is `invalid_request_error`."""
+OPENAI_TYPES = {**TYPES, 503: "server_error"}
+ANTHROPIC_TYPES = {**TYPES, 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
+LLAMA_TYPES = {**TYPES, 404: "not_found_error", 503: "unavailable_error"}
+
+
+def check_error(path: str, answer: Answered, status: int) -> None:
+    """The status, and a body that has the keys and words of the path's dialect and no others."""
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json"), answer.body
+    body: Any = answer.json
+    message = body["error"] if path.startswith("/api/") else body["error"].pop("message")
+    assert len(message) > 10
+    if path.startswith("/api/"):
+        assert body == {"error": message}
+    elif path == "/v1/messages":
+        error = {"type": ANTHROPIC_TYPES.get(status, "invalid_request_error")}
+        assert body == {"type": "error", "error": error, "request_id": answer.headers["request-id"]}
+    elif path == "/completion":
+        assert body == {"error": {"code": status, "type": LLAMA_TYPES.get(status, "invalid_request_error")}}
+    else:
+        param = "temperature" if status == 400 else None
+        kind = OPENAI_TYPES.get(status, "invalid_request_error")
+        assert body == {"error": {"type": kind, "param": param, "code": CODES[status]}}
+
+
+WRONG: dict[int, tuple[str, str, dict[str, Any], dict[str, str]]] = {
+    400: ("POST", "free", {"temperature": 9, "options": {"temperature": 9}}, {}),
+    401: ("POST", "unknown", {}, {}),
+    403: ("POST", "free", {}, {"host": "evil.example"}),
+    404: ("POST", "free", {"model": "gpt-4"}, {}),
+    405: ("DELETE", "free", {}, {}),
+    413: ("POST", "free", {}, {"content-length": "1000000000"}),
+    429: ("POST", "hasty", {}, {}),
+}
+"""What is wrong with a request that has this status: its method, its key, and more fields and headers."""
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("status", WRONG)
+def test_an_error_has_the_form_and_the_words_of_its_dialect(
+    locked: HttpServer, keys: dict[str, str], path: str, status: int
+) -> None:
+    method, key, fields, headers = WRONG[status]
+    if status == 429:  # a target is broken as soon as it is known how long a prompt takes
+        assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+    given = {**bearer({**keys, "unknown": "uma-x"}, key), **headers}
+    check_error(path, locked.ask(method, path, {**GENERATING[path], **fields}, **given), status)
+
+
+def test_a_draining_server_says_so_in_the_form_of_each_dialect(tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", "60", "--n-ctx", "32768", "--max-tokens", "30000")
+    with short_directory() as directory, running_http(directory, *flags) as server:
+        late = {path: RawHttp(server.port) for path in GENERATING}
+        try:
+            for path, raw in late.items():  # their bodies come when the server is stopping already
+                raw.send("POST", path, b"{", **{"content-length": str(len(json.dumps(GENERATING[path])))})
+            with server.connect() as running:
+                running.send("POST", "/v1/completions", {**ENDLESS, "max_tokens": 30_000})
+                assert running.head()[0] == 200
+                server.process.signal(signal.SIGTERM)
+                server.process.log.wait_for("event=server.draining")
+                for path, raw in late.items():
+                    raw.sock.sendall(json.dumps(GENERATING[path]).encode()[1:])
+                    check_error(path, raw.answer(), 503)
+        finally:
+            for raw in late.values():
+                raw.close()
+        assert server.process.wait() == 0
 
 
 def test_other_addresses_than_loopback_need_keys(socket_dir: Path) -> None:

@@ -115,6 +115,31 @@ def test_several_choices_are_told_apart_and_usage_counts_all(client: openai.Open
         assert told == texts
 
 
+def test_usage_sums_all_prompts_and_choices_streamed_or_not(client: openai.OpenAI) -> None:
+    prompts = ["Once upon a time", "The owl"]
+    asked: Any = {"model": "builtin", "max_tokens": 3, "seed": 1, "extra_body": {"ignore_eos": True}}
+    singles = [client.completions.create(**asked, prompt=each).usage for each in prompts]
+    whole = client.completions.create(**asked, prompt=prompts, n=2).usage
+    *_, last = client.completions.create(
+        **asked, prompt=prompts, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    for usage in (whole, last.usage):
+        assert usage is not None
+        assert usage.prompt_tokens == sum(each.prompt_tokens for each in singles if each)
+        assert (usage.completion_tokens, usage.total_tokens) == (12, usage.prompt_tokens + 12)
+
+
+def test_a_prompt_of_token_ids_is_that_of_their_text(client: openai.OpenAI) -> None:
+    text = "Once upon a time"
+    found = client.post("/../tokenize", body={"content": text, "add_special": True}, cast_to=dict[str, Any])
+    asked: Any = {"model": "builtin", "max_tokens": 4, "seed": 3}
+    by_text = client.completions.create(**asked, prompt=text)
+    by_ids = client.completions.create(**asked, prompt=found["tokens"])
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert by_ids.usage and by_text.usage
+    assert by_ids.usage.prompt_tokens == by_text.usage.prompt_tokens == found["count"]
+
+
 def test_log_probabilities_have_openai_s_form_streamed_or_not(client: openai.OpenAI) -> None:
     asked: Any = {"model": "builtin", "messages": STORY, "max_tokens": 5, "temperature": 0}
     asked |= {"logprobs": True, "top_logprobs": 2}
@@ -142,6 +167,33 @@ def test_log_probabilities_of_completions_are_four_lists(client: openai.OpenAI) 
     assert len(form.token_logprobs or []) == len(form.top_logprobs or []) == 4
     assert form.text_offset is not None
     assert form.text_offset[1] == len((form.tokens or [""])[0])
+
+
+def test_log_probabilities_of_responses_are_those_of_the_chat_streamed_or_not(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "max_tokens": 5, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    chat = client.chat.completions.create(**asked, messages=STORY).choices[0].logprobs
+    assert chat is not None
+    expected = [(each.token, len(each.top_logprobs)) for each in chat.content or []]
+    again: Any = {"model": "builtin", "max_output_tokens": 5, "temperature": 0, "top_logprobs": 2, "input": STORY}
+    again |= {"include": ["message.output_text.logprobs"]}
+    whole = client.responses.create(**again)
+    *events, end = client.responses.create(**again, stream=True)
+    deltas = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    assert [(each.token, len(each.top_logprobs or [])) for each in deltas] == expected
+    for response in (whole, end.response):
+        item: Any = response.output[0]
+        assert [(each.token, len(each.top_logprobs)) for each in item.content[0].logprobs] == expected
+    del again["include"], again["top_logprobs"]
+    item = client.responses.create(**again).output[0]
+    assert item.content[0].logprobs == []
+
+
+def test_a_response_echoes_what_held(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "input": "x", "max_output_tokens": 1}
+    said = client.responses.create(**asked, reasoning={"effort": "none"}, temperature=0.5, top_p=0.75)
+    assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (0.5, 0.75, "none")
+    said = client.responses.create(**asked, reasoning={"effort": "high"})
+    assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (1.0, 1.0, None)
 
 
 def test_a_token_that_is_biased_away_does_not_come(client: openai.OpenAI) -> None:

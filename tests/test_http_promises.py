@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import short_directory, until
+from uma.config import RuntimeConfig
+from uma.engine import Engine
+from uma.types import EventStream, Request, Slo
 
 GENERATING: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
@@ -54,6 +58,54 @@ def test_a_field_that_is_not_known_is_named_in_a_header(server: HttpServer, path
     assert "entropy_dial" in answer.headers["x-uma-ignored"].split(", ")
 
 
+CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
+    *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/completion"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (CHAT, {"reasoning_effort": "high", "max_tokens": 1}, "reasoning_effort"),
+        (RESPONSES, {"reasoning": {"effort": "low"}, "max_output_tokens": 1}, "reasoning.effort"),
+        (RESPONSES, {"reasoning": {"summary": "auto"}, "max_output_tokens": 1}, "reasoning.summary"),
+        (RESPONSES, {"text": {"verbosity": "low"}, "max_output_tokens": 1}, "text.verbosity"),
+        (
+            RESPONSES,
+            {"include": ["file_search_call.results"], "max_output_tokens": 1},
+            "include.file_search_call.results",
+        ),
+        (MESSAGES, {"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ],
+)
+def test_a_wish_that_is_known_and_not_done_is_named_too(
+    server: HttpServer, path: str, fields: dict[str, Any], named: str
+) -> None:
+    answer = server.ask("POST", path, {**GENERATING[path], **fields})
+    assert (answer.status, answer.headers["x-uma-ignored"]) == (200, named)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (CHAT, {"reasoning_effort": {"a": 1}}, "reasoning_effort"),
+        (RESPONSES, {"reasoning": {"effort": "banana"}}, "reasoning.effort"),
+        (RESPONSES, {"reasoning": "high"}, "reasoning"),
+        (RESPONSES, {"reasoning": {"summary": 1}}, "reasoning.summary"),
+        (RESPONSES, {"text": {"verbosity": "loud"}}, "text.verbosity"),
+        (RESPONSES, {"include": ["everything"]}, "include[0]"),
+        (RESPONSES, {"top_logprobs": 1000}, "top_logprobs"),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
+        (MESSAGES, {"thinking": {"type": "hard"}}, "thinking.type"),
+        (OLLAMA, {"think": "banana"}, "think"),
+        (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "grammar"),
+    ],
+)
+def test_nonsense_is_refused_by_name(server: HttpServer, path: str, fields: dict[str, Any], named: str) -> None:
+    refused = server.ask("POST", path, {**GENERATING[path], **fields})
+    assert (refused.status, f"{named}: " in str(refused.json["error"])) == (400, True)
+
+
 @pytest.mark.parametrize("path", GENERATING)
 def test_a_full_queue_and_a_target_that_cannot_be_met_are_429_with_a_time(server: HttpServer, path: str) -> None:
     hasty = server.ask("POST", path, {**GENERATING[path], "slo": {"target_ttft_ms": 1e-6}})
@@ -83,6 +135,67 @@ def test_the_lane_comes_from_the_body_or_a_header_and_a_running_request_shows_it
         refused = server.ask("POST", "/v1/completions", {"prompt": "a"}, **{name: "soon"})
         assert refused.status == 400
         assert name in refused.json["error"]["message"].lower()
+
+
+class Noting:
+    """An engine, and the requests that it was given."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.given: list[Request] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
+        self.given.append(request)
+        return self._engine.generate(request)
+
+
+@pytest.fixture(scope="module")
+def noted(tiny: Path) -> Iterator[tuple[int, list[Request]]]:
+    """The port of an engine, and the requests that reached it."""
+    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=2048, max_tokens=2)) as hosted:
+        noting: Any = Noting(hosted.engine)
+        hosted.call(lambda: hosted.gateway.be_ready(noting))
+        yield hosted.port, noting.given
+
+
+@pytest.mark.parametrize("path", [*GENERATING, "/ui/api/answers"])
+def test_lane_targets_and_pace_reach_the_engine_from_the_body_and_from_headers(
+    noted: tuple[int, list[Request]], path: str
+) -> None:
+    port, given = noted
+    fields = {"priority": 1, "pace": "off", "slo": {"target_ttft_ms": 60_000, "target_tbt_ms": 70}}
+    headers = {"x-uma-priority": "1", "x-uma-pace": "off"}
+    headers |= {"x-uma-target-ttft-ms": "60000", "x-uma-target-tbt-ms": "70"}
+    body = GENERATING.get(path, GENERATING["/v1/chat/completions"])
+    raw = RawHttp(port)
+    try:
+        assert raw.ask("POST", path, {**body, **fields}).status == 200
+        assert raw.ask("POST", path, body, **headers).status == 200
+        assert raw.ask("POST", path, {**body, **fields}, **{"x-uma-priority": "-1", "x-uma-pace": "auto"}).status == 200
+        assert raw.ask("POST", path, body, **{"x-uma-pace": "slow"}).status == 400
+    finally:
+        raw.close()
+    for request in given[-3:]:
+        assert (request.priority, request.pace, request.slo) == (1, "off", Slo(60_000, 70))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": [10**6]}),
+        ("/completion", {"prompt": [10**6]}),
+        ("/detokenize", {"tokens": [10**6]}),
+        ("/v1/chat/completions", {**GENERATING["/v1/chat/completions"], "logit_bias": {"1000000": 1}}),
+        ("/completion", {"prompt": "a", "logit_bias": [[10**6, 1]]}),
+    ],
+)
+def test_an_id_outside_the_vocabulary_is_refused(server: HttpServer, path: str, fields: dict[str, Any]) -> None:
+    refused = server.ask("POST", path, fields)
+    assert refused.status == 400
+    assert str(10**6) in str(refused.json["error"]).replace(",", "")
 
 
 def test_the_model_has_its_aliases(server: HttpServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_openai_s_stream_adds_up_to_the_call_and_the_thinking(thinker: HttpServe
     assert thoughts == (whole.message.model_extra or {})["reasoning_content"] == "Which city?"
 
 
+@pytest.mark.parametrize(("choice", "calls"), [("none", 0), ("auto", 1)])
+def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any, calls: int) -> None:
+    asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
+    with openai_client(thinker) as client:
+        said = client.chat.completions.create(**asked, tool_choice=choice, max_tokens=200).choices[0]
+    assert len(said.message.tool_calls or []) == calls
+    assert (said.finish_reason == "tool_calls") is bool(calls)
+
+
 @pytest.mark.parametrize(
     ("fields", "naming"),
     [
@@ -115,9 +125,18 @@ def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) 
 def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: HttpServer) -> None:
     tool: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
     asked: Any = {"model": "script", "input": ASKED, "tools": [tool], "max_output_tokens": 200}
-    with openai_client(thinker) as client, client.responses.stream(**asked) as stream:
-        kinds = [event.type.removeprefix("response.") for event in stream]
-        final = stream.get_final_response()
+    asked |= {"include": ["message.output_text.logprobs"]}
+    with openai_client(thinker) as client:
+        whole = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            kinds = [event.type.removeprefix("response.") for event in stream]
+            final = stream.get_final_response()
+    for response in (whole, final):
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens is None  # not counted apart
+        message: Any = response.output[1]
+        told = "".join(each.token for each in message.content[0].logprobs)
+        assert ("Moment." in told, "city" in told) == (True, False)
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
     assert final.output_text == "Moment."
     assert [item.arguments for item in final.output if item.type == "function_call"] == [ARGUMENTS]
@@ -128,6 +147,24 @@ def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: Http
         *("output_item.added", "function_call_arguments.done", "output_item.done"),
         "completed",
     ]
+
+
+def test_a_template_shows_the_prompt_that_a_chat_with_tools_computes(http_server: HttpServer) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    talk = {
+        "messages": [
+            {"role": "user", "content": ASKED},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "Rain, 4 degrees."},
+        ],
+        "tools": [WEATHER],
+    }
+    prompt = http_server.ask("POST", "/apply-template", talk).json["prompt"]
+    assert all(words in prompt for words in ("Weather.", "Bern", '{"city": "Oslo"}', "Rain, 4 degrees."))
+    texts = re.split(r"<\|im_start\|>|<\|im_end\|>", prompt)  # a mark is one token, as is the beginning of text
+    counts = [http_server.ask("POST", "/tokenize", {"content": text}).json["count"] for text in texts]
+    chat = http_server.ask("POST", "/v1/chat/completions", {**talk, "max_tokens": 1}).json
+    assert chat["usage"]["prompt_tokens"] == sum(counts) + len(texts)
 
 
 @pytest.mark.parametrize(

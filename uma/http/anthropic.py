@@ -12,6 +12,7 @@ import orjson
 from uma.constraints import Length, Range
 from uma.http.anthropic_turns import (
     ChoiceBody,
+    ThinkingBody,
     ToolBodies,
     TurnBody,
     offered,
@@ -67,7 +68,7 @@ class Conversation(Common):
     system: Any = None
     tools: ToolBodies | None = None
     tool_choice: ChoiceBody | None = None
-    thinking: Any = None
+    thinking: ThinkingBody | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -88,7 +89,7 @@ async def messages(gateway: Gateway, http: Exchange) -> None:
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJob:
     body = read(fields, MessagesBody, http)
     model = gateway.names.check(body.model)
-    prompt = _prompt(gateway, body)
+    prompt = _prompt(gateway, body, http)
     params = sampling(
         gateway,
         body,
@@ -98,7 +99,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
         stop=body.stop_sequences or body.stop,
     )
     how = urgency(body, http)
-    request = Request(http.id, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo, **prompt)
+    request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **prompt)
     return MessagesJob([request], bool(body.stream), f"msg_{http.id}", model)
 
 
@@ -108,13 +109,13 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
     def request(fields: dict[str, Any]) -> Request:
         body = read(fields, Conversation, http)
         gateway.names.check(body.model)
-        return Request(http.id, **_prompt(gateway, body))
+        return Request(http.id, **_prompt(gateway, body, http))
 
     found = await gateway.source.tokenize(await http.built(request))
     await http.answer_json({"input_tokens": len(found.token_ids)})
 
 
-def _prompt(gateway: Gateway, body: Conversation) -> dict[str, Any]:
+def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, Any]:
     """The fields of a `Request` that its prompt is made from."""
     able = gateway.source.info.capabilities
     if body.messages[-1].role == "assistant":
@@ -124,7 +125,7 @@ def _prompt(gateway: Gateway, body: Conversation) -> dict[str, Any]:
     turns = turns_of(body.messages, able)
     return {
         "messages": (*([Message("system", system)] if system else []), *turns),
-        "reasoning": reasoning(thinking_wanted(body.thinking), "thinking", able),
+        "reasoning": reasoning(thinking_wanted(body.thinking, http.ignored), "thinking", able),
         **offered(body.tools or (), body.tool_choice, able),
     }
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Length, show
+from uma.constraints import Length, Range
 from uma.errors import BadRequest
 from uma.http.openai import text_of
 from uma.http.problem import Unsupported
@@ -119,10 +119,18 @@ def tool_use(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
 
 
-def thinking_wanted(value: Any) -> bool:
-    """Whether `thinking` asks for some."""
-    if value is None:
+@attrs.frozen(kw_only=True)
+class ThinkingBody:
+    """`thinking`."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Range(1)] | None = None
+
+
+def thinking_wanted(thinking: ThinkingBody | None, ignored: list[str]) -> bool:
+    """Whether `thinking` asks for some. Adds its budget to `ignored`: thinking has no bound but `max_tokens`."""
+    if thinking is None:
         return False
-    if isinstance(value, dict) and value.get("type") in ("enabled", "adaptive", "disabled"):
-        return bool(value["type"] != "disabled")
-    raise BadRequest(f"thinking: expected an object of type enabled or disabled, not {show(value)}")
+    if thinking.budget_tokens is not None:
+        ignored.append("thinking.budget_tokens")
+    return thinking.type != "disabled"

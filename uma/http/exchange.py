@@ -24,6 +24,9 @@ T = TypeVar("T")
 MAX_INLINE_BYTES = 4_096
 """Longest body that is read on the Trio thread. One of this size takes 1 to 2 ms at worst, the largest take seconds."""
 
+MAX_NAMED = 20
+"""Maximum ignored fields that an answer's header names."""
+
 
 class ClientGoneError(Exception):
     """The client hung up before its request was complete: there is nothing to answer."""
@@ -44,6 +47,8 @@ class Exchange:
     """For threads that read large bodies, shared by all exchanges."""
     extra_headers: list[Header] = attrs.field(factory=list)
     """Headers that the answer has, whatever it is."""
+    ignored: list[str] = attrs.field(factory=list)
+    """Fields of the body that are not known or not done: `X-UMA-Ignored` names the first `MAX_NAMED`."""
     account: Account | None = None
     """Whose key came with it; None where no keys are asked for."""
     has_priority: bool = attrs.field(default=False, init=False)
@@ -114,8 +119,12 @@ class Exchange:
         """ASGI's `send`, which gives the answer this exchange's own headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", ()), *self.extra_headers]}
+            message = {**message, "headers": [*message.get("headers", ()), *self.extra_headers, *self._named()]}
         await self._send(message)
+
+    def _named(self) -> list[Header]:
+        shown = ", ".join(self.ignored[:MAX_NAMED]).encode("ascii", "backslashreplace")
+        return [(b"x-uma-ignored", shown.replace(b"\r", b"").replace(b"\n", b""))] if shown else []
 
     async def start(self, status: int, media_type: bytes, headers: Iterable[Header] = ()) -> None:
         """Send the status and the headers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
@@ -10,7 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.exchange import Exchange
+from uma.http.exchange import MAX_NAMED, Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import Unsupported
 from uma.net.quota import Lane
@@ -18,6 +19,7 @@ from uma.protocol.converter import structure, unknown_fields
 from uma.types import (
     MAX_SEED,
     SAMPLER_FIELDS,
+    Pace,
     Penalty,
     RepetitionPenalty,
     SamplerSettings,
@@ -31,8 +33,6 @@ T = TypeVar("T")
 
 MAX_MESSAGES = 16_384
 """Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
-MAX_NAMED = 20
-"""Maximum ignored fields that an answer's header names."""
 
 Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None
 
@@ -43,6 +43,7 @@ class Common:
 
     priority: Lane | None = None
     slo: Slo | None = None
+    pace: Pace | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
     min_p: Share | None = None
@@ -81,10 +82,7 @@ def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable
     Raises `BadRequest` with a line for each wrong field.
     """
     body = structure(fields, cls, more)
-    ignored = [name for name, _ in zip(unknown_fields(fields, cls), range(MAX_NAMED), strict=False)]
-    if ignored:
-        shown = ", ".join(ignored).encode("ascii", "backslashreplace")
-        http.extra_headers.append((b"x-uma-ignored", shown.replace(b"\r", b"").replace(b"\n", b"")))
+    http.ignored += islice(unknown_fields(fields, cls), MAX_NAMED)
     return body
 
 
@@ -116,23 +114,15 @@ def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:
     }
 
 
-@attrs.frozen
-class Urgency:
-    """Scheduling of a request: its lane and its latency targets."""
+def urgency(body: Common, http: Exchange) -> dict[str, Any]:
+    """The fields of a `Request` by which it is scheduled and paced: from the body, else the headers, else the defaults.
 
-    priority: Lane
-    slo: Slo
-
-
-def urgency(body: Common, http: Exchange) -> Urgency:
-    """From the body, else from the headers, else the defaults.
-
-    Raises `BadRequest` where a header is no number in its range.
+    Raises `BadRequest` where a header is no number in its range, or no word.
     """
     slo = body.slo or Slo(
         target_ttft_ms=_header_ms(http, "x-uma-target-ttft-ms"), target_tbt_ms=_header_ms(http, "x-uma-target-tbt-ms")
     )
-    return Urgency(lane(body.priority, http), slo)
+    return {"priority": lane(body.priority, http), "slo": slo, "pace": body.pace or _header_pace(http)}
 
 
 def lane(priority: Lane | None, http: Exchange) -> Lane:
@@ -147,6 +137,14 @@ def _header_priority(http: Exchange) -> Lane:
     if text not in lanes:
         raise BadRequest(f"X-UMA-Priority: expected one of -1, 0, 1, not {text!r}")
     return lanes[text]
+
+
+def _header_pace(http: Exchange) -> Pace:
+    text = http.header(b"x-uma-pace")
+    words: dict[str | None, Pace] = {None: "auto", "auto": "auto", "off": "off"}
+    if text not in words:
+        raise BadRequest(f"X-UMA-Pace: expected auto or off, not {text!r}")
+    return words[text]
 
 
 def _header_ms(http: Exchange, name: str) -> float | None:

@@ -10,19 +10,19 @@ import attrs
 import orjson
 import trio
 
-from uma.constraints import Length, Range, Text, show
+from uma.constraints import Range, show
 from uma.errors import BadRequest
-from uma.http import abilities
+from uma.http import abilities, openai_chat
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
+from uma.http.fields import Common, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.openai import checked_text, text_of
+from uma.http.openai import checked_text
 from uma.http.openai_completions import prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
-from uma.types import Finished, Message, Request, SamplerSettings, Temperature, Token
+from uma.types import Finished, Request, SamplerSettings, Temperature, Token
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -66,6 +66,7 @@ class CompletionBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Any
+    model: str | None = None
     stream: bool | None = None
     n_predict: Annotated[int, Range(-1)] | None = None
     temperature: Temperature | None = None
@@ -88,11 +89,14 @@ async def completion(gateway: Gateway, http: Exchange) -> None:
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
     body = read(fields, CompletionBody, http)
+    model = gateway.names.check(body.model)
     if body.image_data:
         abilities.media("image_data", "image_data")
     given = prompts(body.prompt, "prompt")
     if len(given) != 1:
         raise BadRequest("prompt: expected one prompt; /v1/completions takes several")
+    if body.grammar and body.json_schema is not None:
+        raise BadRequest("grammar: give either grammar or json_schema, not both")
     able = gateway.source.info.capabilities
     params = sampling(
         gateway,
@@ -110,10 +114,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         or abilities.json_schema(body.json_schema, "json_schema", able),
     )
     how = urgency(body, http)
-    request = Request(
-        http.id, sampling=params, stream=bool(body.stream), priority=how.priority, slo=how.slo, **given[0]
-    )
-    return CompletionJob([request], bool(body.stream), gateway.names.name, returns_tokens=bool(body.return_tokens))
+    request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **given[0])
+    return CompletionJob([request], bool(body.stream), model, returns_tokens=bool(body.return_tokens))
 
 
 def _tokens(n_predict: int | None) -> int | None:
@@ -268,30 +270,13 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
     await http.answer_json({"content": text})
 
 
-@attrs.frozen(kw_only=True)
-class TemplateMessage:
-    """A message; its content is read by `text_of`."""
-
-    role: Annotated[str, Length(1, 64), Text()]
-    content: Any = None
-
-
-@attrs.frozen(kw_only=True)
-class TemplateBody:
-    """`POST /apply-template`."""
-
-    messages: Annotated[tuple[TemplateMessage, ...], Length(1, MAX_MESSAGES, "messages")]
-
-
 async def apply_template(gateway: Gateway, http: Exchange) -> None:
-    """`POST /apply-template`: a conversation as the model's template renders it."""
+    """`POST /apply-template`: the prompt that a chat completion of this conversation has, tools included."""
 
     def request(fields: dict[str, Any]) -> Request:
-        messages = tuple(
-            Message(each.role, text_of(each.content, f"messages[{index}].content"))
-            for index, each in enumerate(read(fields, TemplateBody, http).messages)
-        )
-        return Request(http.id, messages=messages)
+        body = read(fields, openai_chat.Conversation, http)
+        gateway.names.check(body.model)
+        return Request(http.id, **openai_chat.prompt(gateway, body, http))
 
     found = await gateway.source.tokenize(await http.built(request))
     await http.answer_json({"prompt": found.text})

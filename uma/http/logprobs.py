@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from uma.types import Logprobs, TokenLogprob
@@ -14,6 +16,21 @@ def chat_form(positions: Sequence[Logprobs] | None) -> dict[str, Any] | None:
         return None
     content = [{**_token(each.chosen), "top_logprobs": [_token(top) for top in each.top]} for each in positions]
     return {"content": content, "refusal": None}
+
+
+def spelling(positions: Sequence[Logprobs], text: str, after: str = "") -> Sequence[Logprobs]:
+    """Those of neighbouring `positions` that spell `text`, where it stands behind `after`; all where it is not there,
+    such as after a character that is broken.
+    """
+    if not text:
+        return ()
+    ends = list(accumulate(len(each.chosen.bytes) for each in positions))
+    data = b"".join(bytes(each.chosen.bytes) for each in positions)
+    begin = max(0, data.find(after.encode()))
+    start = data.find(text.encode(), begin + len(after.encode()))
+    if start < 0:
+        return positions
+    return positions[bisect_right(ends, start) : bisect_left(ends, start + len(text.encode())) + 1]
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

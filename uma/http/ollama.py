@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import attrs
 
@@ -110,9 +110,10 @@ class _Body:
     stream: bool | None = None
     options: Options | None = None
     format: Any = None
-    think: Any = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     priority: Any = None
     slo: Any = None
+    pace: Any = None
 
 
 @attrs.frozen(kw_only=True)
@@ -229,13 +230,13 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
 
 
 def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
-    """UMA's `priority` and `slo` may stand beside the options too."""
+    """UMA's `priority`, `slo` and `pace` may stand beside the options too."""
     options = fields.get("options")
     if options is None:
         options = {}
     if not isinstance(options, dict):
         return fields
-    moved = {name: fields[name] for name in ("priority", "slo") if name in fields}
+    moved = {name: fields[name] for name in ("priority", "slo", "pace") if name in fields}
     return {**fields, "options": {**options, **moved}}
 
 
@@ -244,12 +245,13 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     how = urgency(options, http)
     stream = body.stream is not False
     able, is_chat = gateway.source.info.capabilities, "messages" in prompt
+    if isinstance(body.think, str):  # it thinks, but as much as it does by itself
+        http.ignored.append("think")
     request = Request(
         http.id,
         sampling=_sampling(gateway, options, body.format),
         stream=stream,
-        priority=how.priority,
-        slo=how.slo,
+        **how,
         reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
         **prompt,
     )

@@ -17,7 +17,18 @@ from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form
 from uma.http.openai import DEFAULTS, StreamOptions, text_of
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.tools import Calls, Tools, check_calls, legacy, openai_choice, reasoning, tool_fields, with_names
+from uma.http.tools import (
+    Calls,
+    Effort,
+    Tools,
+    check_calls,
+    effort_wanted,
+    legacy,
+    openai_choice,
+    reasoning,
+    tool_fields,
+    with_names,
+)
 from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import (
     MAX_ANSWERS,
@@ -53,11 +64,24 @@ class TemplateSwitches:
 
 
 @attrs.frozen(kw_only=True)
-class ChatBody(Common):
-    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+class Conversation(Common):
+    """What a chat's prompt is made from."""
 
     messages: Annotated[tuple[ChatMessage, ...], Length(1, MAX_MESSAGES, "messages")]
     model: str | None = None
+    tools: Tools | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateSwitches | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ChatBody(Conversation):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
@@ -65,16 +89,9 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Range(1)] | None = None
     temperature: Temperature | None = None
     response_format: Any = None
-    tools: Tools | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    functions: Any = None
-    function_call: Any = None
     logprobs: Any = None
     top_logprobs: Any = None
     logit_bias: Any = None
-    reasoning_effort: Any = None
-    chat_template_kwargs: TemplateSwitches | None = None
     modalities: tuple[str, ...] | None = None
     audio: Any = None
 
@@ -87,17 +104,11 @@ async def chat_completions(gateway: Gateway, http: Exchange) -> None:
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
     body = read(fields, ChatBody, http)
     model = gateway.names.check(body.model)
-    _refuse(body)
+    if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
+        abilities.media("audio", "modalities")
     request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
     return ChatJob([request], bool(body.stream), f"chatcmpl-{http.id}", model, include_usage=usage_wanted)
-
-
-def _refuse(body: ChatBody) -> None:
-    legacy(body.functions, "functions")
-    legacy(body.function_call, "function_call")
-    if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
-        abilities.media("audio", "modalities")
 
 
 def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
@@ -114,26 +125,36 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         logit_bias=abilities.logit_bias(body.logit_bias, able),
     )
     how = urgency(body, http)
+    return Request(
+        http.id,
+        sampling=params,
+        stream=bool(body.stream),
+        **how,
+        **prompt(gateway, body, http),
+    )
+
+
+def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, Any]:
+    """The fields of a `Request` that its prompt is made from."""
+    able = gateway.source.info.capabilities
+    legacy(body.functions, "functions")
+    legacy(body.function_call, "function_call")
     messages = [_message(each, f"messages[{index}]") for index, each in enumerate(body.messages)]
     if any(each.tool_calls for each in messages):
         check_calls(able, "messages")
     offered = [each.function.tool for each in body.tools or ()]
-    return Request(
-        http.id,
-        messages=with_names(messages),
-        sampling=params,
-        reasoning=reasoning(_thinks(body), "chat_template_kwargs.enable_thinking", able),
+    return {
+        "messages": with_names(messages),
+        "reasoning": reasoning(_thinks(body, http), "chat_template_kwargs.enable_thinking", able),
         **tool_fields(offered, openai_choice(body.tool_choice), able, is_parallel=body.parallel_tool_calls),
-        stream=bool(body.stream),
-        priority=how.priority,
-        slo=how.slo,
-    )
+    }
 
 
-def _thinks(body: ChatBody) -> bool | None:
+def _thinks(body: Conversation, http: Exchange) -> bool | None:
+    by_effort = effort_wanted(body.reasoning_effort, "reasoning_effort", http.ignored)
     if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
         return body.chat_template_kwargs.enable_thinking
-    return False if body.reasoning_effort == "none" else None
+    return by_effort
 
 
 def _message(message: ChatMessage, path: str) -> Message:

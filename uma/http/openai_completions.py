@@ -84,8 +84,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
             f"{http.id}-{index}" if index else http.id,
             sampling=params,
             stream=bool(body.stream),
-            priority=how.priority,
-            slo=how.slo,
+            **how,
             **prompt,
         )
         for index, prompt in enumerate(prompts(body.prompt, "prompt"))

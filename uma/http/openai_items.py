@@ -20,6 +20,8 @@ class OutputItem:
     call: ToolCall | None = None
     text: str = ""
     """The message's text, the thinking, or the call's arguments."""
+    logprobs: list[dict[str, Any]] = attrs.field(factory=list)
+    """Of a message's tokens, where they were asked for."""
 
     @property
     def call_id(self) -> str | None:
@@ -44,7 +46,7 @@ class OutputItem:
 
     def part(self) -> dict[str, Any]:
         """Its content."""
-        more: dict[str, Any] = {"annotations": [], "logprobs": []} if self.kind == "message" else {}
+        more: dict[str, Any] = {"annotations": [], "logprobs": self.logprobs} if self.kind == "message" else {}
         return {"type": self.part_kind, "text": self.text, **more}
 
     def body(self, status: str, *, is_begun: bool = True) -> dict[str, Any]:

@@ -54,18 +54,19 @@ class ChoicesJob(SseJob, ABC):
         return frame
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`. The last of a prompt's choices carries its timings."""
+        """See `Job`. The last of a prompt's choices carries its timings and warnings."""
         *others, last = [
             {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
             for each in answers_of(finished)
         ]
-        return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], timings=timings(finished))])
+        account = {"timings": timings(finished), **warnings([finished])}
+        return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
         usage = b""
         if self.include_usage:
-            usage = self.chunk([], usage=Total.of(results).openai(), **warnings(results))
+            usage = self.chunk([], usage=Total.of(results).openai())
         return usage + b"data: [DONE]\n\n"
 
     def failed(self, problem: Problem) -> bytes:

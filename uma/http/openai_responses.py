@@ -16,18 +16,31 @@ from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
 from uma.http.gateway import Gateway
+from uma.http.logprobs import chat_form, spelling
 from uma.http.openai import DEFAULTS, ERRORS, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
-from uma.http.tools import Function, Name, check_calls, openai_choice, reasoning, tool_fields, with_names
+from uma.http.tools import (
+    Effort,
+    Function,
+    Name,
+    check_calls,
+    effort_wanted,
+    openai_choice,
+    reasoning,
+    tool_fields,
+    with_names,
+)
 from uma.http.usage import timings, warnings
 from uma.protocol.converter import structure
 from uma.types import (
     Capabilities,
     Finished,
+    Logprobs,
     Message,
     ReasoningDelta,
     Request,
+    SamplerSettings,
     Temperature,
     Token,
     ToolCall,
@@ -40,7 +53,29 @@ class TextFormat:
     """`text`."""
 
     format: Any = None
-    verbosity: Any = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningBody:
+    """`reasoning`."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` asks log probabilities by."""
+Includable = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +99,9 @@ class ResponsesBody(Common):
     tools: Annotated[tuple[ToolBody, ...], Length(0, 128, "tools")] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning: Any = None
+    reasoning: ReasoningBody | None = None
+    top_logprobs: Any = None
+    include: Annotated[tuple[Includable, ...], Length(0, 16, "words")] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -100,25 +137,27 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
     body = read(fields, ResponsesBody, http)
     model = gateway.names.check(body.model)
     _refuse(body)
+    _name_what_is_not_done(body, http.ignored)
     form = None if body.text is None else body.text.format
+    able = gateway.source.info.capabilities
     params = sampling(
         gateway,
         body,
         DEFAULTS,
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
-        grammar=abilities.response_format(form, "text.format", gateway.source.info.capabilities),
+        grammar=abilities.response_format(form, "text.format", able),
+        logprobs=_logprobs(body, able),
     )
     how = urgency(body, http)
-    able = gateway.source.info.capabilities
+    effort = None if body.reasoning is None else body.reasoning.effort
     request = Request(
         http.id,
         messages=_messages(body, able),
         sampling=params,
         stream=bool(body.stream),
-        priority=how.priority,
-        slo=how.slo,
-        reasoning=reasoning(_thinks(body.reasoning), "reasoning", able),
+        **how,
+        reasoning=reasoning(effort_wanted(effort, "reasoning.effort", http.ignored), "reasoning", able),
         **tool_fields(
             [each.tool for each in body.tools or ()],
             openai_choice(body.tool_choice),
@@ -126,7 +165,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
             is_parallel=body.parallel_tool_calls,
         ),
     )
-    return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body)
+    held = params.over(gateway.config.sampler).settled
+    return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held)
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -135,8 +175,18 @@ def _refuse(body: ResponsesBody) -> None:
             raise Unsupported(f"{name}: responses are not stored here; send the whole conversation as input")
 
 
-def _thinks(wanted: Any) -> bool | None:
-    return False if isinstance(wanted, dict) and wanted.get("effort") == "none" else None
+def _name_what_is_not_done(body: ResponsesBody, ignored: list[str]) -> None:
+    if body.text is not None and body.text.verbosity is not None:
+        ignored.append("text.verbosity")
+    if body.reasoning is not None and body.reasoning.summary is not None:
+        ignored.append("reasoning.summary")
+    ignored += [f"include.{each}" for each in body.include or () if each != LOGPROBS]
+
+
+def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:
+    """How many likeliest tokens to tell with each: `include` asks for log probabilities, and so does a number."""
+    top = abilities.logprobs(body.top_logprobs, "top_logprobs", able)
+    return abilities.logprobs(0, "include", able) if top is None and LOGPROBS in (body.include or ()) else top
 
 
 def _messages(body: ResponsesBody, able: Capabilities) -> tuple[Message, ...]:
@@ -192,11 +242,15 @@ class ResponsesJob(SseJob):
     id: str
     model: str
     body: ResponsesBody
+    held: SamplerSettings
+    """The figures that its tokens are drawn with."""
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _number: int = attrs.field(default=-1, init=False)
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
     """The items so far; the last one is open while text comes for it."""
     _is_open: bool = attrs.field(default=False, init=False)
+    _untold: list[Logprobs] = attrs.field(factory=list, init=False)
+    """Of tokens whose text has not come yet."""
 
     def begin(self) -> bytes:
         """See `Job`."""
@@ -207,7 +261,12 @@ class ResponsesJob(SseJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        return self._grown("message", token.text) if token.text else b""
+        if token.logprobs is not None:
+            self._untold.append(token.logprobs)
+        if not token.text:
+            return b""
+        told, self._untold = _entries(spelling(self._untold, token.text)), []
+        return self._grown("message", token.text, logprobs=told)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
@@ -221,7 +280,8 @@ class ResponsesJob(SseJob):
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         output = [item.body(_status(finished)) for item in self._items]
-        return empty + closed + self._event(kind, response=self._response(_status(finished), output, finished))
+        response = {**self._response(_status(finished), output, finished), **warnings([finished])}
+        return empty + closed + self._event(kind, response=response)
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -238,7 +298,9 @@ class ResponsesJob(SseJob):
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
         if result.text or not result.tool_calls:
-            self._add("message").text = result.text or ""
+            message = self._add("message")
+            message.text = result.text or ""
+            message.logprobs = _entries(spelling(result.logprobs or (), message.text, result.reasoning or ""))
         for call in result.tool_calls:
             self._add("function_call", call).text = call.arguments
         status = _status(result)
@@ -254,7 +316,9 @@ class ResponsesJob(SseJob):
         self._items.append(item)
         return item
 
-    def _grown(self, kind: ItemKind, text: str, call: ToolCall | None = None) -> bytes:
+    def _grown(
+        self, kind: ItemKind, text: str, call: ToolCall | None = None, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> bytes:
         """The next piece of an item's text, behind what opens the item where it is none that is open."""
         last = self._items[-1] if self._is_open else None
         opened = b""
@@ -265,9 +329,10 @@ class ResponsesJob(SseJob):
             if last.part_kind:
                 opened += self._part_event("response.content_part.added", part=last.part())
         last.text += text
+        last.logprobs += logprobs
         if not text:
             return opened
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
         return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more)
 
     def _close(self, status: str) -> bytes:
@@ -275,12 +340,15 @@ class ResponsesJob(SseJob):
             return b""
         self._is_open = False
         item = self._items[-1]
-        more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}
         name = {} if item.call is None else {"name": item.call.name}
         done = self._part_event(f"response.{item.event}.done", **{item.text_key: item.text}, **more, **name)
         if item.part_kind:
             done += self._part_event("response.content_part.done", part=item.part())
         return done + self._item_event("response.output_item.done", item=item.body(status))
+
+    def _has(self, kind: ItemKind) -> bool:
+        return any(item.kind == kind for item in self._items)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
@@ -298,6 +366,7 @@ class ResponsesJob(SseJob):
         body = self.body
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         form = None if body.text is None else body.text.format
+        is_off = body.reasoning is not None and body.reasoning.effort == "none"
         return {
             "id": self.id,
             "object": "response",
@@ -311,15 +380,16 @@ class ResponsesJob(SseJob):
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": "none" if is_off else None, "summary": None},
             "store": False,
-            "temperature": DEFAULTS.temperature if body.temperature is None else body.temperature,
+            "temperature": self.held.temperature,
             "text": {"format": form or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [attrs.asdict(each) for each in body.tools or ()],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_logprobs": self.requests[0].sampling.logprobs or 0,
+            "top_p": self.held.top_p,
             "truncation": "disabled",
-            "usage": None if result is None else _usage(result),
+            "usage": None if result is None else _usage(result, has_thought=self._has("reasoning")),
             "metadata": body.metadata or {},
         }
 
@@ -328,12 +398,18 @@ def _status(result: Finished) -> str:
     return "incomplete" if result.reason == "length" else "completed"
 
 
-def _usage(result: Finished) -> dict[str, Any]:
+def _entries(positions: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    form = chat_form(positions)
+    return [] if form is None else form["content"]
+
+
+def _usage(result: Finished, *, has_thought: bool) -> dict[str, Any]:
+    """What was used. Tokens of thinking are counted with the others, and not apart: None where there were some."""
     usage = result.usage
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": None if has_thought else 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

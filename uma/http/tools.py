@@ -16,6 +16,8 @@ from uma.http.problem import Unsupported
 from uma.types import Capabilities, Message, ReasoningMode, Tool, ToolCall
 from uma.types.fields import MAX_MEMBERS
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is asked to think. `none` switches thinking off; templates have no words for the others."""
 Name = Annotated[str, Length(1, 128), Text()]
 Schema = Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)]
 
@@ -122,6 +124,15 @@ def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
         else:
             told.append(message)
     return tuple(told)
+
+
+def effort_wanted(effort: Effort | None, field: str, ignored: list[str]) -> bool | None:
+    """Whether `effort` asks for no thinking (False) or leaves that to the model. Adds `field` to `ignored` where it
+    asks for some degree of it.
+    """
+    if effort not in (None, "none"):
+        ignored.append(field)
+    return False if effort == "none" else None
 
 
 def reasoning(wanted: bool | None, field: str, able: Capabilities) -> ReasoningMode | None:

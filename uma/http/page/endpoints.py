@@ -98,8 +98,7 @@ class Page:
             id=f"page-{http.id}",
             messages=body.messages,
             sampling=body.sampling,
-            priority=wish.priority,
-            slo=wish.slo,
+            **wish,
         )
         (request,) = self.gateway.admitted(http, [request])
         token = body.token or secrets.token_hex(16)

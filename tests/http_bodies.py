@@ -1,0 +1,44 @@
+"""What each endpoint of HTTP reads its body as, for tests that go over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma.contracts.health import HealthCheckPayload
+from uma.http import (
+    anthropic,
+    llama_server,
+    llama_server_embeddings,
+    ollama,
+    ollama_embeddings,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+)
+from uma.http.page.endpoints import AnswerBody, MarkdownBody
+
+RERANK = llama_server_embeddings.RerankBody
+BODIES: dict[str, type[Any]] = {
+    "/v1/chat/completions": openai_chat.ChatBody,
+    "/v1/completions": openai_completions.CompletionBody,
+    "/v1/embeddings": openai_embeddings.EmbeddingsBody,
+    "/v1/responses": openai_responses.ResponsesBody,
+    "/v1/messages": anthropic.MessagesBody,
+    "/v1/messages/count_tokens": anthropic.Conversation,
+    "/api/chat": ollama.ChatBody,
+    "/api/generate": ollama.GenerateBody,
+    "/api/embed": ollama_embeddings.EmbedBody,
+    "/api/embeddings": ollama_embeddings.EmbeddingsBody,
+    "/api/show": ollama.ShowBody,
+    "/health/check": HealthCheckPayload,
+    "/completion": llama_server.CompletionBody,
+    "/tokenize": llama_server.TokenizeBody,
+    "/detokenize": llama_server.DetokenizeBody,
+    "/apply-template": openai_chat.Conversation,
+    **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
+    "/ui/api/answers": AnswerBody,
+    "/ui/api/markdown": MarkdownBody,
+}
+"""By path."""
