@@ -64,6 +64,10 @@ EXACTLY = {"top_p": 0.75, "min_p": 0.25, "frequency_penalty": 0.5, "presence_pen
 """Sampling options whose names and figures the engine has too."""
 
 
+VAST: dict[str, Any] = {"a": [[]] * 70_000}
+"""A JSON Schema with more members than the engine takes."""
+
+
 def fields(**more: Any) -> dict[str, Any]:
     """A request of three tokens that leaves everything to the engine."""
     plain: dict[str, Any] = {"token_ids": [5, 6, 7], "sampling_options": {}, "stop_conditions": {}}
@@ -143,7 +147,7 @@ def test_the_beginning_of_text_comes_once(ids: list[int], given: tuple[int, ...]
         {"sampling_options": {"length_penalty": 0.5}},
         {"sampling_options": {"guided_decoding": {"structural_tag": "<a>"}}},
         {"sampling_options": {"guided_decoding": {"json": {}, "whitespace_pattern": " "}}},
-        {"sampling_options": {"guided_decoding": {"json": {"a": [[]] * 70_000}}}},
+        {"sampling_options": {"guided_decoding": {"json": VAST}}},
         {"stop_conditions": {"stop_token_ids": [9]}, "eos_token_ids": [2]},
         {"stop_conditions": {"stop_token_ids_hidden": [2, 9]}, "eos_token_ids": [2]},
         {"output_options": {"logprobs": 21}},
@@ -164,9 +168,10 @@ def test_all_that_is_wrong_comes_in_one_error_whatever_made_it_wrong() -> None:
     with pytest.raises(BadRequest) as refused:
         asked(
             fields(
-                sampling_options={"temperature": "hot", "n": 2, "seed": 1.5},  # a type, and what is not to be had
-                stop_conditions={"min_tokens": 9, "max_tokens": 8, "stop": ["x"] * 17},  # what spans fields
-                output_options={"logprobs": 21},  # the engine's own bound
+                sampling_options={"temperature": "hot", "n": 2, "seed": 1.5, "guided_decoding": {"json": VAST}},
+                # (types, what is not to be had, and an engine's bound; then what spans fields, and such a bound again)
+                stop_conditions={"min_tokens": 9, "max_tokens": 8, "stop": ["x"] * 17},
+                output_options={"logprobs": 21},
             ),
             INFO,
             "a",
@@ -176,6 +181,7 @@ def test_all_that_is_wrong_comes_in_one_error_whatever_made_it_wrong() -> None:
         "sampling_options.temperature",
         "sampling_options.n",
         "sampling_options.seed",
+        "sampling_options.guided_decoding.json",
         "stop_conditions.min_tokens",
         "stop_conditions.stop",
         "output_options.logprobs",

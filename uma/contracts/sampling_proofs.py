@@ -78,14 +78,14 @@ def _limits_tokens() -> Proof:
     return "3 tokens, reason length"
 
 
-def _outlasts(name: str, **beside: Any) -> Proof:
+def _outlasts(name: str) -> Proof:
     """A chat's answer that ends by itself must go on where it is told to."""
     chat = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0.0}
     ended = answered((yield Question({**chat, "max_tokens": LONG})))
     count = ended.last["usage"]["completion_tokens"]
     more = count + SHORT
     value = more if name == "min_tokens" else True
-    reply = answered((yield Question({**chat, "max_tokens": more, name: value, **beside})), ignoring=name)
+    reply = answered((yield Question({**chat, "max_tokens": more, name: value})), ignoring=name)
     if ended.last["reason"] != "stop":
         return f"{NOT_SHOWN}: no answer ended before {LONG} tokens"
     completion = reply.last["usage"]["completion_tokens"]

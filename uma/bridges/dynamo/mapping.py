@@ -14,7 +14,6 @@ from uma.contracts.request import (
     GuidedDecoding,
     PreprocessedRequest,
     RouterParams,
-    SamplingOptions,
     parse_request,
 )
 from uma.contracts.response import (
@@ -78,7 +77,7 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
     request = Request(
         id=id,
         token_ids=(bos, *wanted.token_ids) if adds and bos is not None else wanted.token_ids,
-        sampling=_sampling(wanted),
+        sampling=attrs.evolve(_figures(wanted), grammar=_grammar(wanted)),
         priority=_lane(wanted),
         slo=_slo(wanted),
     )
@@ -94,14 +93,20 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     guided = wanted.sampling_options.guided_decoding
     if guided is not None and isinstance(guided.json, str):
         yield "sampling_options.guided_decoding.json: expected an object, not its text"
-        return
-    try:
-        _sampling(wanted)
-    except ValueError as error:  # the engine's own bounds, which are closer in some fields
-        for line in str(error).splitlines():
-            path = next((path for name, path in _PLACES.items() if re.match(rf"{name}\b", line)), None)
-            if path not in unavailable:
-                yield line if path is None else path + line.removeprefix(path.rpartition(".")[2])
+    # The engine's own bounds are closer in some fields.
+    for make in (_grammar, _figures):
+        try:
+            make(wanted)
+        except ValueError as error:
+            lines = map(_in_place, str(error).splitlines())
+            yield from (line for line in lines if line.partition(":")[0] not in unavailable)
+
+
+def _in_place(line: str) -> str:
+    """A line about a field of the engine's, under the frontend's path of that field."""
+    name = re.match(r"\w*", line)
+    assert name is not None
+    return _PLACES.get(name[0], name[0]) + line[name.end() :]
 
 
 def _extra_fields(wanted: PreprocessedRequest) -> Sequence[Any]:
@@ -137,15 +142,15 @@ _PLACES = {
     **{name: f"sampling_options.{name}" for name in (*_SAME_NAME, "seed")},
     **{name: f"stop_conditions.{name}" for name in ("max_tokens", "min_tokens", "ignore_eos", "stop")},
     **{name: f"output_options.{name}" for name in ("logprobs", "prompt_logprobs")},
-    **dict.fromkeys(("json_schema",), "sampling_options.guided_decoding.json"),
-    **dict.fromkeys(("gbnf",), "sampling_options.guided_decoding.grammar"),
     **{name: f"sampling_options.guided_decoding.{name}" for name in ("regex", "choice")},
+    "json_schema": "sampling_options.guided_decoding.json",
+    "gbnf": "sampling_options.guided_decoding.grammar",
 }
 """Where a frontend's request has a field of `SamplingParams`."""
 
 
-def _sampling(wanted: PreprocessedRequest) -> SamplingParams:
-    """Raises `ValueError` with a line for each field that the engine does not take."""
+def _figures(wanted: PreprocessedRequest) -> SamplingParams:
+    """All but the grammar. Raises `ValueError` with a line for each field that the engine does not take."""
     options, stop = wanted.sampling_options, wanted.stop_conditions
     given: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
     given |= {
@@ -157,13 +162,13 @@ def _sampling(wanted: PreprocessedRequest) -> SamplingParams:
         "seed": None if options.seed is None else options.seed % (MAX_SEED + 1),
         "logprobs": wanted.output_options.logprobs,
         "prompt_logprobs": wanted.output_options.prompt_logprobs,
-        "grammar": _grammar(options),
     }
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def _grammar(options: SamplingOptions) -> Grammar | None:
-    guided = options.guided_decoding
+def _grammar(wanted: PreprocessedRequest) -> Grammar | None:
+    """Raises `ValueError` as `_figures` does."""
+    guided = wanted.sampling_options.guided_decoding
     if guided is None:
         return None
     if isinstance(guided.json, dict):
