@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import trio
 import trio.testing
-from engine_world import answer, ask, config_for, tokens_for
+from engine_world import answer, answers, ask, config_for, settled, tokens_for
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC
+from uma import RuntimeConfig
 from uma.engine import Engine, open_engine
+from uma.engine.delivery import mailbox as mailbox_module
 from uma.engine.delivery.experience import Experience
+from uma.engine.delivery.lateness import Lateness
+from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.delivery.stream import RequestStream
+from uma.engine.policy import lead
 from uma.engine.policy.lead import SAFETY, longest_piece_ms, max_lead_ms, steps_before
-from uma.errors import DecodeFailed
-from uma.types import Finished, Pace, RequestMetrics, Token, Usage
+from uma.errors import DecodeFailed, InternalError, UmaError
+from uma.types import Event, EventStream, Finished, Grammar, Pace, Request, RequestMetrics, Slo, Token, Usage
 
 PACE_MS = 80.0
 
@@ -27,10 +33,10 @@ PACE_MS = 80.0
 class Sequence:
     """The other end of a stream: what it was asked to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, lateness: Lateness | None = None) -> None:
         self.is_cancelled = False
         self.dropped = 0
-        self.stream = RequestStream(self, lambda: None, self._drop)
+        self.stream = RequestStream(self, lambda: None, self._drop, lateness)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -138,12 +144,12 @@ def test_readers_are_given_tokens_in_order_never_early_and_at_the_pace(steps: li
 
 @given(st.floats(0, 500), st.floats(0, 1_000), st.floats(20, 100), st.floats(0.5, 15))
 def test_the_steps_before_a_piece_supply_every_reader_until_after_it(
-    piece: float, lead: float, pace: float, step: float
+    piece: float, lead_ms: float, pace: float, step: float
 ) -> None:
-    steps = steps_before(piece, lead, pace, step)
+    steps = steps_before(piece, lead_ms, pace, step)
     assert steps >= 1
-    assert lead + steps * pace >= 0.999 * (steps * step + SAFETY * piece + step)
-    assert piece <= longest_piece_ms(lead, pace, step, steps) + 1e-6 or SAFETY * piece + step > max_lead_ms(pace)
+    assert lead_ms + steps * pace >= 0.999 * (steps * step + SAFETY * piece + step)
+    assert piece <= longest_piece_ms(lead_ms, pace, step, steps) + 1e-6 or SAFETY * piece + step > max_lead_ms(pace)
 
 
 @given(st.lists(st.floats(0, 5_000), min_size=1).map(sorted))
@@ -168,55 +174,201 @@ def test_a_stream_that_stops_for_a_while_is_worth_less() -> None:
     assert frozen.qoe < 0.75
 
 
-@attrs.frozen
-class Reading:
-    """A stream that was read while a long prompt was."""
-
-    ids: list[int]
-    finished: Finished
-    pieces: int
+PROMPT = tokens_for(1, 12)
+HOURS_MS = 1e7
 
 
-async def beside_a_prompt(engine: Engine, *, pace: Pace = "auto", leave_after: int | None = None) -> Reading:
-    """Read a stream while a prompt of 3,000 tokens is read; cancel it after so many tokens, if wanted."""
-    request = attrs.evolve(ask("Once", 120, id="stream"), pace=pace)
+class Watch:
+    """What came of the tokens of the request `stream`, in order."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+        self.ahead: list[int] = []
+        """Those that came before their time."""
+
+
+@pytest.fixture
+def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """While prompts are read, each token of a stream is due hours after the one before."""
+    watch, keep, deliver = Watch(), RequestStream.keep, RequestStream.deliver
+
+    def watched_keep(stream: RequestStream, event: Event | UmaError, not_before_ms: float) -> bool:
+        is_kept = keep(stream, event, not_before_ms)
+        if is_kept and isinstance(event, Token) and event.id == "stream":
+            watch.ahead.append(event.token_id)
+        return is_kept
+
+    def watched_deliver(stream: RequestStream, event: Event | UmaError, *at_ms: float) -> None:
+        if isinstance(event, Token) and event.id == "stream":
+            watch.given.append(event.token_id)
+        deliver(stream, event, *at_ms)
+
+    monkeypatch.setattr(RequestStream, "keep", watched_keep)
+    monkeypatch.setattr(RequestStream, "deliver", watched_deliver)
+    monkeypatch.setattr(lead, "MOST_PACE_MS", HOURS_MS)
+    return watch
+
+
+def patient(tiny: Path, **settings: Any) -> RuntimeConfig:
+    """Settings with which no stream has to have its next token soon."""
+    return config_for(tiny, n_ctx=8_192, tick_budget_ms=1e9, slo_tbt_ms=1e9, **settings)
+
+
+async def beside_a_document(engine: Engine, request: Request, *, cancels: bool) -> tuple[list[int], Finished | None]:
+    """Read a stream while a prompt of 3,000 tokens is read, and then leave it, or cancel it and read to its end."""
     ids: list[int] = []
-    last: Finished | None = None
-    with trio.fail_after(PATIENCE_SEC):
+
+    async def read_document(stream: EventStream) -> None:
+        await answer(engine, ask(tokens_for(3, 3_000), 1, id="document", priority=request.priority))
+        scope.cancel() if not cancels else stream.cancel()
+
+    with trio.fail_after(PATIENCE_SEC), trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery, engine.generate(request) as stream:
             async for event in stream:
                 if isinstance(event, Finished):
-                    last = event
-                    break
+                    return ids, event
                 assert isinstance(event, Token)
                 ids.append(event.token_id)
                 if len(ids) == 1:
-                    nursery.start_soon(answer, engine, ask(tokens_for(3, 3_000), 1, id="document"))
-                if len(ids) == leave_after:
-                    stream.cancel()
+                    nursery.start_soon(read_document, stream)
+    return ids, None
+
+
+async def test_a_stream_says_the_same_while_prompts_are_read(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, n_ctx=8_192)) as engine:
+        by_itself = await answer(engine, ask(PROMPT, 600, id="stream"))
+        ids, last = await beside_a_document(engine, ask(PROMPT, 600, id="stream"), cancels=True)
+        metrics = await settled(engine)
+    assert tuple(ids) == by_itself.token_ids[: len(ids)]
     assert last is not None
-    return Reading(ids, last, engine.snapshot()["batch_calls_total"])
+    assert 0 <= last.metrics.qoe <= 1
+    assert metrics["qoe_count"] == 2 + (last.reason == "length"), "of those that came to their end"
+    assert metrics["piece_lead_ms_count"] > 0
 
 
-async def test_a_stream_says_the_same_while_prompts_are_read_and_with_its_pace_off(tiny: object) -> None:
-    config = config_for(tiny, n_ctx=8_192)  # type: ignore[arg-type]
-    async with open_engine(config) as engine:
-        alone = await answer(engine, ask("Once", 120))
-        paces: tuple[Pace, ...] = ("auto", "off")
-        for pace in paces:
-            reading = await beside_a_prompt(engine, pace=pace)
-            assert reading.ids == [event.token_id for event in alone.tokens]
-            assert reading.finished.usage.completion_tokens == 120
-            assert 0 <= reading.finished.metrics.qoe <= 1
+@pytest.mark.parametrize(("asked", "configured"), [("auto", "auto"), ("off", "auto"), ("auto", "off")])
+async def test_tokens_wait_for_their_time_unless_the_request_or_the_configuration_turns_that_off(
+    tiny: Path, far_ahead: Watch, asked: Pace, configured: Pace
+) -> None:
+    async with open_engine(patient(tiny, pace=configured)) as engine:
+        request = attrs.evolve(ask(PROMPT, 4_000, id="stream"), pace=asked)
+        await beside_a_document(engine, request, cancels=True)
+    assert bool(far_ahead.ahead) == (asked == configured == "auto")
 
 
-async def test_usage_counts_what_a_reader_that_cancels_was_given(tiny: object) -> None:
-    config = config_for(tiny, n_ctx=8_192)  # type: ignore[arg-type]
-    async with open_engine(config) as engine:
-        reading = await beside_a_prompt(engine, leave_after=20)
-        metrics = engine.snapshot()
-    usage = reading.finished.usage
-    assert reading.finished.reason == "cancelled"
-    assert len(reading.ids) == usage.completion_tokens
-    assert metrics["tokens_generated_total"] == usage.completion_tokens + 1
-    assert math.isfinite(metrics["lead_ms"])
+async def test_a_background_stream_that_ends_ahead_of_its_time_is_given_its_end_at_once(
+    tiny: Path, far_ahead: Watch
+) -> None:
+    async with open_engine(patient(tiny)) as engine:
+        request = ask(PROMPT, 40, id="stream", priority=-1)
+        document = ask(tokens_for(3, 3_000), 1, id="document", priority=-1)
+        found = await answers(engine, [document, request])
+    assert far_ahead.ahead
+    assert len(found[1].tokens) == found[1].finished.usage.completion_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("cancels", "sampling"),
+    [
+        (True, {}),
+        (True, {"stop": ("never said",)}),
+        (False, {"grammar": Grammar(regex="[a-z ]*")}),
+        (False, {"min_tokens": 3_000, "ignore_eos": False}),
+    ],
+)
+async def test_tokens_that_a_reader_left_before_their_time_are_dropped_and_their_kv_is_kept(
+    tiny: Path, far_ahead: Watch, cancels: bool, sampling: dict[str, Any]
+) -> None:
+    async with open_engine(patient(tiny)) as engine:
+        request = ask(PROMPT, 4_000, id="stream", **sampling)
+        ids, last = await beside_a_document(engine, request, cancels=cancels)
+        metrics = await settled(engine)
+        given, ahead = far_ahead.given, far_ahead.ahead
+        follow_up = await answer(engine, ask((*PROMPT, *given, *ahead, 100), 1, id="follow-up"))
+    assert metrics["tokens_dropped_total"] >= len(ahead) >= 2
+    assert metrics["tokens_generated_total"] == len(given) + 1, "what was given, and the document's token"
+    assert follow_up.finished.usage.cached_tokens > len(PROMPT) + len(given)
+    if cancels:
+        assert last is not None
+        assert (last.reason, last.usage.completion_tokens, ids) == ("cancelled", len(given), given)
+
+
+@pytest.mark.parametrize(("target_ms", "is_late"), [(1e-6, True), (1e9, False)])
+async def test_a_token_that_comes_later_than_its_target_is_counted(tiny: Path, target_ms: float, is_late: bool) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        await answer(engine, attrs.evolve(ask(max_tokens=40), slo=Slo(target_tbt_ms=target_ms)))
+        assert bool(engine.snapshot()["tokens_late_total"]) == is_late
+
+
+def given_to(stream: RequestStream, seen: list[tuple[float, int]]) -> RequestStream:
+    """The stream, whose reader notes when it is given which token."""
+
+    def tap(token: Token) -> bool:
+        seen.append((1000 * trio.current_time(), token.token_id))
+        return True
+
+    stream.tap = tap
+    return stream
+
+
+@pytest.fixture
+def mailbox(monkeypatch: pytest.MonkeyPatch) -> Mailbox:
+    """One whose time is Trio's."""
+    monkeypatch.setattr(mailbox_module, "now_ms", lambda: 1000 * trio.current_time())
+    return Mailbox()
+
+
+async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_and_the_rest_at_the_end(
+    mailbox: Mailbox, autojump_clock: trio.testing.MockClock
+) -> None:
+    seen: list[tuple[float, int]] = []
+    late: list[float] = []
+    streams = [given_to(Sequence(Lateness(80.0, lambda: late.append(trio.current_time()))).stream, seen) for _ in "abc"]
+    events = [(0, 300.0), (1, 100.0), (2, 200.0), (0, 400.0), (1, 0.0), (2, 250.0)]
+    mailbox.post([(streams[index], token(number), due) for number, (index, due) in enumerate(events)], None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mailbox.run)
+        await trio.sleep(0.35)
+        nursery.cancel_scope.cancel()
+    due = [(100, 1), (100, 4), (200, 2), (250, 5), (300, 0)]
+    assert [(round(at_ms), number) for at_ms, number in seen] == due
+    assert late == [], "each within its target of the one before"
+    mailbox.close()
+    assert [number for _, number in seen[len(due) :]] == [3]
+
+
+async def test_a_token_counts_as_late_when_it_is_given_late_whatever_held_it_up(
+    mailbox: Mailbox, autojump_clock: trio.testing.MockClock
+) -> None:
+    late: list[float] = []
+    stream = given_to(Sequence(Lateness(80.0, lambda: late.append(trio.current_time()))).stream, [])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mailbox.run)
+        for wait_sec in (0.0, 0.09, 0.11):
+            await trio.sleep(wait_sec)
+            mailbox.post([(stream, token(0), 0.0)], None)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert late == [pytest.approx(0.2)]
+    mailbox.close()
+
+
+async def test_a_tap_that_fails_on_an_early_event_ends_its_own_stream_alone(
+    mailbox: Mailbox, autojump_clock: trio.testing.MockClock
+) -> None:
+    seen: list[tuple[float, int]] = []
+    broken, whole = Sequence().stream, given_to(Sequence().stream, seen)
+
+    def tap(_: Token) -> bool:
+        raise ValueError("it broke")
+
+    broken.tap = tap
+    mailbox.post([(broken, token(0), 100.0), (whole, token(1), 100.0), (broken, token(2), 200.0)], None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mailbox.run)
+        with pytest.raises(InternalError, match="it broke"):
+            await broken.__anext__()
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [number for _, number in seen] == [1]
+    mailbox.close()

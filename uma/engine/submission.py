@@ -15,6 +15,7 @@ from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.lateness import Lateness
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.intake import features
 from uma.engine.intake.coalesce import WhenIdle
@@ -127,12 +128,19 @@ class Submission:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
         if len(sequences) == 1:
             (sequence,) = sequences
-            sequence.stream = stream = RequestStream(controls[0], lambda: self._forget(sequence), self._count_dropped)
+            forget = partial(self._forget, sequence)
+            sequence.stream = stream = RequestStream(controls[0], forget, self._count_dropped, self._lateness(sequence))
             return stream
         group = AnswerGroup(request, controls, lambda: self._forget(*sequences), self._count_dropped)
         for index, each in enumerate(sequences):
-            each.stream = AnswerPort(group, index, partial(self._forget, each))
+            each.stream = AnswerPort(group, index, partial(self._forget, each), self._lateness(each))
         return group.stream
+
+    def _lateness(self, sequence: Sequence) -> Lateness:
+        return Lateness(sequence.target_tbt_ms, self._count_late)
+
+    def _count_late(self) -> None:
+        self._metrics.tokens_late_total += 1
 
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens

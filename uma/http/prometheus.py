@@ -32,6 +32,10 @@ HELP = {
     "ttft_ms": "Milliseconds from a request's arrival to its first token.",
     "inter_token_ms": "Milliseconds between a request's tokens.",
     "decode_ms": "Milliseconds of one llama_decode call.",
+    "tokens_late_total": "Tokens that came later after the one before than a quarter over their target.",
+    "tokens_dropped_total": "Tokens computed ahead for readers that cancelled before their time came.",
+    "piece_lead_ms": "Milliseconds that readers could go on for when a piece of a prompt was planned.",
+    "qoe": "Quality of experience of streamed answers, 0 to 1 (arXiv 2404.16283).",
     "batch_size": "Tokens of one llama_decode call.",
 }
 """What the figures that people watch mean; the others are told by their names."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from uma.metrics.histogram import MS_BOUNDS, SIZE_BOUNDS, Histogram
+from uma.metrics.histogram import MS_BOUNDS, SHARE_BOUNDS, SIZE_BOUNDS, Histogram
 
 EWMA_WEIGHT = 0.1
 """Weight of the newest tick in `decode_ms_ewma`."""
@@ -48,7 +48,7 @@ class EngineMetrics:
     tokens_dropped_total: int = 0
     """Tokens computed ahead of their time for readers that cancelled before it came. Their KV stays as cache."""
     tokens_late_total: int = 0
-    """Tokens that reached their reader later after the one before than a quarter over its `target_tbt_ms`."""
+    """Tokens that were given to their stream later after the one before than a quarter over its `target_tbt_ms`."""
     lead_ms: float = 0.0
     """For how long every reader could go on without another token when the last piece of a prompt was planned."""
     prompt_tokens_total: int = 0
@@ -115,6 +115,10 @@ class EngineMetrics:
     ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
+    piece_lead_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
+    """`lead_ms` at each piece of a prompt that was planned beside decoding rows."""
+    qoe: Histogram = attrs.field(factory=lambda: Histogram(SHARE_BOUNDS))
+    """Each streamed answer's quality of experience (`RequestMetrics.qoe`), of those that came to their end."""
     batch_size: Histogram = attrs.field(factory=lambda: Histogram(SIZE_BOUNDS))
     cache: CacheMetrics = attrs.field(factory=CacheMetrics)
 

@@ -11,9 +11,10 @@ from itertools import islice
 
 import attrs
 
+from uma.engine.delivery.lateness import Lateness
 from uma.engine.delivery.stream import Control, RequestStream
 from uma.errors import UmaError
-from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Usage
+from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Token, Usage
 
 
 class AnswerGroup:
@@ -90,6 +91,7 @@ class AnswerPort:
     group: AnswerGroup
     index: int
     forget: Callable[[], None]
+    lateness: Lateness
 
     @property
     def is_ahead(self) -> bool:
@@ -100,8 +102,10 @@ class AnswerPort:
         """See `RequestStream.keep`. Everything is delivered at once."""
         return False
 
-    def deliver(self, event: Event | UmaError) -> None:
-        """For the engine: the next event has come."""
+    def deliver(self, event: Event | UmaError, at_ms: float) -> None:
+        """For the engine: the next event has come, and it is `at_ms` now."""
+        if type(event) is Token:
+            self.lateness.had_token(at_ms)
         if isinstance(event, Finished | UmaError):
             self.forget()
         self.group.deliver(self.index, event)

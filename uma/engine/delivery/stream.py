@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from uma.engine.delivery.flow import RETURNED_EVENTS
+from uma.engine.delivery.lateness import Lateness
 from uma.errors import UmaError
 from uma.types import Event, Finished, Token
 
@@ -30,13 +31,20 @@ class RequestStream:
 
     What is buffered here never exceeds the credit window (`flow`) and the last event. `on_end` is called once or twice
     when the request is over for the engine: its last event came, or its reader left. `on_drop` is told how many tokens
-    were computed ahead for a reader that did not want them any more.
+    were computed ahead for a reader that did not want them any more, and `lateness` when each was given.
 
     Tokens computed ahead of their time wait in `_ahead`, in order, until `release`.
     """
 
-    def __init__(self, control: Control, on_end: Callable[[], None], on_drop: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        control: Control,
+        on_end: Callable[[], None],
+        on_drop: Callable[[int], None],
+        lateness: Lateness | None = None,
+    ) -> None:
         self._control = control
+        self._lateness = lateness
         self._on_end = on_end
         self._on_drop = on_drop
         self._ahead: deque[tuple[float, Event | UmaError]] = deque()
@@ -72,12 +80,14 @@ class RequestStream:
     def release(self, until_ms: float) -> None:
         """For the engine: deliver what was kept until now."""
         while self._ahead and self._ahead[0][0] <= until_ms:
-            self.deliver(self._ahead.popleft()[1])
+            self.deliver(self._ahead.popleft()[1], until_ms)
 
-    def deliver(self, event: Event | UmaError) -> None:
-        """For the engine: the next event is due. After the last one, or `fail`, it is dropped."""
+    def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
+        """For the engine: the next event is due; it is `at_ms` now. After the last one, or `fail`, it is dropped."""
         if self._is_over:
             return
+        if self._lateness is not None and type(event) is Token and at_ms < math.inf:
+            self._lateness.had_token(at_ms)
         if self._dropped and isinstance(event, Finished):
             event = self._without_dropped(event)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):

@@ -251,6 +251,8 @@ class DecodeWorker:
         self._output.pace_ms = plan.pace_ms
         if plan.pace_ms:
             self._metrics.lead_ms = plan.lead_ms
+            if plan.prefill:
+                self._metrics.piece_lead_ms.observe(plan.lead_ms)
         if plan.is_everyday or plan.steps > 1:
             tick.hold_ms = min(map(patience_ms, tick.decode), default=0.0)
         self._steady = tick if plan.is_everyday and tick.decode else None

@@ -13,9 +13,6 @@ from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Finished, FinishReason, Prompt, Token
 
-LATE = 1.25
-"""Times its `target_tbt_ms` after the token before: then a token counts as late."""
-
 
 def patience_ms(sequence: Sequence) -> float:
     """Maximum buffering delay (ms) of its tokens."""
@@ -87,7 +84,6 @@ class Output:
             metrics.ttft_ms.observe(now_ms - sequence.arrived_ms)
         else:
             metrics.inter_token_ms.observe(sequence.last_gap_ms)
-            metrics.tokens_late_total += sequence.last_gap_ms > LATE * sequence.target_tbt_ms
 
     def _give(self, sequence: Sequence, sampled: Sampled, text: str, now_ms: float) -> None:
         logprobs = sampled.logprobs
