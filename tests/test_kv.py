@@ -23,8 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from uma.engine.kv import idle_copy, snapshots
 from uma.engine.kv import pool as kv
-from uma.engine.kv import snapshots
 from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 
@@ -228,7 +228,7 @@ class TestPool:
             (kv, "LEAST_SHARED_TOKENS", 2),
             (kv, "WORTH_RESTORING_TOKENS", 3),
             (kv, "LEAST_EVICTED_TOKENS", 3),
-            (kv, "MOST_IDLE_BYTES", 7),
+            (idle_copy, "MOST_IDLE_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
         ):
             monkeypatch.setattr(module, name, value)

@@ -6,13 +6,14 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Iterator, Sequence
 
 import attrs
 
+from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.events import KvListener, Run, Tier
+from uma.engine.kv.idle_copy import IdleCopies
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -28,21 +29,6 @@ LEAST_EVICTED_TOKENS = 256
 """Cells given up at a time."""
 MOST_STALL_BYTES = 32 * 2**20
 """While any sequence decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
-
-MOST_IDLE_BYTES = 32 * 2**20
-"""Copied at a stretch while nothing runs: a request that comes meanwhile waits for the end of it, some 10 ms."""
-
-
-@attrs.define
-class _Copy:
-    """A cached sequence of which a snapshot is being taken, and its parts so far."""
-
-    seq_id: int
-    node: Node
-    tokens: array[int]
-    parts: list[bytes] = attrs.field(factory=list)
-    copied: int = 0
-    """Tokens in the parts."""
 
 
 @attrs.define
@@ -68,36 +54,40 @@ class KvPool:
         shares: bool,
         cache_cells: int,
     ) -> None:
-        self._context = context
+        self.cells = SequenceCells(context)
         self._cache_cells = cache_cells
         self.shares = shares
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
         self.store = store
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
-        self.tree = PrefixTree(self, self._events)
+        self.tree = PrefixTree(self.cells, self._events)
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
-        self._uncopied: set[int] = set()
-        """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
-        self._copy: _Copy | None = None
-        self._in_vain: set[int] = set()
-        """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
-        self.attach()
-
-    def attach(self, *, is_for_now: bool = False) -> None:
-        """Take the context as it is now, which is empty, as is the tree."""
-        context = self._context
-        self._copy = None
-        self._is_unified = context.params.kv_unified
-        self.in_id_order = not self._is_unified
-        """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
-        self._free_ids = list(range(context.n_seq_max))
-        self.total_cells = context.n_ctx
-        self.share = context.n_ctx_seq
-        """Maximum cells of one sequence."""
-        self.is_for_now = is_for_now
+        self._copies = IdleCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
+        self.is_for_now = False
         """A sequence can outgrow its share: the layout is changed then."""
+
+    def attach(self, *, is_for_now: bool) -> None:
+        """Take the context as it is now, which is empty, as is the tree."""
+        self._copies.abandon()
+        self.cells.attach()
+        self.is_for_now = is_for_now
+
+    @property
+    def in_id_order(self) -> bool:
+        """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
+        return not self.cells.is_unified
+
+    @property
+    def total_cells(self) -> int:
+        """Cells that there are."""
+        return self.cells.total
+
+    @property
+    def share(self) -> int:
+        """Maximum cells of one sequence."""
+        return self.cells.share
 
     @property
     def used_cells(self) -> int:
@@ -107,7 +97,7 @@ class KvPool:
     @property
     def used_ids(self) -> int:
         """Sequence ids taken, by running sequences and by cache."""
-        return self._context.n_seq_max - len(self._free_ids)
+        return self.cells.used_ids
 
     @property
     def free_cells(self) -> int:
@@ -115,7 +105,7 @@ class KvPool:
 
         With split KV every sequence has cells of its own, as many as its context is long: they never run short.
         """
-        return self.total_cells - self.tree.protected_tokens if self._is_unified else PLENTY
+        return self.total_cells - self.tree.protected_tokens if self.cells.is_unified else PLENTY
 
     def continuation(self, tokens: array[int], most: int) -> array[int]:
         """What another sequence, running or cached, went on with after exactly these tokens."""
@@ -130,7 +120,7 @@ class KvPool:
 
     def has_id(self) -> bool:
         """Whether another sequence can begin."""
-        return bool(self._free_ids or self.tree.cached)
+        return self.cells.lowest_free_id is not None or bool(self.tree.cached)
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
         """The longest computed prefix of `tokens` worth sharing; never all, since the last token gives the logits."""
@@ -152,7 +142,7 @@ class KvPool:
 
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more.
         """
-        self._in_vain.clear()
+        self._copies.try_all_again()
         node, length = self.match(tokens)
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
         if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
@@ -173,7 +163,7 @@ class KvPool:
 
     def give_back_id(self, seq_id: int) -> None:
         """End of the loan: what the id holds is dropped."""
-        self.trim(seq_id, 0)
+        self.cells.trim(seq_id, 0)
 
     def count_use(self, found: int) -> None:
         """Count a request that found so many tokens of its prompt."""
@@ -184,7 +174,7 @@ class KvPool:
 
     def batch_done(self) -> None:
         """A batch was computed, and with it the copies that waited for it."""
-        self._uncopied.clear()
+        self.cells.batch_done()
 
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
@@ -199,7 +189,7 @@ class KvPool:
 
         False, and nothing changed, where memory cannot be cut (a recurrent state has no parts).
         """
-        if not self._context.seq_rm(holding.seq_id, length, -1):
+        if not self.cells.roll_back(holding.seq_id, length):
             return False
         holding.tip = self.tree.truncate(holding.tip, holding.seq_id, length)
         return True
@@ -234,7 +224,7 @@ class KvPool:
         What is worth a snapshot that cannot be taken now stays until there is time or the room is needed; and what was
         used last stays: it is the conversation that goes on.
         """
-        if not (self._is_unified and self.store.is_enabled):
+        if not (self.cells.is_unified and self.store.is_enabled):
             return
         newest = self.tree.newest()
         for seq_id in self.tree.leaves():
@@ -256,22 +246,22 @@ class KvPool:
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
         """Keep a snapshot of what a running sequence has computed, if it is worth it and has a place."""
         tokens = holding.tip.whole()
-        if holding.seq_id in self._uncopied or not self.store.accepts(tokens, len(tokens), 1):
+        if self.cells.waits_for_copy(holding.seq_id) or not self.store.accepts(tokens, len(tokens), 1):
             return None
-        if not self.store.has_place_for(self._context.state_size(holding.seq_id), len(tokens), 1, now_ms):
+        if not self.store.has_place_for(self.cells.state_size(holding.seq_id), len(tokens), 1, now_ms):
             return None
-        snapshot = Snapshot(tokens, (self._context.state_get(holding.seq_id),), 1, now_ms)
+        snapshot = Snapshot(tokens, (self.cells.state(holding.seq_id),), 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
 
     @property
     def is_copying(self) -> bool:
         """Whether cells wait for the next batch to be copied: until then there is no state of them."""
-        return bool(self._uncopied)
+        return self.cells.is_copying
 
     def carry_out(self, holding: Holding, now_ms: float) -> Snapshot:
         """Take a running sequence out of its cells, whatever that is worth: `carry_in` puts it into others."""
         tokens = holding.tip.whole()
-        parts = (self._context.state_get(holding.seq_id),) if tokens else ()
+        parts = (self.cells.state(holding.seq_id),) if tokens else ()
         snapshot = Snapshot(tokens, parts, used_ms=now_ms)
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=False)
         return snapshot
@@ -284,55 +274,11 @@ class KvPool:
         return None if seq_id is None else Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
 
     def save_cached(self) -> bool:
-        """For idle times: copy a cached sequence that has no snapshot, or the next part of one, of `MOST_IDLE_BYTES`.
+        """For idle times: copy a cached sequence that has no snapshot, or the next part of one.
 
-        False if there is nothing to do. The snapshot is there once its last part is copied, however many requests were
-        served meanwhile; one whose cells have changed since is begun again.
+        False if there is nothing to do.
         """
-        copy = self._copy if self._copy is not None and self._goes_on(self._copy) else self._begin_copy()
-        if copy is None:
-            return False
-        self._copy = copy if self._copy_part(copy) else None
-        if copy.copied == len(copy.tokens):
-            self._copy = None
-            if not self.store.add(Snapshot(copy.tokens, tuple(copy.parts), copy.node.reuses, copy.node.used_at)):
-                self._in_vain.add(copy.seq_id)
-        return True
-
-    def _begin_copy(self) -> _Copy | None:
-        for seq_id, node in self.tree.cached.items():
-            # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
-            if (
-                seq_id not in self._uncopied
-                and seq_id not in self._in_vain
-                and self._is_worth_saving(node)
-                and self.store.has_place_for(self._context.state_size(seq_id), node.end, node.reuses, node.used_at)
-            ):
-                return _Copy(seq_id, node, node.whole())
-        return None
-
-    def _goes_on(self, copy: _Copy) -> bool:
-        node = self.tree.cached.get(copy.seq_id)
-        return node is copy.node and node.end == len(copy.tokens) and node.whole() == copy.tokens
-
-    def _copy_part(self, copy: _Copy) -> bool:
-        """Copy the next tokens of a sequence, through an id that shares their cells for the moment.
-
-        False where its own id was the only one to be had.
-        """
-        end = min(len(copy.tokens), copy.copied + max(1, MOST_IDLE_BYTES // self._bytes_per_token))
-        has_parts = self._is_unified and self._context.model.memory == "attention"
-        spare = self._take_id(keep=copy.node) if has_parts and end - copy.copied < len(copy.tokens) else None
-        if spare is None:
-            copy.parts, copy.copied = [self._context.state_get(copy.seq_id)], len(copy.tokens)
-            return True
-        is_there = self.tree.cached.get(copy.seq_id) is copy.node
-        if is_there:
-            self._context.seq_cp(copy.seq_id, spare, copy.copied, end)
-            copy.parts.append(self._context.state_get(spare))
-            copy.copied = end
-        self.trim(spare, 0)
-        return is_there
+        return self._copies.go_on()
 
     def save_all_cached(self) -> None:
         """At the end: add a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
@@ -345,7 +291,7 @@ class KvPool:
         for seq_id, node in self.tree.cached.items():
             reuses = max(1, node.reuses)
             if self.store.accepts(node.whole(), node.end, reuses) and self.store.has_place_for(
-                self._context.state_size(seq_id), node.end, reuses, node.used_at
+                self.cells.state_size(seq_id), node.end, reuses, node.used_at
             ):
                 self.store.add(self._snapshot_of(seq_id))
         self.drop_cache()
@@ -363,11 +309,11 @@ class KvPool:
 
     def _snapshot_of(self, seq_id: int) -> Snapshot:
         node = self.tree.cached[seq_id]
-        return Snapshot(node.whole(), (self._context.state_get(seq_id),), node.reuses, node.used_at)
+        return Snapshot(node.whole(), (self.cells.state(seq_id),), node.reuses, node.used_at)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
-        if self._is_unified:
+        if self.cells.is_unified:
             self._evict(cells - (self.total_cells - self.used_cells))
 
     def drop_cache(self) -> bool:
@@ -390,27 +336,23 @@ class KvPool:
         node = self.tree.cached[seq_id]
         if not self._is_worth_saving(node):
             return True
-        if seq_id in self._uncopied or (self.has_decoding_rows and node.end * self._bytes_per_token > MOST_STALL_BYTES):
+        is_large = node.end * self.cells.bytes_per_token > MOST_STALL_BYTES
+        if self.cells.waits_for_copy(seq_id) or (self.has_decoding_rows and is_large):
             return False
-        size = self._context.state_size(seq_id)
+        size = self.cells.state_size(seq_id)
         if not self.store.has_place_for(size, node.end, node.reuses, node.used_at):
             return True
         return self.store.add(self._snapshot_of(seq_id))
-
-    @property
-    def _bytes_per_token(self) -> int:
-        params = self._context.params
-        return self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v)
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""
         whole = len(snapshot.tokens)
         if whole > self.share:
             return None
-        if self._uncopied:
+        if self.cells.is_copying:
             # A state is written at once, but a queued copy only with the next batch, and over it.
             return None
-        if self._is_unified and whole > self.free_cells:
+        if self.cells.is_unified and whole > self.free_cells:
             return None
         self.make_room(whole)
         seq_id = self._take_id(keep=None)
@@ -421,28 +363,19 @@ class KvPool:
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
         if length < whole:
-            self._context.seq_rm(seq_id, length, -1)
+            self.cells.roll_back(seq_id, length)
         self.extend(holding, snapshot.tokens[:length])
         return holding
 
     def _load(self, seq_id: int, parts: Sequence[bytes]) -> bool:
-        """Put a snapshot's parts into an empty sequence, one after the other. False where they do not fit."""
+        """Put a snapshot into an empty sequence. False where it does not fit."""
         if len(parts) == 1:
-            return self._context.state_set(seq_id, parts[0])
-        spare = self._take_id(keep=None) if self._is_unified else None
-        if spare is None:
-            return False
-        is_loaded = self._context.state_set(seq_id, parts[0]) and all(
-            self._append(spare, part, seq_id) for part in parts[1:]
-        )
-        self.trim(spare, 0)
+            return self.cells.load(seq_id, parts, None)
+        spare = self._take_id(keep=None) if self.cells.is_unified else None
+        is_loaded = self.cells.load(seq_id, parts, spare)
+        if spare is not None:
+            self.cells.trim(spare, 0)
         return is_loaded
-
-    def _append(self, spare: int, part: bytes, seq_id: int) -> bool:
-        if not self._context.state_set(spare, part):
-            return False
-        self._context.seq_cp(spare, seq_id)
-        return True
 
     def _take_id(self, keep: Node | None) -> int | None:
         """A free id, if need be that of the cache unused longest; never one that alone holds `keep`.
@@ -453,31 +386,15 @@ class KvPool:
         needed = self._holder(keep)
         spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]
         lowest = min(spare, default=PLENTY)
-        if self._free_ids and (self._is_unified or self._free_ids[0] < lowest):
-            return heapq.heappop(self._free_ids)
+        free = self.cells.lowest_free_id
+        if free is not None and (self.cells.is_unified or free < lowest):
+            return self.cells.take_id()
         if not spare:
             return None
-        oldest = min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at) if self._is_unified else lowest
+        oldest = min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at) if self.cells.is_unified else lowest
         self._save_before_drop(oldest)
         self.tree.drop(oldest)
-        return heapq.heappop(self._free_ids)
+        return self.cells.take_id()
 
     def _holder(self, node: Node | None) -> int | None:
         return None if node is None or node is self.tree.root else self.tree.any_id(node)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """`prefix.Cells`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end."""
-        if self._is_unified:
-            self._context.seq_cp(source, target, 0, length)
-        else:
-            self._context.seq_cp(source, target)
-            self._context.seq_rm(target, length, -1)
-            self._uncopied |= {source, target}
-
-    def trim(self, seq_id: int, length: int) -> None:
-        """`prefix.Cells`: cut a sequence; one that is cut to nothing gives its id back."""
-        if length:
-            self._context.seq_rm(seq_id, length, -1)
-        else:
-            self._context.seq_rm(seq_id)
-            heapq.heappush(self._free_ids, seq_id)

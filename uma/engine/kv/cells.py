@@ -1,0 +1,124 @@
+"""The sequence ids of a context, and what llama.cpp does with the cells that they hold.
+
+One buffer (unified KV) lets several ids hold the same cells; with a buffer for each id, sharing is copying. The pool
+decides what is kept and what goes. Owned by the decode thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from uma.llama.context import Context
+
+
+class SequenceCells:
+    """Hands out sequence ids, and copies, cuts, saves and loads what they hold: `prefix_tree.Cells` on a context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._uncopied: set[int] = set()
+        """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
+        self.attach()
+
+    def attach(self) -> None:
+        """Take the context as it is now, which is empty."""
+        context = self._context
+        self.is_unified = context.params.kv_unified
+        self.total = context.n_ctx
+        self.share = context.n_ctx_seq
+        """Maximum cells of one sequence."""
+        self._free_ids = list(range(context.n_seq_max))
+
+    @property
+    def used_ids(self) -> int:
+        """Sequence ids taken."""
+        return self._context.n_seq_max - len(self._free_ids)
+
+    @property
+    def lowest_free_id(self) -> int | None:
+        """The id that `take_id` would give; None where all are taken."""
+        return self._free_ids[0] if self._free_ids else None
+
+    def take_id(self) -> int:
+        """The lowest free id. `trim` to 0 gives it back."""
+        return heapq.heappop(self._free_ids)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """As `Cells.copy`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end."""
+        if self.is_unified:
+            self._context.seq_cp(source, target, 0, length)
+        else:
+            self._context.seq_cp(source, target)
+            self._context.seq_rm(target, length, -1)
+            self._uncopied |= {source, target}
+
+    def trim(self, seq_id: int, length: int) -> None:
+        """As `Cells.trim`: cut a sequence; one that is cut to nothing gives its id back."""
+        if length:
+            self._context.seq_rm(seq_id, length, -1)
+        else:
+            self._context.seq_rm(seq_id)
+            heapq.heappush(self._free_ids, seq_id)
+
+    def roll_back(self, seq_id: int, length: int) -> bool:
+        """Cut a sequence that goes on; False, and nothing changed, where memory cannot be cut."""
+        return self._context.seq_rm(seq_id, length, -1)
+
+    # Copies that wait for the next batch
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether cells wait for the next batch to be copied: until then there is no state of them."""
+        return bool(self._uncopied)
+
+    def waits_for_copy(self, seq_id: int) -> bool:
+        """Whether this id's cells do."""
+        return seq_id in self._uncopied
+
+    def batch_done(self) -> None:
+        """A batch was computed, and with it the copies that waited for it."""
+        self._uncopied.clear()
+
+    # States: what snapshots are made of
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a state of some of a sequence's cells can be taken, and later be joined to others."""
+        return self.is_unified and self._context.model.memory == "attention"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of a state."""
+        params = self._context.params
+        return self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v)
+
+    def state_size(self, seq_id: int) -> int:
+        """Bytes of a sequence's state."""
+        return self._context.state_size(seq_id)
+
+    def state(self, seq_id: int) -> bytes:
+        """A copy of all that a sequence holds."""
+        return self._context.state_get(seq_id)
+
+    def part(self, seq_id: int, start: int, end: int, spare: int) -> bytes:
+        """A copy of some of a sequence's cells, through an empty id that shares them for the moment."""
+        self._context.seq_cp(seq_id, spare, start, end)
+        return self._context.state_get(spare)
+
+    def load(self, seq_id: int, parts: Sequence[bytes], spare: int | None) -> bool:
+        """Put a state's parts into an empty sequence, one after the other; several go through an empty id, `spare`.
+
+        False where they do not fit.
+        """
+        if len(parts) > 1 and spare is None:
+            return False
+        if not self._context.state_set(seq_id, parts[0]):
+            return False
+        return all(self._append(part, spare, seq_id) for part in parts[1:] if spare is not None)
+
+    def _append(self, part: bytes, spare: int, seq_id: int) -> bool:
+        if not self._context.state_set(spare, part):
+            return False
+        self._context.seq_cp(spare, seq_id)
+        return True

@@ -1,0 +1,110 @@
+"""Snapshots of cached sequences, taken in parts while nothing runs.
+
+Copying a large cache takes longer than a request can wait, so a copy is made part by part, and the worker looks for
+commands between two. Owned by the decode thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import attrs
+
+from uma.engine.kv.cells import SequenceCells
+from uma.engine.kv.prefix_tree import Node, PrefixTree
+from uma.engine.kv.snapshots import Snapshot, SnapshotStore
+
+MOST_IDLE_BYTES = 32 * 2**20
+"""Copied at a stretch while nothing runs: a request that comes meanwhile waits for the end of it, some 10 ms."""
+
+
+@attrs.define
+class _Copy:
+    """A cached sequence of which a snapshot is being taken, and its parts so far."""
+
+    seq_id: int
+    node: Node
+    tokens: array[int]
+    parts: list[bytes] = attrs.field(factory=list)
+    copied: int = 0
+    """Tokens in the parts."""
+
+
+class IdleCopies:
+    """Copies cached sequences that have no snapshot and are worth one.
+
+    `is_worth_saving` says which; `spare_id` gives an empty id other than those that a node needs, or None.
+    """
+
+    def __init__(
+        self,
+        cells: SequenceCells,
+        tree: PrefixTree,
+        store: SnapshotStore,
+        is_worth_saving: Callable[[Node], bool],
+        spare_id: Callable[[Node], int | None],
+    ) -> None:
+        self._cells = cells
+        self._tree = tree
+        self._store = store
+        self._is_worth_saving = is_worth_saving
+        self._spare_id = spare_id
+        self._copy: _Copy | None = None
+        self._in_vain: set[int] = set()
+        """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
+
+    def abandon(self) -> None:
+        """The cells are made anew: a copy that was begun is of no use."""
+        self._copy = None
+
+    def try_all_again(self) -> None:
+        """A sequence begins, so what found no place before may find one."""
+        self._in_vain.clear()
+
+    def go_on(self) -> bool:
+        """Copy the next `MOST_IDLE_BYTES`; False if there is nothing to do.
+
+        The snapshot is there once its last part is copied, however many requests were served meanwhile; one whose cells
+        have changed since is begun again.
+        """
+        copy = self._copy if self._copy is not None and self._is_unchanged(self._copy) else self._begin()
+        if copy is None:
+            return False
+        self._copy = copy if self._copy_part(copy) else None
+        if copy.copied == len(copy.tokens):
+            self._copy = None
+            if not self._store.add(Snapshot(copy.tokens, tuple(copy.parts), copy.node.reuses, copy.node.used_at)):
+                self._in_vain.add(copy.seq_id)
+        return True
+
+    def _begin(self) -> _Copy | None:
+        for seq_id, node in self._tree.cached.items():
+            # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
+            if (
+                not self._cells.waits_for_copy(seq_id)
+                and seq_id not in self._in_vain
+                and self._is_worth_saving(node)
+                and self._store.has_place_for(self._cells.state_size(seq_id), node.end, node.reuses, node.used_at)
+            ):
+                return _Copy(seq_id, node, node.whole())
+        return None
+
+    def _is_unchanged(self, copy: _Copy) -> bool:
+        node = self._tree.cached.get(copy.seq_id)
+        return node is copy.node and node.end == len(copy.tokens) and node.whole() == copy.tokens
+
+    def _copy_part(self, copy: _Copy) -> bool:
+        """Copy the next tokens of a sequence; False where its own id was the only one to be had."""
+        end = min(len(copy.tokens), copy.copied + max(1, MOST_IDLE_BYTES // self._cells.bytes_per_token))
+        is_part = self._cells.has_parts and end - copy.copied < len(copy.tokens)
+        spare = self._spare_id(copy.node) if is_part else None
+        if spare is None:
+            copy.parts, copy.copied = [self._cells.state(copy.seq_id)], len(copy.tokens)
+            return True
+        is_there = self._tree.cached.get(copy.seq_id) is copy.node
+        if is_there:
+            copy.parts.append(self._cells.part(copy.seq_id, copy.copied, end, spare))
+            copy.copied = end
+        self._cells.trim(spare, 0)
+        return is_there
