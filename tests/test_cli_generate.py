@@ -124,7 +124,7 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
 
 
 @pytest.mark.parametrize("state", ["none", "stale", "a file"])
-@pytest.mark.parametrize("way", ["option", "variable"])
+@pytest.mark.parametrize("way", ["option", "variable", "chat"])
 def test_a_socket_that_was_named_must_have_a_server(way: str, state: str, socket_dir: Path) -> None:
     path = socket_dir / "uma.sock"
     if state == "stale":
@@ -132,7 +132,17 @@ def test_a_socket_that_was_named_must_have_a_server(way: str, state: str, socket
             dead.bind(str(path))
     elif state == "a file":
         path.touch()
-    done = generate("hello", "--socket", str(path)) if way == "option" else generate("hello", UMA_SOCKET=str(path))
+    if way == "chat":
+        done = subprocess.run(
+            uma_command("chat", "--socket", str(path)),
+            input=b"hello\n",
+            capture_output=True,
+            timeout=120,
+            env=clean_environ(),
+            check=False,
+        )
+    else:
+        done = generate("hello", "--socket", str(path)) if way == "option" else generate("hello", UMA_SOCKET=str(path))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
         f"uma: error: {path}: no server listens there; start one with `uma run --socket {path}`, "

@@ -69,10 +69,16 @@ async def test_of_its_own_folder_only_plain_files_that_were_left_behind_go(tmp_p
     assert {path.name for path in own.iterdir()} == left
 
 
-@pytest.mark.parametrize("kind", ["a link", "open to others"])
-def test_a_folder_that_another_user_may_have_made_is_refused(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["another user's", "a link", "open to others"])
+def test_a_folder_that_another_user_may_have_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     own = tmp_path / FOLDER
-    if kind == "a link":
+    if kind == "another user's":
+        own.mkdir(mode=0o700)
+        me = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)  # this process becomes the other one
+    elif kind == "a link":
         (tmp_path / "elsewhere").mkdir()
         own.symlink_to(tmp_path / "elsewhere")
     else:

@@ -255,8 +255,18 @@ def test_a_closed_model_is_told_from_an_open_one(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, UnicodeDecodeError("utf-8", b"", 0, 1, "bad"), KeyboardInterrupt])
-def test_weights_are_freed_however_loading_fails(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | type[BaseException]
+@pytest.mark.parametrize(
+    "where",
+    [
+        "model._check_serves_text",
+        "model.Vocab",
+        "model._memory_of",
+        "model.ChatTemplate",
+        "template.ChatTemplate.start",
+    ],
+)
+def test_weights_are_freed_wherever_and_however_loading_fails(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException | type[BaseException]
 ) -> None:
     loaded, freed = [], []
     load, free = lib.llama_model_load_from_file, lib.llama_model_free
@@ -274,7 +284,7 @@ def test_weights_are_freed_however_loading_fails(
 
     monkeypatch.setattr(lib, "llama_model_load_from_file", count_load)
     monkeypatch.setattr(lib, "llama_model_free", count_free)
-    monkeypatch.setattr("uma.llama.model._memory_of", fail)
+    monkeypatch.setattr(f"uma.llama.{where}", fail)
     with pytest.raises(error if isinstance(error, type) else type(error)):
         Model.load(tiny)
     assert freed == loaded

@@ -126,11 +126,11 @@ class Model:
         try:
             _check_serves_text(handle, parts[0])
             model = cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only, is_mapped=is_mapped)
+            if not vocab_only:
+                model.chat_template.start()
         except BaseException:
             lib.llama_model_free(handle)
             raise
-        if not vocab_only:
-            model.chat_template.start()
         return model
 
     @property
