@@ -291,6 +291,18 @@ def test_a_verdict_from_a_hang_is_asked_again_after_a_day(tmp_path: Path) -> Non
         assert (trust.read(file, [1]) is not None) == is_known
 
 
+@pytest.mark.parametrize("asks", [trust.verdict, trust.check_plain])
+def test_a_plain_way_that_hangs_is_waited_for_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Callable[[list[str]], object]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trust, "HANG_SEC", 0.5)
+    first = asks([sys.executable, "-c", "import time; time.sleep(600)"])
+    begun = tmp_path / "begun"
+    assert asks([sys.executable, "-c", f"open({str(begun)!r}, 'x')"]) == first
+    assert not begun.exists(), "a second child was started"
+
+
 def test_a_cache_that_cannot_be_written_costs_a_probe_and_nothing_else(
     tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

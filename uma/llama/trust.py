@@ -103,7 +103,7 @@ def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verd
         found = ask(command or child_command())
         if not anew:
             _warn(found)
-        if not found.unknown:
+        if not found.unknown or found.expires is not None:
             _write(path, key, found)
         return found
 
@@ -124,6 +124,8 @@ def check_plain(command: Sequence[str] | None = None) -> None:
         if not child.way:
             _check_sound(child.logits[PLAIN])
             _write(path, key, Verdict())
+        elif child.is_hang:
+            _write(path, key, Verdict(unknown=child.seen, expires=time.time() + HANG_KEPT_SEC))
 
 
 def ask(command: Sequence[str]) -> Verdict:
@@ -139,7 +141,8 @@ def ask(command: Sequence[str]) -> Verdict:
         if child.way in (LOADING, PLAIN):
             if child.is_fault:
                 raise ModelError(_why_not_for_this_cpu(child.seen))
-            return Verdict(unknown=child.seen)
+            # No verdict on the CPU, which a busy machine must not lose; but asking again takes as long at each start.
+            return Verdict(unknown=child.seen, expires=time.time() + HANG_KEPT_SEC if child.is_hang else None)
         if not (child.is_fault or child.is_hang) or child.way in faults:
             return Verdict(unknown=f"{child.seen}, at {child.way}")
         faults[child.way] = child.seen
@@ -320,6 +323,7 @@ def read(path: Path, key: list[Any]) -> Verdict | None:
         found = Verdict(
             usable=tuple(kept["usable"]),
             faults=tuple((str(name), str(seen)) for name, seen in kept["faults"]),
+            unknown=str(kept.get("unknown", "")),
             expires=kept["expires"],
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -329,7 +333,7 @@ def read(path: Path, key: list[Any]) -> Verdict | None:
 
 
 def _write(path: Path, key: list[Any], found: Verdict) -> None:
-    kept = {"key": key, "usable": found.usable, "faults": found.faults, "expires": found.expires}
+    kept = {"key": key, **attrs.asdict(found)}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:

@@ -2,13 +2,19 @@
 
 Handing tokens over costs a wakeup of the Trio thread and of each reader, on cores that compute. So a token waits in the
 outbox for those of the next steps, for as long as its stream's target between tokens allows; and while nothing changes,
-decode rows run several steps without re-planning (a stride). The rules, all in this file:
+decode rows run several steps without re-planning (a stride). When a token is due is said here alone:
 
 - A stream's first token, its last event, and any event for a reader that is nearly out of credit are due at once.
 - Every other token is due `hold_ms` after it was sampled.
 - While prompts are read, rows decode ahead (`policy.lead`), and their readers are given each token at its time
   (`reader_ms`): the Trio side keeps those that are early.
 - A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
+
+Others carry that out, and send no token later for it. The outbox hands over all it has with the first event that is
+due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`) and before the
+thread rests. The mailbox keeps a stream's events in order behind those that wait (`RequestStream.is_ahead`). A fault, a
+cancel and a background stream's end wait for nothing, any other end for the tokens before it (`Residency.end`).
+How far apart tokens are while prompts are read is the policy's (`policy/pace.py`, `policy/lead.py`).
 """
 
 from __future__ import annotations
