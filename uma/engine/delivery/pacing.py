@@ -11,9 +11,9 @@ decode rows run several steps without re-planning (a stride). When a token is du
 - A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
 
 Others carry that out, and send no token later for it. The outbox hands over all it has with the first event that is
-due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`) and before the
-thread rests. The mailbox keeps a stream's events in order behind those that wait (`RequestStream.is_ahead`). A fault, a
-cancel and a background stream's end wait for nothing, any other end for the tokens before it (`Residency.end`).
+due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`) and before
+the thread rests. The mailbox keeps a stream's events in order behind those that wait (`RequestStream.is_ahead`). A
+fault, a cancel and a background stream's end wait for nothing, any other end for its tokens (`Residency.end`).
 How far apart tokens are while prompts are read is the policy's (`policy/pace.py`, `policy/lead.py`).
 """
 
