@@ -191,22 +191,28 @@ def _bans() -> Proof:
 
 def _releases(name: str, holding: Any, releasing: Any, bias: float = 100, **beside: Any) -> Proof:
     """A bias forces one token again and again; with `releasing` another comes, with `holding` none does."""
-    word = _a_word(answered((yield ask(max_tokens=SHORT))))
+    word = _a_word(answered((yield ask(max_tokens=TOKENS))))
+    text = word["text"].strip()
+    if holding is WORD:
+        if not _is_word(text):
+            return f"{NOT_SHOWN}: no word came that could be given as a string"
+        holding = [text]
     forced = {"max_tokens": SHORT, "logit_bias": {str(word["token_id"]): bias}, **beside}
-
-    def told(value: Any) -> Question:
-        return ask(**forced, **{name: [word["text"].strip()] if value is WORD else value})
-
-    held = answered((yield told(holding)), ignoring=name)
+    held = answered((yield ask(**forced, **{name: holding})), ignoring=name)
     demand(set(held.token_ids) == {word["token_id"]}, f"{name} = {holding} lets another token come")
-    released = answered((yield told(releasing)), ignoring=name)
+    released = answered((yield ask(**forced, **{name: releasing})), ignoring=name)
     demand(released.token_ids != held.token_ids, f"{name} = {releasing} does not keep a token from repeating")
     return "decides whether a forced token goes on repeating"
 
 
 def _a_word(reply: Reply) -> dict[str, Any]:
-    """The first token that is a word: no sequence breaker, and no part of a character."""
-    return next((each for each in reply.tokens if each["text"].strip().isalpha()), reply.tokens[0])
+    """The first token that is a word, and so no sequence breaker; else the first of all."""
+    return next((each for each in reply.tokens if _is_word(each["text"].strip())), reply.tokens[0])
+
+
+def _is_word(text: str) -> bool:
+    """Whether this is a word for certain, and no end of a character that more than one token has made."""
+    return text.isascii() and text.isalpha()
 
 
 # What comes beside the answer
