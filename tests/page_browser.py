@@ -28,6 +28,9 @@ FLAGS = (
 )
 PATIENCE_MS = 2 * PATIENCE_SEC * 1000
 
+LONG = {"system": "", "priority": 1, "sampling": {"temperature": 0.7, "min_tokens": 1900, "max_tokens": 1900}}
+"""Settings with which the built-in model goes on for some seconds."""
+
 
 def find_chromium() -> str:
     """The browser's path; skips the test where there is none."""

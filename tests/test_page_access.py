@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from http_server import HttpServer
-from page_browser import chromium, violations, visitor
+from page_browser import LONG, Visitor, chromium, violations, visitor
 from playwright.sync_api import Browser, Page, expect
+
+from harness import is_settled, until
 
 MAX_TABS = 40
 """Nothing of the page is further away than this."""
@@ -32,6 +36,24 @@ def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"{name!r} cannot be reached by Tab, only {seen}")
 
 
+@contextmanager
+def busy(server: HttpServer) -> Iterator[None]:
+    """A request of each lane, of which nothing is read."""
+    with ExitStack() as stack:
+        for priority in (1, 0, -1):
+            raw = stack.enter_context(server.connect())
+            body = {"prompt": f"{priority} fox", "max_tokens": 1_900, "ignore_eos": True, "logprobs": 5}
+            raw.send("POST", "/v1/completions", {**body, "stream": True, "priority": priority})
+        yield
+    until(server.process.metrics, is_settled)
+
+
+def go_live(page: Page) -> None:
+    """Open the live view, and wait for the lanes of `busy`."""
+    page.get_by_role("link", name="Live").click()
+    page.locator(".lane").nth(2).wait_for()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpServer, theme: str) -> None:
     with visitor(browser, http_server.url) as one:
@@ -47,9 +69,9 @@ def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpSer
         page.get_by_role("button", name="Instructions and sampling", exact=True).click()
         assert violations(page) == []
         page.keyboard.press("Escape")
-        page.get_by_role("link", name="Live").click()
-        page.locator(".tile-value").first.wait_for()
-        assert violations(page) == []
+        with busy(http_server):
+            go_live(page)
+            assert violations(page) == []
 
 
 def test_360_pixels_are_enough(browser: Browser, http_server: HttpServer) -> None:
@@ -66,14 +88,20 @@ def test_360_pixels_are_enough(browser: Browser, http_server: HttpServer) -> Non
         assert violations(page) == []
         page.locator(".conversation").click()
         expect(page.locator("#sidebar")).not_to_be_in_viewport()
-        page.get_by_role("link", name="Live").click()
-        page.locator(".tile-value").first.wait_for()
-        assert page.evaluate(sideways) == 0
         wide = "all => all.filter(each => each.getBoundingClientRect().right > innerWidth + 1).length"
-        assert page.locator("#live-view *").evaluate_all(wide) == 0
+        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        assert violations(page) == []
+        assert page.evaluate(sideways) == 0
+        assert page.locator("#settings, #settings *").evaluate_all(wide) == 0
+        page.keyboard.press("Escape")
+        with busy(http_server):
+            go_live(page)
+            assert violations(page) == []
+            assert page.evaluate(sideways) == 0
+            assert page.locator("#live-view *").evaluate_all(wide) == 0
 
 
-def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpServer) -> None:
+def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpServer, tmp_path: Path) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
         expect(page.get_by_label("Message", exact=True)).to_be_focused()
@@ -107,10 +135,59 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpS
         page.keyboard.type("By keyboard")
         page.keyboard.press("Enter")
         expect(page.locator(".conversation")).to_have_text("By keyboard")
+        tab_to(page, "Answer again")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+        one.wait_for_answer()
+        tab_to(page, "Branch off into a new chat")
+        page.keyboard.press("Enter")
+        expect(page.locator(".conversation")).to_have_count(2)
+        stop_by_keyboard(one, tmp_path)
+        keep_by_keyboard(page, tmp_path)
         page.evaluate("document.activeElement.blur()")
         tab_to(page, "Live")
         page.keyboard.press("Enter")
         expect(page.locator("#live-view")).to_be_visible()
+
+
+def stop_by_keyboard(one: Visitor, folder: Path) -> None:
+    """A new conversation, a file beside its question, and an answer that is stopped."""
+    page, note = one.page, folder / "note.txt"
+    note.write_text("The fox is called Olga.")
+    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+    tab_to(page, "New chat")
+    page.keyboard.press("Enter")
+    tab_to(page, "Attach a text file")
+    with page.expect_file_chooser() as choosing:
+        page.keyboard.press("Enter")
+    choosing.value.set_files(note)
+    expect(page.locator("#attached")).to_contain_text("note.txt")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    page.keyboard.type("Tell me a story")
+    page.keyboard.press("Enter")
+    page.locator(".is-writing .block").first.wait_for()
+    tab_to(page, "Stop the answer")
+    page.keyboard.press("Enter")
+    one.wait_for_answer()
+    expect(page.locator(".note")).to_contain_text("Stopped.")
+
+
+def keep_by_keyboard(page: Page, folder: Path) -> None:
+    """All conversations exported, one deleted, all imported."""
+    tab_to(page, "Export all")
+    with page.expect_download() as saving:
+        page.keyboard.press("Enter")
+    saving.value.save_as(folder / "saved.json")
+    tab_to(page, "This conversation")
+    page.keyboard.press("Enter")
+    tab_to(page, "Delete")
+    page.keyboard.press("Enter")
+    expect(page.locator(".conversation")).to_have_count(2)
+    tab_to(page, "Import")
+    with page.expect_file_chooser() as choosing:
+        page.keyboard.press("Enter")
+    choosing.value.set_files(folder / "saved.json")
+    expect(page.locator(".conversation")).to_have_count(5)
 
 
 def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:

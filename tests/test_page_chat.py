@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import PATIENCE_MS, Visitor, chromium, visitor
+from page_browser import LONG, PATIENCE_MS, Visitor, chromium, visitor
 from playwright.sync_api import Browser, expect
 from script_model import write_script_model
 
@@ -45,9 +45,6 @@ ATTACK = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked
 
 [a] &lt;script&gt;window.hacked=8&lt;/script&gt; <iframe srcdoc="<script>parent.hacked=9</script>"></iframe> the end.
 """
-
-LONG = {"system": "", "priority": 1, "sampling": {"temperature": 0.7, "min_tokens": 1900, "max_tokens": 1900}}
-"""Settings with which the built-in model goes on for some seconds."""
 
 
 @pytest.fixture(scope="module")
