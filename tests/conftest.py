@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,3 +96,15 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with more weights: a token takes milliseconds, so that counts of tokens bound how late something is."""
     path = tmp_path_factory.mktemp("model") / "heavy.gguf"
     return write_model(path, context_length=32_768, feed_forward=12_000)
+
+
+@pytest.fixture(scope="session")
+def certificate() -> Iterator[tuple[Path, Path]]:
+    """A certificate for localhost, and its key."""
+    with short_directory() as directory:
+        cert, key = directory / "c.pem", directory / "k.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
+        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        subprocess.run(command, check=True, capture_output=True)
+        yield cert, key

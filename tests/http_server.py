@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from harness import PATIENCE_SEC, ServerProcess, running_server
+from harness import PATIENCE_SEC, ServerProcess, clean_environ, running_server, uma_command
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.http import HttpService
@@ -133,10 +134,27 @@ class HttpServer:
 def running_http(directory: Path, *flags: str, **environ: str) -> Iterator[HttpServer]:
     """`uma run --http` on a port of the system's choice, ready for clients; ended with the block."""
     with running_server(directory / "http.sock", "--http", "127.0.0.1:0", *flags, **environ) as process:
-        ready = process.log.wait_for("event=http.ready")
-        found = re.search(r"url=(\S+)", ready)
-        assert found is not None
-        yield HttpServer(process, found[1])
+        yield HttpServer(process, _url(process))
+
+
+@contextmanager
+def running_gateway(server: ServerProcess, *flags: str) -> Iterator[HttpServer]:
+    """`uma gateway` in front of a server, ready for clients; ended with the block."""
+    command = uma_command("gateway", "--socket", str(server.socket), "--http", "127.0.0.1:0", *flags)
+    popen = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environ()
+    )
+    process = ServerProcess(popen, server.socket)
+    try:
+        yield HttpServer(process, _url(process))
+    finally:
+        process.stop()
+
+
+def _url(process: ServerProcess) -> str:
+    found = re.search(r"url=(\S+)", process.log.wait_for("event=http.ready"))
+    assert found is not None
+    return found[1]
 
 
 @attrs.frozen

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import ssl
+from contextlib import ExitStack
 from math import hypot
 from pathlib import Path
 
+import httpx
 import pytest
-from http_server import HttpServer
+from http_server import running_gateway
 
-from harness import ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
+from harness import ServerProcess, run_to_end, running_server, uma_command, until
 
 ENDLESS = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
 FEW_TOKENS = 100
 """Maximum computed for a request after its client has gone."""
-
-
-@contextmanager
-def running_gateway(server: ServerProcess) -> Iterator[HttpServer]:
-    command = uma_command("gateway", "--socket", str(server.socket), "--http", "127.0.0.1:0")
-    popen = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environ()
-    )
-    process = ServerProcess(popen, server.socket)
-    try:
-        found = re.search(r"url=(\S+)", process.log.wait_for("event=http.ready"))
-        assert found is not None
-        yield HttpServer(process, found[1])
-    finally:
-        process.stop()
 
 
 def test_a_gateway_answers_as_the_server_itself_does(server: ServerProcess) -> None:
@@ -80,3 +65,32 @@ def test_without_a_server_there_is_no_gateway(socket_dir: Path) -> None:
     done = run_to_end(*uma_command("gateway", "--socket", str(socket_dir / "none"), "--http", "127.0.0.1:0"))
     assert done.returncode == 1
     assert "no server listens there" in done.stderr
+
+
+def test_a_gateway_stays_on_this_machine_without_keys(server: ServerProcess) -> None:
+    done = run_to_end(*uma_command("gateway", "--socket", str(server.socket), "--http", "0.0.0.0:0"))
+    assert done.returncode == 2
+    assert "uma key new NAME" in done.stderr
+    assert "--http-insecure" in done.stderr
+
+
+def test_a_gateway_has_keys_and_tls_and_counts_what_a_key_runs_over_all_its_connections(
+    server: ServerProcess, socket_dir: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key, keys = *certificate, socket_dir / "keys.toml"
+    mine = run_to_end(*uma_command("key", "new", "me", "--keys", str(keys))).stdout.strip()
+    with keys.open("a") as text:
+        text.write("max_concurrent = 1\n")
+    flags = ("--http-keys", str(keys), "--http-tls-cert", str(cert), "--http-tls-key", str(key))
+    with running_gateway(server, *flags) as gateway, ExitStack() as stack:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        one, other = (stack.enter_context(httpx.Client(base_url=gateway.url, verify=trusted)) for _ in range(2))
+        short = {"prompt": "Once", "max_tokens": 1}
+        assert one.post("/v1/completions", json=short).status_code == 401
+        for client in (one, other):
+            client.headers["x-api-key"] = mine
+        with one.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as stream:
+            assert stream.status_code == 200
+            refused = other.post("/v1/completions", json=short)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        until(lambda: other.post("/v1/completions", json=short).status_code, lambda status: status == 200)

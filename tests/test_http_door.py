@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import ssl
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -407,18 +406,6 @@ def test_a_key_s_name_is_given_once(socket_dir: Path) -> None:
     again = run_to_end(*command)
     assert again.returncode == 2
     assert "[me] is there already" in again.stderr
-
-
-@pytest.fixture(scope="module")
-def certificate() -> Iterator[tuple[Path, Path]]:
-    """A certificate for localhost, and its key."""
-    with short_directory() as directory:
-        cert, key = directory / "c.pem", directory / "k.pem"
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        subprocess.run(command, check=True, capture_output=True)
-        yield cert, key
 
 
 @pytest.mark.parametrize("http2", [False, True])
