@@ -83,6 +83,7 @@ def write_encoder(
     context_length: int = 128,
     seed: int = 0,
     words: Sequence[str] = (),
+    rerank_template: str | None = None,
 ) -> Path:
     """Write a BERT of random weights, which gives embeddings or, with `rank`, a score of a pair of texts.
 
@@ -103,6 +104,8 @@ def write_encoder(
     }
     for key, value in values.items():
         _add(writer, key, value)
+    if rerank_template is not None:
+        writer.add_string("tokenizer.chat_template.rerank", rerank_template)
     pieces = [*_word_pieces(), *words]
     _write_word_pieces(writer, pieces)
     for name, tensor in _encoder_tensors(rng, len(pieces), context_length, ranks=pooling == "rank").items():

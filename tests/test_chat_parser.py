@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Mapping
@@ -39,6 +40,13 @@ def parser(name: str, tools: Mapping[str, Any] = TOOLS, **options: bool) -> Pars
 def parts_of(text: str, name: str, cuts: list[int], tools: Mapping[str, Any] = TOOLS, **options: bool) -> list[Part]:
     reading = parser(name, tools, **options)
     given = [part for start, stop in pairwise([0, *cuts, len(text)]) for part in reading.push(text[start:stop])]
+    return joined([*given, *reading.finish()])
+
+
+def parts_of_bytes(text: str, name: str, **options: bool) -> list[Part]:
+    """The same, cut at every byte, as a model with a token for each byte writes it."""
+    reading, decoder = parser(name, TOOLS, **options), codecs.getincrementaldecoder("utf-8")()
+    given = [part for byte in text.encode() for part in reading.push(decoder.decode(bytes([byte])))]
     return joined([*given, *reading.finish()])
 
 
@@ -277,6 +285,7 @@ def test_parts_do_not_depend_on_where_the_text_is_cut(text: str, name: str, spli
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
     assert parts_of(text, name, cuts, splits_thinking=splits) == whole
     assert parts_of(text, name, list(range(1, len(text))), splits_thinking=splits) == whole
+    assert parts_of_bytes(text, name, splits_thinking=splits) == whole
 
 
 @given(SOUP, st.sampled_from(sorted(set(TEMPLATES) - {"harmony"})), st.booleans())

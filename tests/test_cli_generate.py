@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -455,9 +456,13 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path) -> None:
     assert isinstance(json.loads(done.stdout)["age"], int)
 
 
-def test_an_answer_is_one_of_the_choices() -> None:
-    done = generate("--local", "--choice", "yes", "--choice", "no", "Is it so?")
-    assert done.stdout.decode().strip() in ("yes", "no")
+@pytest.mark.parametrize(
+    ("flags", "matches"),
+    [(("--choice", "yes", "--choice", "no"), "yes|no"), (("--regex", "[a-c]{3}-[0-9]{2}"), "[a-c]{3}-[0-9]{2}")],
+)
+def test_an_answer_is_one_of_the_choices_or_matches_the_expression(flags: tuple[str, ...], matches: str) -> None:
+    done = generate("--local", *flags, "Is it so?")
+    assert re.fullmatch(matches, done.stdout.decode().strip())
 
 
 def test_the_prompt_and_its_log_probabilities_come_before_the_answer(at: tuple[str, str]) -> None:

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from harness import ServerProcess
-from models import write_encoder
+from models import write_encoder, write_model
 from uma import LLM, RuntimeConfig, connect, open_engine
 from uma.client.interview import ID, SocketInterview
 from uma.contracts.proofs import Question
@@ -81,8 +81,9 @@ def normalized(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_a_generative_model_embeds_as_llama_cpp_does(tiny: Path, pooling: Pooling) -> None:
-    with LLM(tiny, n_ctx=1024, pooling=pooling) as llm, Model.load(tiny) as model:
+def test_a_generative_model_embeds_as_llama_cpp_does(tmp_path: Path, pooling: Pooling) -> None:
+    file = write_model(tmp_path / "tiny.gguf", metadata={"llama.pooling_type": POOLING[pooling]})
+    with LLM(file, n_ctx=1024) as llm, Model.load(file) as model:
         rows = llm.embed(TEXTS)
         expected = by_llama_cpp(model, [llm.tokenize(text) for text in TEXTS], pooling, 64)
     assert np.allclose(rows, normalized(expected), rtol=0, atol=1e-5)
@@ -112,6 +113,19 @@ def test_a_reranker_gives_llama_cpps_scores_best_first(reranker: Path) -> None:
     assert np.allclose([each.score for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-5)
     assert len(set(expected.tolist())) == len(TEXTS)
     assert [each.index for each in best] == [each.index for each in ranked[:2]]
+
+
+def test_a_rerankers_own_template_is_what_it_reads(tmp_path: Path) -> None:
+    template = "[CLS]q: {query} d: {document}[SEP]"
+    file = write_encoder(tmp_path / "reranker.gguf", pooling="rank", rerank_template=template)
+    with LLM(file) as llm, Model.load(file) as model:
+        ranked = llm.rerank("where is the fox", TEXTS)
+        texts = [template.replace("{query}", "where is the fox").replace("{document}", text) for text in TEXTS]
+        tokens = [model.vocab.tokenize(text, add_special=False, parse_special=True).tolist() for text in texts]
+        expected = by_llama_cpp(model, tokens, "rank", 1)[:, 0]
+    assert [each.index for each in ranked] == list(np.argsort(-expected))
+    # Which text was read is the claim: another one's score differs in the first digits.
+    assert np.allclose([each.score for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-3)
 
 
 def test_the_shape_of_an_embedding_is_as_asked(tiny: Path) -> None:

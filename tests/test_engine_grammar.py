@@ -53,6 +53,7 @@ def llm(tiny: Path) -> Iterator[LLM]:
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(asked=st.lists(schemas, min_size=1, max_size=6), seed=st.integers(0, 2**31))
 def test_every_output_that_ends_by_itself_validates(llm: LLM, asked: list[dict[str, Any]], seed: int) -> None:
+    asked = [*asked, {"enum": [1, 2]}]  # the last one ends by itself always
     params = [
         SamplingParams(grammar=Grammar(json_schema=schema), temperature=1.5, max_tokens=300, seed=seed + index)
         for index, schema in enumerate(asked)
@@ -63,8 +64,10 @@ def test_every_output_that_ends_by_itself_validates(llm: LLM, asked: list[dict[s
         if completion.finish_reason == "length":
             assert len(completion.token_ids) == 300
             continue
+        assert completion.finish_reason == "stop"
         validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
         validator.validate(json.loads(completion.text))
+    assert completion.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -222,12 +225,18 @@ async def test_no_other_request_waits_for_a_grammars_compilation(tiny: Path, mon
         assert go_on.wait(60)
         return compile_grammar(compiler, grammar)
 
-    monkeypatch.setattr(GrammarCompiler, "compile", slow)
+    known = [Grammar(json_schema={"const": 1, "description": "x" * size}) for size in (1, 5_000)]
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        for grammar in known:
+            await answer(engine, constrained(grammar))
+        monkeypatch.setattr(GrammarCompiler, "compile", slow)
         nursery.start_soon(answer, engine, constrained(Grammar(json_schema=PERSON)))
         await trio.to_thread.run_sync(compiling.wait)
-        free = await answer(engine, ask(max_tokens=40))
-        assert free.finished.reason == "length"
+        with trio.fail_after(PATIENCE_SEC):
+            free = await answer(engine, ask(max_tokens=40))
+            assert free.finished.reason == "length"
+            for grammar in known:
+                assert (await answer(engine, constrained(grammar))).text == "1"
         go_on.set()
 
 

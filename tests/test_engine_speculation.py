@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, settle
 
 from models import Kind, write_encoder, write_model
 from uma import Request, RuntimeConfig, open_engine
+from uma.protocol.codec import encode_event
+from uma.protocol.frames import HEADER_BYTES
+from uma.protocol.messages import EosEvent
+from uma.protocol.versions import SUPPORTED
 from uma.types import Grammar, Source
 
 COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0}
@@ -98,6 +103,8 @@ async def test_drafts_change_no_token_no_text_and_no_log_probability(tmp_path: P
     told = [each.finished.metrics.speculation for each in got]
     assert sum(each.drafted for each in told if each) == counters["draft_tokens_total"]
     assert sum(each.accepted for each in told if each) == counters["draft_accepted_total"]
+    assert sum(each.saved_ms for each in told if each) == pytest.approx(counters["draft_saved_ms_total"], abs=0.1)
+    assert counters["draft_saved_ms_total"] != 0
     assert not any(each.finished.metrics.speculation for each in expected)
 
 
@@ -176,5 +183,9 @@ async def test_what_another_sequence_went_on_with_is_drafted_and_a_next_turn_is_
     again, next_turn = got[1].finished, got[2].finished
     assert again.metrics.speculation is not None
     assert again.metrics.speculation.accepted == again.metrics.speculation.drafted >= 30
+    frames = {version: encode_event(EosEvent.of(again), version)[HEADER_BYTES:] for version in SUPPORTED}
+    newest, oldest = json.loads(frames["1.1"])["metrics"], json.loads(frames["1.0"])["metrics"]
+    assert newest["speculation"] == attrs.asdict(again.metrics.speculation)
+    assert oldest == {name: each for name, each in newest.items() if name != "speculation"}
     assert next_turn.usage.cached_tokens >= 79
     assert plain["draft_tokens_total"] == 0

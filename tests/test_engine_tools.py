@@ -216,13 +216,20 @@ async def test_whatever_a_model_draws_beside_tools_and_a_schema_is_one_or_the_ot
             jsonschema.validate(json.loads(answer.text or ""), ANSWER)
 
 
-async def test_the_template_gets_tools_calls_and_the_switch(model: Path) -> None:
+@pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
+async def test_the_template_gets_tools_calls_and_the_switch(tmp_path: Path, switch: str) -> None:
+    template = QWEN.replace("enable_thinking is defined", f"{switch} is defined and not {switch}")
+    model = write_script_model(tmp_path / "script.gguf", SAID, template=template)
     call = ToolCall("123456789", "weather", ARGUMENTS)
     messages = (Message("assistant", "", (call,)), Message("tool", "Rain.", (), call.id, "weather"))
     request = Request("a", messages=messages, tools=(WEATHER,), reasoning="off")
     async with open_engine(config_for(model)) as engine:
         text = (await engine.tokenize(request)).text
+        thinking = (await engine.tokenize(attrs.evolve(request, reasoning="auto"))).text
+        assert engine.info.capabilities.reasoning
     assert text is not None
+    assert thinking is not None
+    assert "no thinking" not in thinking
     assert '"description": "Tells the weather."' in text
     assert "no thinking" in text
     assert "<tool_call>Zürich</tool_call>" in text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
+import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -50,6 +51,34 @@ def probabilities(row: Row, temperature: float = 1.0) -> npt.NDArray[np.float64]
     scaled = np.exp((row.astype(np.float64) - row.max()) / temperature)
     scaled /= scaled.sum()
     return np.asarray(scaled, np.float64)
+
+
+EVERYTHING: dict[str, Any] = {
+    **{"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "dry_multiplier": 0.8},
+    **{"xtc_probability": 0.5, "typical_p": 0.9, "top_n_sigma": 1.0, "dynatemp_range": 0.2},
+}
+DEFAULT_CHAIN = "penalties dry top-n-sigma top-k typical top-p min-p xtc temp-ext dist".split()  # noqa: SIM905
+"""llama.cpp's default chain, by the names that its samplers give themselves (`samplers` in its common/common.h)."""
+
+
+@pytest.mark.parametrize(
+    ("mirostat", "chain"),
+    [
+        (0, DEFAULT_CHAIN),
+        (1, ["penalties", "dry", "temp-ext", "mirostat"]),
+        (2, ["penalties", "dry", "temp-ext", "mirostat-v2"]),
+    ],
+)
+def test_the_steps_stand_in_the_order_of_llama_cpps_default_chain(
+    context: Context, mirostat: Literal[0, 1, 2], chain: list[str]
+) -> None:
+    with Sampler(context.model.vocab, SamplingParams(**EVERYTHING, mirostat=mirostat), 1, ()) as sampler:
+        count = lib.llama_sampler_chain_n(sampler._handle)
+        steps = [lib.llama_sampler_chain_get(sampler._handle, at) for at in range(count)]
+        names = [lib.llama_sampler_name(step).decode() for step in steps]
+    # What has no probability is dropped before the steps that cannot take it, by a min-p of its own.
+    guarded = {"typical", "xtc", "temp-ext" if mirostat else ""}
+    assert names == [name for each in chain for name in (["min-p", each] if each in guarded else [each])]
 
 
 def test_greedy_takes_the_likeliest(context: Context, row: Row) -> None:

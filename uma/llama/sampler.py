@@ -1,8 +1,9 @@
 """Choosing the next token, by llama.cpp's own samplers in the order of its default chain.
 
-Penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature, draw; or penalties, DRY, temperature,
-Mirostat. A step that would change nothing is left out. Plain greedy rows need none of this: `argmax` over
-`Context.logits` gives the same token for all of them at once.
+Penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature, draw. With Mirostat: penalties, DRY,
+temperature, Mirostat; llama.cpp's own chain leaves the first two out there, and here they hold. A step that would
+change nothing is left out. Plain greedy rows need none of this: `argmax` over `Context.logits` gives the same token for
+all of them at once.
 """
 
 from __future__ import annotations

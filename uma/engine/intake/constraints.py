@@ -1,6 +1,7 @@
 """What constrains a request's output, made ready before it is queued: its grammar, its logit bias.
 
-A grammar that is not known yet is compiled in a thread: its own request waits for that, and no other.
+A grammar that is not known yet is compiled in a thread, one at a time: its own request waits for that, and so do those
+that come with other new grammars. A request whose grammar is known, or that has none, waits for neither.
 """
 
 from __future__ import annotations
@@ -38,10 +39,20 @@ class Constraints:
         """
         if sampling.grammar is None:
             return None, []
-        if _is_short(sampling.grammar) and (state := self._compiler.kept(sampling.grammar)) is not None:
-            return state, _opening(state, sampling)
+        known = (
+            self._known(sampling)
+            if _is_short(sampling.grammar)
+            else await trio.to_thread.run_sync(self._known, sampling)
+        )
+        if known is not None:
+            return known
         async with self._lanes.slot(lane):
             return await trio.to_thread.run_sync(self._begin, sampling)
+
+    def _known(self, sampling: SamplingParams) -> tuple[GrammarState, list[int]] | None:
+        assert sampling.grammar is not None
+        state = self._compiler.kept(sampling.grammar)
+        return None if state is None else (state, _opening(state, sampling))
 
     def _begin(self, sampling: SamplingParams) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None

@@ -1,0 +1,87 @@
+"""Embedding beside streams: a batch keeps to the streams' budget of time, and requests share batches fairly by lane."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_world import make_row
+
+from uma.engine.policy import Targets
+from uma.engine.policy.cost import SIZES
+from uma.engine.policy.embed import (
+    LEAST_SHARE,
+    TRY_LARGER_EVERY,
+    TRY_LONGER,
+    WEIGHTS,
+    EmbedDemand,
+    EmbedTurns,
+    FairQueue,
+)
+
+BUDGET_MS = 80.0
+
+
+@given(
+    fixed_ms=st.floats(0.1, 20),
+    token_ms=st.floats(0.01, 1),
+    target_ms=st.floats(20, 200),
+    step_ms=st.floats(1, 300),
+    demands=st.lists(st.tuples(st.integers(1, 4_096), st.integers(0, 64)), min_size=20, max_size=40),
+)
+def test_a_batch_of_texts_takes_what_a_step_leaves_of_the_target(
+    fixed_ms: float, token_ms: float, target_ms: float, step_ms: float, demands: list[tuple[int, int]]
+) -> None:
+    turns = EmbedTurns(Targets(BUDGET_MS, batch_tokens=4_096, start_chunk_tokens=64))
+    for size in SIZES:
+        turns.cost.observe_prefill(size, 0.0, fixed_ms + token_ms * size)
+    streams = [make_row(1, target_tbt_ms=target_ms), make_row(2, lane=-1, target_tbt_ms=1.0)]
+    longest_ms = max(min(BUDGET_MS, target_ms) - step_ms, LEAST_SHARE * step_ms)
+    beyond = 0
+    for tokens, least_tokens in demands:
+        demand = EmbedDemand(tokens, min(least_tokens, tokens), lane=0, position=0.0)
+        given_tokens = turns.tokens(demand, streams, step_ms, now_ms=0.0)
+        least = max(demand.least_tokens, min(SIZES[0], tokens))
+        assert least <= given_tokens <= tokens
+        takes_ms = turns.cost.prefill_ms(given_tokens, 0.0)
+        if given_tokens > least and takes_ms > longest_ms:
+            assert takes_ms <= TRY_LONGER * longest_ms
+            beyond += 1
+    assert beyond <= len(demands) / TRY_LARGER_EVERY
+
+
+def test_no_text_is_embedded_while_a_stream_is_late() -> None:
+    turns = EmbedTurns(Targets(BUDGET_MS, batch_tokens=4_096, start_chunk_tokens=64))
+    demand = EmbedDemand(1_000, 0, lane=1, position=0.0)
+    late = make_row(1, target_tbt_ms=80.0, last_token_ms=0.0)
+    assert turns.tokens(demand, [late], 10.0, now_ms=80.0) > 0
+    assert turns.tokens(demand, [late], 10.0, now_ms=130.0) == 0
+    assert turns.tokens(demand, [make_row(2, lane=-1, last_token_ms=0.0)], 10.0, now_ms=130.0) > 0
+
+
+@given(
+    requests=st.lists(st.tuples(st.sampled_from(sorted(WEIGHTS)), st.integers(0, 40)), min_size=2, max_size=6),
+    sizes=st.lists(st.integers(1, 512), min_size=60, max_size=60),
+)
+def test_requests_that_wait_together_are_served_by_the_weights_of_their_lanes(
+    requests: list[tuple[int, int]], sizes: list[int]
+) -> None:
+    """The bound of start-time fair queueing: two differ by the largest piece of each, over its weight."""
+    queue = FairQueue()
+    served = [[0] * (len(sizes) + 1) for _ in requests]
+    for tick, size in enumerate(sizes):
+        for key, (lane, joins) in enumerate(requests):
+            if joins == tick:
+                queue.add(key, lane)
+        if (turn := queue.take()) is not None:
+            at, key = turn
+            queue.put(at, key, size)
+        for each, tokens in enumerate(served):
+            tokens[tick + 1] = tokens[tick] + (size if turn is not None and each == key else 0)
+    for (one, (lane, joins)), (other, (other_lane, other_joins)) in combinations(enumerate(requests), 2):
+        weight, other_weight = WEIGHTS[lane], WEIGHTS[other_lane]
+        for begin in range(max(joins, other_joins), len(sizes)):
+            share = (served[one][-1] - served[one][begin]) / weight
+            other_share = (served[other][-1] - served[other][begin]) / other_weight
+            assert abs(share - other_share) <= max(sizes) * (1 / weight + 1 / other_weight) + 1e-6
