@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 from http_server import HttpServer
-from page_browser import LONG, Visitor, chromium, violations, visitor
+from page_browser import chromium, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 
 from harness import is_settled, until
@@ -101,7 +100,7 @@ def test_360_pixels_are_enough(browser: Browser, http_server: HttpServer) -> Non
             assert page.locator("#live-view *").evaluate_all(wide) == 0
 
 
-def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpServer, tmp_path: Path) -> None:
+def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
         expect(page.get_by_label("Message", exact=True)).to_be_focused()
@@ -135,59 +134,10 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpS
         page.keyboard.type("By keyboard")
         page.keyboard.press("Enter")
         expect(page.locator(".conversation")).to_have_text("By keyboard")
-        tab_to(page, "Answer again")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
-        one.wait_for_answer()
-        tab_to(page, "Branch off into a new chat")
-        page.keyboard.press("Enter")
-        expect(page.locator(".conversation")).to_have_count(2)
-        stop_by_keyboard(one, tmp_path)
-        keep_by_keyboard(page, tmp_path)
         page.evaluate("document.activeElement.blur()")
         tab_to(page, "Live")
         page.keyboard.press("Enter")
         expect(page.locator("#live-view")).to_be_visible()
-
-
-def stop_by_keyboard(one: Visitor, folder: Path) -> None:
-    """A new conversation, a file beside its question, and an answer that is stopped."""
-    page, note = one.page, folder / "note.txt"
-    note.write_text("The fox is called Olga.")
-    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
-    tab_to(page, "New chat")
-    page.keyboard.press("Enter")
-    tab_to(page, "Attach a text file")
-    with page.expect_file_chooser() as choosing:
-        page.keyboard.press("Enter")
-    choosing.value.set_files(note)
-    expect(page.locator("#attached")).to_contain_text("note.txt")
-    expect(page.get_by_label("Message", exact=True)).to_be_focused()
-    page.keyboard.type("Tell me a story")
-    page.keyboard.press("Enter")
-    page.locator(".is-writing .block").first.wait_for()
-    tab_to(page, "Stop the answer")
-    page.keyboard.press("Enter")
-    one.wait_for_answer()
-    expect(page.locator(".note")).to_contain_text("Stopped.")
-
-
-def keep_by_keyboard(page: Page, folder: Path) -> None:
-    """All conversations exported, one deleted, all imported."""
-    tab_to(page, "Export all")
-    with page.expect_download() as saving:
-        page.keyboard.press("Enter")
-    saving.value.save_as(folder / "saved.json")
-    tab_to(page, "This conversation")
-    page.keyboard.press("Enter")
-    tab_to(page, "Delete")
-    page.keyboard.press("Enter")
-    expect(page.locator(".conversation")).to_have_count(2)
-    tab_to(page, "Import")
-    with page.expect_file_chooser() as choosing:
-        page.keyboard.press("Enter")
-    choosing.value.set_files(folder / "saved.json")
-    expect(page.locator(".conversation")).to_have_count(5)
 
 
 def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
