@@ -17,11 +17,14 @@ Rule = Callable[[T], Iterable[str]]
 """What spans several fields of a contract, as lines that begin with a field's path; empty where all is well."""
 
 
-def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: bool = True) -> T:
+def parse(
+    value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: bool = True, rules_take_absence: bool = False
+) -> T:
     """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field, each with its path.
 
     `strict` refuses fields that the contract does not have; otherwise they are ignored (`ignored_fields` names them).
-    `rules` are asked of what is right by itself: of a value without its wrong fields, unless one of these is required.
+    `rules` are asked only where the fields themselves are right. `rules_take_absence` says that no rule minds that an
+    optional field is absent: then they are also asked of a value without its wrong fields, unless one is required.
     """
     if not isinstance(value, Mapping):
         raise BadRequest(f"{cls.__name__}: expected an object, not {show(value)}")
@@ -29,6 +32,8 @@ def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: boo
     try:
         made = structure(dict(value), cls, more)
     except BadRequest as error:
+        if rules is None or not rules_take_absence:
+            raise
         wrong = error.message.splitlines()
         raise BadRequest("\n".join(cut([*wrong, *_broken_besides(wrong, value, cls, rules)], "wrong"))) from None
     if rules is not None and (wrong := list(islice(rules(made), MAX_LINES + 1))):
@@ -36,10 +41,8 @@ def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: boo
     return made
 
 
-def _broken_besides(wrong: Iterable[str], value: Mapping[str, Any], cls: type[T], rules: Rule[T] | None) -> list[str]:
+def _broken_besides(wrong: Iterable[str], value: Mapping[str, Any], cls: type[T], rules: Rule[T]) -> list[str]:
     """The rules' lines about `value` without the fields that `wrong` is about."""
-    if rules is None:
-        return []
     rest: Mapping[str, Any] = value
     for line in wrong:
         rest = _less(rest, re.split(r"[:\[]", line, maxsplit=1)[0].split("."))

@@ -141,7 +141,7 @@ def parse_request(
     def rules(request: PreprocessedRequest) -> Iterator[str]:
         return lines(_problems(request, n_vocab, max_stop_sequences), () if also is None else also(request))
 
-    return parse(value, PreprocessedRequest, rules, strict=strict)
+    return parse(value, PreprocessedRequest, rules, strict=strict, rules_take_absence=True)
 
 
 def is_health_check(value: Mapping[str, Any]) -> bool:
