@@ -36,21 +36,18 @@ def tab_to(page: Page, name: str) -> None:
 
 
 @contextmanager
-def busy(server: HttpServer) -> Iterator[None]:
-    """A request of each lane, of which nothing is read."""
+def busy_live_view(page: Page, server: HttpServer) -> Iterator[None]:
+    """The live view with a request of each lane, all of which end with the block."""
+    page.get_by_role("link", name="Live").click()
+    page.locator("#live-view[data-frames]").wait_for()  # it watches, and so sees each that comes
     with ExitStack() as stack:
         for priority in (1, 0, -1):
             raw = stack.enter_context(server.connect())
             body = {"prompt": f"{priority} fox", "max_tokens": 1_900, "ignore_eos": True, "logprobs": 5}
             raw.send("POST", "/v1/completions", {**body, "stream": True, "priority": priority})
+        page.locator(".lane").nth(2).wait_for()
         yield
     until(server.process.metrics, is_settled)
-
-
-def go_live(page: Page) -> None:
-    """Open the live view, and wait for the lanes of `busy`."""
-    page.get_by_role("link", name="Live").click()
-    page.locator(".lane").nth(2).wait_for()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -68,8 +65,7 @@ def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpSer
         page.get_by_role("button", name="Instructions and sampling", exact=True).click()
         assert violations(page) == []
         page.keyboard.press("Escape")
-        with busy(http_server):
-            go_live(page)
+        with busy_live_view(page, http_server):
             assert violations(page) == []
 
 
@@ -93,8 +89,7 @@ def test_360_pixels_are_enough(browser: Browser, http_server: HttpServer) -> Non
         assert page.evaluate(sideways) == 0
         assert page.locator("#settings, #settings *").evaluate_all(wide) == 0
         page.keyboard.press("Escape")
-        with busy(http_server):
-            go_live(page)
+        with busy_live_view(page, http_server):
             assert violations(page) == []
             assert page.evaluate(sideways) == 0
             assert page.locator("#live-view *").evaluate_all(wide) == 0
