@@ -33,7 +33,7 @@ from tiny_model import dialogue, grammar  # noqa: E402
 from tiny_model.phrasings import MORE  # noqa: E402
 from tiny_model.samples import is_right  # noqa: E402
 from tiny_model.second_look import QUESTIONS  # noqa: E402
-from tiny_model.uma_facts import ADDED, FACTS, IDENTITY, REFUSALS  # noqa: E402
+from tiny_model.uma_facts import FACTS, IDENTITY, REFUSALS  # noqa: E402
 
 GGUF = ROOT / "uma" / "data" / "uma-story.gguf"
 ANSWERS = [fact.answer for fact in FACTS + IDENTITY] + list(REFUSALS)
@@ -275,8 +275,7 @@ def test_stories_keep_a_hero_a_name_and_a_place_that_were_never_trained_together
 
 def test_questions_in_words_never_trained_on_are_answered_rightly(llm: LLM) -> None:
     """The first of each fact's held-out questions, of both sets; the recipe asks them all and tells how many."""
-    learned = [fact for fact in FACTS + IDENTITY if fact.key not in ADDED]
-    asked = [(fact, text) for fact in learned for text in (fact.held_out[0], QUESTIONS[fact.key][0])]
+    asked = [(fact, text) for fact in FACTS + IDENTITY for text in (fact.held_out[0], QUESTIONS[fact.key][0])]
     answers = ask(llm, *(text for _, text in asked), max_tokens=50)
     right = [is_right(fact, answer) for (fact, _), answer in zip(asked, answers, strict=True)]
     assert sum(right) >= 0.87 * len(right), [text for (_, text), good in zip(asked, right, strict=True) if not good]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from llama_cpp import Llama
+from uma import LLM, SamplingParams
 
 from . import dialogue, grammar
 from .second_look import QUESTIONS
@@ -65,23 +65,34 @@ class Measures:
 class Speaker:
     """The exported model, asked through its own chat template or with bare text. Greedy unless told otherwise."""
 
-    def __init__(self, gguf: Path) -> None:
-        self._llama = Llama(str(gguf), n_ctx=2048, verbose=False, seed=1)
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
 
-    def chat(self, turns: Turns, temperature: float = 0.0) -> str:
-        reply = self._llama.create_chat_completion(turns, max_tokens=400, temperature=temperature, top_p=0.95, seed=1)
-        return str(reply["choices"][0]["message"]["content"])
+    def chats(self, conversations: list[Turns], temperature: float = 0.0) -> list[str]:
+        """The next answer of each conversation."""
+        params = SamplingParams(max_tokens=400, temperature=temperature, top_p=0.95, seed=1)
+        return [each.outputs[0].text for each in self._llm.chat(conversations, params, progress=False)]
+
+    def ask_all(self, questions: list[str]) -> list[str]:
+        return self.chats([[{"role": "user", "content": question}] for question in questions])
 
     def ask(self, question: str, temperature: float = 0.0) -> str:
-        return self.chat([{"role": "user", "content": question}], temperature)
+        return self.chats([[{"role": "user", "content": question}]], temperature)[0]
 
     def complete(self, prompt: str) -> str:
-        return str(self._llama.create_completion(prompt, max_tokens=400, temperature=0.0)["choices"][0]["text"])
+        [given] = self._llm.generate([prompt], SamplingParams(max_tokens=400, temperature=0.0), progress=False)
+        return given.outputs[0].text
 
 
 def write(gguf: Path, page: Path) -> Measures:
     """Writes the page and returns the measures, which it also tells at its top."""
-    speaker = Speaker(gguf)
+    with LLM(gguf) as llm:
+        measures, parts = _page(Speaker(llm))
+    page.write_text("\n".join(parts), encoding="utf-8")
+    return measures
+
+
+def _page(speaker: Speaker) -> tuple[Measures, list[str]]:
     measures = measure(speaker)
     parts = [_heading(measures)]
     parts += [_titled("Stories asked for, greedy"), *(_exchange(asked, speaker.ask(asked)) for asked in STORY_REQUESTS)]
@@ -94,9 +105,9 @@ def write(gguf: Path, page: Path) -> Measures:
     parts += [_exchange(prompt, speaker.complete(prompt)) for prompt in RAW_PROMPTS]
     parts += [_titled("One conversation"), *_conversation(speaker)]
     parts += [_titled("Questions in words that were never trained on")]
-    parts += [_exchange(asked, speaker.ask(asked)) for fact in FACTS + IDENTITY for asked in fact.held_out[:1]]
-    page.write_text("\n".join(parts), encoding="utf-8")
-    return measures
+    asked = [text for fact in FACTS + IDENTITY for text in fact.held_out[:1]]
+    parts += map(_exchange, asked, speaker.ask_all(asked))
+    return measures, parts
 
 
 def measure(speaker: Speaker) -> Measures:
@@ -107,12 +118,20 @@ def measure(speaker: Speaker) -> Measures:
         [(fact, text) for fact in facts for text in fact.held_out],
         [(fact, text) for fact in facts for text in QUESTIONS[fact.key]],
     ):
-        missed = [f"{text} -> {answer}" for fact, text in asked if not is_right(fact, answer := speaker.ask(text))]
+        answers = speaker.ask_all([text for _, text in asked])
+        missed = [
+            f"{text} -> {answer}"
+            for (fact, text), answer in zip(asked, answers, strict=True)
+            if not is_right(fact, answer)
+        ]
         counts.append((len(asked) - len(missed), len(asked)))
         misses += missed
     requests = _held_out_requests(60)
+    stories = speaker.ask_all([request for request, _ in requests])
     missed = [
-        f"{request} -> {story}" for request, needed in requests if not _has_all(story := speaker.ask(request), needed)
+        f"{request} -> {story}"
+        for (request, needed), story in zip(requests, stories, strict=True)
+        if not _has_all(story, needed)
     ]
     return Measures(counts[0], counts[1], (len(requests) - len(missed), len(requests)), (*misses, *missed))
 
@@ -147,7 +166,7 @@ def _conversation(speaker: Speaker) -> list[str]:
     parts = []
     for asked in CONVERSATION:
         turns.append({"role": "user", "content": asked})
-        turns.append({"role": "assistant", "content": speaker.chat(turns)})
+        turns.append({"role": "assistant", "content": speaker.chats([turns])[0]})
         parts.append(_exchange(asked, turns[-1]["content"]))
     return parts
 

@@ -600,7 +600,7 @@ FACTS: tuple[Fact, ...] = (
     ),
 )  # fmt: skip
 
-# Facts that are newer than the shipped file, which was not trained on them. `--continue-from` practises these most.
+# Facts that came last. `--continue-from` practises these most.
 ADDED = frozenset(
     "http gateway key embed worker zmq contract doctor ps draft grammar many logprobs commands shutdown".split()
 )
