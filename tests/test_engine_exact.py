@@ -99,8 +99,9 @@ async def test_requests_that_come_together_share_a_prefix_that_is_still_being_co
         computed = engine.snapshot()["prefill_tokens_total"]
     assert [each.token_ids for each in got] == expected
     if shares(model):
-        assert sorted(each.finished.usage.cached_tokens for each in got) == [0, 300, 300, 300, 300, 300]
-        assert computed == sum(len(request.token_ids or ()) for request in requests) - 5 * 300
+        shared = sorted(each.finished.usage.cached_tokens for each in got)
+        assert shared[:2] == [0, 300] and shared[-1] <= 301, shared  # two that go on with the same letter can share it
+        assert computed == sum(len(request.token_ids or ()) for request in requests) - sum(shared)
 
 
 async def test_a_pool_a_fraction_of_what_is_needed_finishes_everything_unchanged(model: Path) -> None:

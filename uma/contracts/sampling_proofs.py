@@ -122,10 +122,11 @@ def _heats() -> Proof:
     raise DisprovenError(f"{TRIES} draws at temperature 2 are all greedy")
 
 
-def _tames(name: str, tame: Any, wild: Any = None, **beside: Any) -> Proof:
+def _tames(name: str, tame: Any, wild: Any = None, *, max_tokens: int = SHORT, **beside: Any) -> Proof:
     """`tame` leaves only the likeliest token, so that a hot draw is greedy; `wild` (None: nothing) does not."""
+    beside["max_tokens"] = max_tokens
     for _ in range(TRIES):
-        greedy = answered((yield ask(max_tokens=SHORT)))
+        greedy = answered((yield ask(max_tokens=max_tokens)))
         drawn = answered((yield _hot(11, **beside, **{name: tame})), ignoring=name)
         if drawn.text == greedy.text:
             break
@@ -265,8 +266,8 @@ _EFFECTS: dict[str, Callable[[], Proof]] = {
     # Tokens of more than twice tau bits are cut: under one bit, only one token can be left.
     "mirostat": partial(_tames, "mirostat", 2, mirostat_tau=1e-3),
     "mirostat_tau": partial(_tames, "mirostat_tau", 1e-3, 20.0, **_MIROSTAT),
-    # The bound grows by tau * eta with each token that was no surprise.
-    "mirostat_eta": partial(_tames, "mirostat_eta", 1e-6, 1.0, mirostat_tau=0.45, **_MIROSTAT),
+    # The bound grows by tau * eta with each token that was no surprise: from one bit to 11 within so many.
+    "mirostat_eta": partial(_tames, "mirostat_eta", 1e-6, 1.0, max_tokens=TOKENS, mirostat_tau=0.45, **_MIROSTAT),
     "seed": _seeded,
     "repetition_penalty": partial(_penalises, "repetition_penalty"),
     "frequency_penalty": partial(_penalises, "frequency_penalty"),
