@@ -53,3 +53,9 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
     model = write_model(tmp_path / "model.gguf", kind=kind)
     async with open_engine(config_for(model, kv_unified=layout, max_sequences=2, cache_ram_mb=16)) as engine:
         assert engine.info.capabilities.prefix_sharing.split()[0].rstrip(":") == how
+
+
+def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:
+    with Model.load(write_model(tmp_path / "model.gguf", kind="sliding-window")) as model:
+        found = sizing.context_params(model, config_for(Path("model"), n_batch=48, n_ubatch=32, max_sequences=12))
+    assert found.n_batch == found.n_ubatch == 32

@@ -68,11 +68,15 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
     n_ctx = config.n_ctx or _pool_tokens(model, config, 0 if unified else streams)
     has_cells = model.memory in CUTTABLE
+    # llama.cpp finds cells for all ubatches of a batch before it computes the first. With a sliding window, a later one
+    # is given cells that an earlier one still has to attend to, and these stay lost: so there, a batch is one ubatch.
+    most = config.n_ubatch if model.memory == "sliding-window" else config.n_batch
+    # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
+    n_batch = min(max(most, streams + SIZES[0]), n_ctx)
     return ContextParams(
         n_ctx=n_ctx,
-        # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
-        n_batch=min(max(config.n_batch, streams + SIZES[0]), n_ctx),
-        n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
+        n_batch=n_batch,
+        n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, config.n_batch, n_ctx),
         # Ids cost nothing in one buffer of cells; a recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else streams,
         n_threads=config.threads,

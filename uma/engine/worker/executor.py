@@ -171,12 +171,15 @@ class Executor:
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
         """Decode rows of which some were given several tokens at once."""
-        left, work = self._context.n_batch, []
+        left, work = self._context.n_batch, list[tuple[Sequence, int]]()
         for index, sequence in enumerate(sequences):
             count = min(sequence.missing, left - (len(sequences) - index - 1))
             work.append((sequence, count))
             left -= count
-        yield from self._until_done(self._runner.decode_several, work)
+        for batch in self._runner.in_one_ubatch(work):
+            # Those before it may have preempted it.
+            holding = [each for each in batch if each[0].holding is not None]
+            yield from self._until_done(self._runner.decode_several, holding)
 
     def _prefill(self, work: Work) -> Iterator[Results]:
         for batch in self._runner.split_unread(work):

@@ -308,7 +308,14 @@ class ModelRunner:
         """
         together = [each for each in work if not each[0].unread]
         alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.unread]
-        return [together, *alone]
+        return [*self.in_one_ubatch(together), *alone]
+
+    def in_one_ubatch(self, work: Work) -> list[Work]:
+        """The same as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
+        a sliding window does not survive (`sizing.context_params`).
+        """
+        is_apart = self._pool.in_id_order and self._context.model.memory == "sliding-window"
+        return [[each] for each in work] if is_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:
         """Tokens of the prompt, at most `count`, that are computed next; all of them with logits, or none."""
