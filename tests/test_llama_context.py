@@ -409,3 +409,53 @@ def test_a_batch_of_decode_rows_advances_each_by_its_next_token() -> None:
     assert batch.pos[:3].tolist() == [11, 4, 21]
     assert batch.seq_id[:3].tolist() == [0, 2, 1]
     assert batch.output[:3].tolist() == [1, 1, 1]
+
+
+def test_a_sliding_window_keeps_what_it_attends_to_where_a_batch_is_one_ubatch_and_only_there(
+    models: dict[Kind, Model],
+) -> None:
+    """llama.cpp finds cells for all ubatches before it computes the first. What a later one is given of a sequence's
+    window is lost to an earlier one: the engine gives such models batches of one ubatch. Where the last claim fails,
+    llama.cpp has mended that.
+    """
+    tokens, other = tokens_for(1, 64), tokens_for(2, 100)
+    expected = _end_of_window(models["sliding-window"], tokens, [], n_ubatch=48)
+    assert np.abs(_end_of_window(models["sliding-window"], tokens, other, n_ubatch=48) - expected).max() < 1e-3
+    assert np.abs(_end_of_window(models["sliding-window"], tokens, other, n_ubatch=32) - expected).max() > 0.1
+
+
+def _end_of_window(model: Model, tokens: list[int], other: list[int], *, n_ubatch: int) -> Logits:
+    """The logits after `tokens`, whose last 16 share a batch with others. The window's last cell lies before the rest
+    of it, and cells that are found first are those of other sequences, now free.
+    """
+    params = ContextParams(
+        n_ctx=256,
+        n_batch=48,
+        n_ubatch=n_ubatch,
+        n_seq_max=8,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attn="off",
+        cache_type_k="f32",
+        cache_type_v="f32",
+    )
+    with Context(model, params) as context:
+        batch = Batch(48)
+
+        def compute(*runs: tuple[int, list[int], int]) -> None:
+            batch.clear()
+            for seq, run, position in runs:
+                batch.add(run, position, seq, last_logits=seq == 0 and position == 48)
+            assert context.decode(batch) == DONE
+
+        if other:
+            compute((1, other[:1], 0))
+        compute((0, tokens[:33], 0))
+        for start in range(0, len(other), 32):
+            compute((2, other[start : start + 32], start))
+        compute((0, tokens[33:47], 33))
+        context.seq_rm(2)
+        compute((0, tokens[47:48], 47))
+        context.seq_rm(1)
+        compute((0, tokens[48:], 48), *([(3, other[:32], 0)] if other else []))
+        return np.array(context.logits(1)[0])
