@@ -18,13 +18,14 @@ from engine_world import answers, ask, config_for, tokens_for
 from harness import PATIENCE_SEC, run_to_end
 from uma import cgroup
 from uma.engine import Engine, open_engine
-from uma.engine.worker import stall
+from uma.engine.worker import neighbours, stall
 from uma.engine.worker.schedstat import TICK_MS, Unused, scheduled_ms
 from uma.engine.worker.stall import CpuTime, StallWatch, is_starved
 from uma.llama import backend
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
 from uma.llama.model import Model
+from uma.metrics import EngineMetrics
 
 
 @contextmanager
@@ -227,3 +228,41 @@ def test_of_a_hybrid_processor_the_fast_cores_compute(tmp_path: Path) -> None:
 def test_a_machine_that_does_not_describe_its_cpus_computes_on_all_of_them(tmp_path: Path) -> None:
     assert backend.compute_cores(frozenset({0, 1, 5}), tmp_path / "system" / "cpu") == 3
     assert 1 <= backend.core_count() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
+def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_ms = 0.0
+    monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
+    metrics = EngineMetrics()
+
+    def pass_by(wall_ms: float, *, computes: bool) -> None:
+        """A time in which every core has something to run: this process's threads, or other programs."""
+        nonlocal clock_ms
+        clock_ms += wall_ms
+        ran_ms = wall_ms * len(backend.affinity()) if computes else 0.0
+        write_counters(tmp_path, ran_ms)
+
+    write_counters(tmp_path, 1.0)
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=0, n_threads_batch=0)) as context:
+        watched = neighbours.Neighbours(context, metrics, proc=tmp_path)
+        most = metrics.compute_threads
+        for _ in range(5):
+            pass_by(2_000, computes=False)
+            watched.has_rested(2_000)
+            pass_by(200, computes=True)
+            assert watched.before_batch() == most
+        # Without the rest it would be neighbours that took a core while this process had something to compute.
+        pass_by(2_000, computes=False)
+        assert watched.before_batch() < most
+
+
+def write_counters(proc: Path, more_ms: float) -> None:
+    """Counters of a kernel whose cores are never idle, after this process's one thread ran for so much longer."""
+    counters = proc / "self" / "task" / "1" / "schedstat"
+    counters.parent.mkdir(parents=True, exist_ok=True)
+    before_ns = int(counters.read_text().split()[0]) if counters.exists() else 0
+    counters.write_text(f"{before_ns + int(more_ms * 1e6)} 0 1\n")
+    (proc / "stat").write_text("".join(f"cpu{cpu} 0 0 0 0 0 0 0 0\n" for cpu in range(max(backend.affinity()) + 1)))

@@ -23,7 +23,7 @@ class Cores:
     tells_idle: bool = True
 
     def sample(self, threads: int, wall_ms: float = WINDOW_MS) -> CpuSample:
-        share = min(1.0, self.cores / (threads + self.load))
+        share = min(1.0, self.cores / max(self.cores, threads + self.load))
         idle = max(0.0, self.cores - threads - self.load) * wall_ms
         waiting = threads * (1 - share) * wall_ms
         running = threads * share * wall_ms * (1 - self.stolen)
@@ -57,6 +57,19 @@ def test_when_the_neighbour_has_left_every_core_computes_again_within_a_second()
     seen = run(policy, machine, 1_000)
     assert seen[0] == 1
     assert seen[-1] == 2
+
+
+def test_what_others_do_while_nothing_is_computed_takes_no_thread_and_can_give_one_back() -> None:
+    policy, quiet, crowded = ThreadPolicy(2), Cores(), Cores(load=2.0)
+    # Programs that take turns with this one.
+    for _ in range(20):
+        policy.observe_rest(crowded.sample(0, 2_000))
+        assert set(run(policy, quiet, 1_000)) == {2}
+    # A neighbour that was there before the rest and may have stayed.
+    assert run(policy, crowded)[-1] == 1
+    assert policy.observe_rest(crowded.sample(0, 2_000)) == 1
+    # One that has left.
+    assert policy.observe_rest(quiet.sample(0, 2_000)) == 2
 
 
 def test_a_neighbour_that_comes_and_goes_is_not_followed_at_every_turn() -> None:

@@ -166,5 +166,5 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     checks=checks,
-    round_limit_s=400,
+    round_limit_s=700,
 )

@@ -119,5 +119,14 @@ class ThreadPolicy:
             self.threads = best
         return self.threads
 
+    def observe_rest(self, sample: CpuSample) -> int:
+        """Take in a sample of a time in which nothing was computed: as `observe`, where others wanted less of the cores
+        than before. That they wanted more says nothing of what they want now, nor of what waiting for them would cost.
+        """
+        if sample.load < self.load:
+            self._recent.clear()
+            self.observe(sample)
+        return self.threads
+
     def _rate(self, threads: int, cores: float) -> float:
         return rate(threads, self.load, cores, self.stolen)

@@ -183,7 +183,9 @@ class DecodeWorker:
                 continue
             # Also where the last sequence has ended and others are on their way: the first of a burst waits for it.
             self._outbox.flush()
+            began = now_ms()
             self._rest()
+            self._runner.has_rested(now_ms() - began)
 
     def _tick(self) -> bool:
         """Compute what the policy says; False if there was nothing to compute."""

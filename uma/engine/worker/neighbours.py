@@ -4,9 +4,9 @@ Linux counts for every thread how long it ran and how long it was runnable witho
 core how long it was idle, and on a virtual machine how long the host kept it waiting (`/proc/stat`). Reading both takes
 some 0.1 ms, a few times a second, between two batches. Systems without these counters keep all threads.
 
-The decode thread samples, since a context's threads can change between two of its batches only, and an old sample would
-choose for a load that is gone. It measures for this decision alone: benchmarks measure CPU time from outside
-(`benchmarks/measure.py`).
+The decode thread samples, since a context's threads can change between two of its batches only. After a rest it begins
+a new sample: what others did meanwhile, as programs that take turns with this one do, is over. It measures for this
+decision alone: benchmarks measure CPU time from outside (`benchmarks/measure.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -29,6 +30,8 @@ SAMPLE_MS = 120.0
 """Minimum time between two samples."""
 SAMPLE_COST_SHARE = 0.002
 """Maximum share of its time that the decode thread spends on samples: where /proc is slow, they are rarer."""
+REST_MS = 20.0
+"""A time without work that is at least as long is told from the time before and after it."""
 _log = logging.getLogger("uma.engine")
 
 
@@ -56,6 +59,16 @@ class Neighbours:
         if self._due_ms < math.inf:
             self._due_ms = 0.0
 
+    def has_rested(self, rested_ms: float) -> None:
+        """The decode thread had nothing to compute for so long, until now."""
+        if rested_ms < REST_MS or self._due_ms == math.inf:
+            return
+        now = now_ms()
+        reading, last = _Reading.take(self._proc, now), self._last
+        if reading is not None and last is not None:
+            self._choose(reading.since(last, self._wanted), self._policy.observe_rest)
+        self._last, self._due_ms = reading, now + SAMPLE_MS
+
     def before_batch(self) -> int:
         """Sample, if it is time; returns the number of compute threads in force."""
         now = now_ms()
@@ -71,12 +84,12 @@ class Neighbours:
             self._due_ms = math.inf
             return
         if last is not None:
-            self._choose(reading.since(last, self._wanted))
+            self._choose(reading.since(last, self._wanted), self._policy.observe)
         cost_ms = (time.thread_time() - cpu_began) * 1000
         self._due_ms = now + max(SAMPLE_MS, cost_ms / SAMPLE_COST_SHARE)
 
-    def _choose(self, sample: CpuSample) -> None:
-        before, threads = self._policy.threads, self._policy.observe(sample)
+    def _choose(self, sample: CpuSample, observe: Callable[[CpuSample], int]) -> None:
+        before, threads = self._policy.threads, observe(sample)
         load = self._metrics.neighbour_load = round(self._policy.load, 2)
         self._metrics.stolen_share = round(self._policy.stolen, 2)
         if threads != before:

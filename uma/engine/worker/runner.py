@@ -97,6 +97,10 @@ class ModelRunner:
         """Compute threads in force: fewer than there are cores while other programs use them."""
         return self._neighbours.before_batch()
 
+    def has_rested(self, rested_ms: float) -> None:
+        """Nothing was computed for so long: what other programs did with the cores meanwhile is over."""
+        self._neighbours.has_rested(rested_ms)
+
     def decode(self, sequences: list[Sequence], stride: Stride) -> tuple[int, list[Step]]:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
