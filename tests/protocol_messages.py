@@ -225,7 +225,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         EosEvent,
         id=ids,
         reason=st.sampled_from(("stop", "length", "cancelled", "error")),
-        usage=st.builds(Usage, counts, counts, counts),
+        usage=st.builds(Usage, counts, counts, counts, counts),
         metrics=request_metrics,
         seed=counts,
         text=st.none() | text,

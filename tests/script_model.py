@@ -23,18 +23,27 @@ PIECE_CHARS = 4
 
 
 def write_script_model(
-    path: Path, text: str, *, context_length: int = 4096, template: str = CHATML, controls: Sequence[str] = ()
+    path: Path,
+    text: str | Sequence[str],
+    *,
+    context_length: int = 4096,
+    template: str = CHATML,
+    controls: Sequence[str] = (),
+    is_endless: bool = False,
+    feed_forward: int = HEAD,
 ) -> Path:
-    """Write a model to `path` whose every answer is `text`. Its chat template, ChatML by default, must end with a
-    line break. `controls` are parts of the text that are control tokens, each in it once."""
-    parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", text) if controls else [text]
-    seen = set(controls)
-    pieces = [piece for part in parts for piece in ([part] if part in controls else pieces_of(part, seen))]
+    """Write a model to `path` whose every answer is `text`, or with `is_endless` says it again and again. Its chat
+    template, ChatML by default, must end with a line break. `controls` are parts of the text that are control tokens,
+    each in it once. A list of texts has the answer's tokens as they are to be. A large `feed_forward` makes a token
+    take milliseconds.
+    """
+    pieces = tokens_of(text, controls) if isinstance(text, str) else list(text)
     first = 256 + len(SPECIALS) + 1
     n_vocab = first + len(pieces)
     width = -(-n_vocab // HEAD) * HEAD
     following = {ord("\n"): first} | {first + index: first + index + 1 for index in range(len(pieces))}
-    following[n_vocab - 1] = end = 256 + SPECIALS.index("<|im_end|>")
+    end = 256 + SPECIALS.index("<|im_end|>")
+    following[n_vocab - 1] = first if is_endless else end
     output = np.zeros((n_vocab, width), np.float32)
     for token, after in following.items():
         output[after, token] = 1
@@ -43,7 +52,7 @@ def write_script_model(
     writer.add_context_length(context_length)
     writer.add_embedding_length(width)
     writer.add_block_count(1)
-    writer.add_feed_forward_length(HEAD)
+    writer.add_feed_forward_length(feed_forward)
     writer.add_head_count(width // HEAD)
     writer.add_head_count_kv(width // HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -64,7 +73,7 @@ def write_script_model(
     writer.add_eot_token_id(end)
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
-    ones, square, narrow = np.ones(width, np.float32), (width, width), (HEAD, width)
+    ones, square, narrow = np.ones(width, np.float32), (width, width), (feed_forward, width)
     tensors = {
         "token_embd.weight": np.eye(n_vocab, width, dtype=np.float32),
         "output_norm.weight": ones,
@@ -73,7 +82,7 @@ def write_script_model(
         "blk.0.ffn_norm.weight": ones,
         **{f"blk.0.attn_{name}.weight": np.zeros(square, np.float32) for name in ("q", "k", "v", "output")},
         **{f"blk.0.ffn_{name}.weight": np.zeros(narrow, np.float32) for name in ("gate", "up")},
-        "blk.0.ffn_down.weight": np.zeros((width, HEAD), np.float32),
+        "blk.0.ffn_down.weight": np.zeros((width, feed_forward), np.float32),
     }
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
@@ -82,6 +91,13 @@ def write_script_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def tokens_of(text: str, controls: Sequence[str]) -> list[str]:
+    """`text` in pieces, the `controls` among them."""
+    parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", text) if controls else [text]
+    seen = set(controls)
+    return [piece for part in parts for piece in ([part] if part in controls else pieces_of(part, seen))]
 
 
 def pieces_of(text: str, seen: set[str]) -> Iterator[str]:

@@ -37,10 +37,18 @@ def parser(name: str, tools: Mapping[str, Any] = TOOLS, **options: bool) -> Pars
     return Parser(family(name), tools, thinking_of(TEMPLATES[name]), **options)
 
 
-def parts_of(text: str, name: str, cuts: list[int], tools: Mapping[str, Any] = TOOLS, **options: bool) -> list[Part]:
+def read(
+    text: str, name: str, cuts: list[int], tools: Mapping[str, Any] = TOOLS, **options: bool
+) -> tuple[list[Part], list[str]]:
+    """The parts, and the pieces of the text that are thinking."""
     reading = parser(name, tools, **options)
     given = [part for start, stop in pairwise([0, *cuts, len(text)]) for part in reading.push(text[start:stop])]
-    return joined([*given, *reading.finish()])
+    parts = joined([*given, *reading.finish()])
+    return parts, [text[start:stop] for start, stop in reading.thoughts]
+
+
+def parts_of(text: str, name: str, cuts: list[int], tools: Mapping[str, Any] = TOOLS, **options: bool) -> list[Part]:
+    return read(text, name, cuts, tools, **options)[0]
 
 
 def parts_of_bytes(text: str, name: str, **options: bool) -> list[Part]:
@@ -154,15 +162,17 @@ THOUGHT = f"<think>\nUse <tool_call>?\n</think>\n\n<tool_call>{TWO}</tool_call>"
 
 def test_thinking_is_kept_out_of_the_text_and_holds_no_calls() -> None:
     for cuts in ([], list(range(1, len(THOUGHT)))):
-        parts = parts_of(THOUGHT, "hermes", cuts)
+        parts, thoughts = read(THOUGHT, "hermes", cuts)
+        assert thoughts == ["<think>\nUse <tool_call>?\n</think>"]
         assert parts[0] == Reasoning("\nUse <tool_call>?\n")
         assert parts[-1] == CALLS[1]
         assert text_in(parts) == ""
 
 
 def test_thinking_that_the_prompt_began_is_thinking() -> None:
-    assert parts_of("hm</think>yes", "hermes", [], begins_thinking=True) == [Reasoning("hm"), Text("yes")]
-    assert parts_of("hm", "hermes", [], begins_thinking=True) == [Reasoning("hm")]
+    ended = read("hm</think>yes", "hermes", [], begins_thinking=True)
+    assert ended == ([Reasoning("hm"), Text("yes")], ["hm</think>"])
+    assert read("hm", "hermes", [], begins_thinking=True) == ([Reasoning("hm")], ["hm"])
 
 
 def test_thinking_that_is_not_asked_for_stays_in_the_text() -> None:
@@ -180,7 +190,9 @@ HARMONY = (
 def test_channels_become_thinking_text_and_calls() -> None:
     thought, call = Reasoning("Which <|channel|> is it?"), [CallBegun("add"), CallArguments(SUM), CALLS[1]]
     for cuts in ([], list(range(1, len(HARMONY)))):
-        assert parts_of(HARMONY, "harmony", cuts) == [thought, Text("Moment."), *call]
+        parts, thoughts = read(HARMONY, "harmony", cuts)
+        assert parts == [thought, Text("Moment."), *call]
+        assert thoughts == ["<|channel|>analysis<|message|>Which <|channel|> is it?<|end|>"]
     answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
     assert parts_of(answer, "harmony", []) == [Reasoning("Hm."), Text("Yes.")]
     assert text_in(parts_of(answer, "harmony", [], splits_thinking=False)).endswith("Hm.<|end|>Yes.")
@@ -281,11 +293,11 @@ def test_a_mark_inside_a_json_string_does_not_end_the_value(kind: str | list[str
 
 @given(SOUP, st.sampled_from(sorted(TEMPLATES)), st.booleans(), st.data())
 def test_parts_do_not_depend_on_where_the_text_is_cut(text: str, name: str, splits: bool, data: st.DataObject) -> None:
-    whole = parts_of(text, name, [], splits_thinking=splits)
+    whole = read(text, name, [], splits_thinking=splits)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
-    assert parts_of(text, name, cuts, splits_thinking=splits) == whole
-    assert parts_of(text, name, list(range(1, len(text))), splits_thinking=splits) == whole
-    assert parts_of_bytes(text, name, splits_thinking=splits) == whole
+    assert read(text, name, cuts, splits_thinking=splits) == whole
+    assert read(text, name, list(range(1, len(text))), splits_thinking=splits) == whole
+    assert parts_of_bytes(text, name, splits_thinking=splits) == whole[0]
 
 
 @given(SOUP, st.sampled_from(sorted(set(TEMPLATES) - {"harmony"})), st.booleans())

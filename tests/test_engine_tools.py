@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ import jsonschema
 import pytest
 from chat_templates import TEMPLATES
 from engine_world import config_for
-from script_model import write_script_model
+from hypothesis import given
+from hypothesis import strategies as st
+from script_model import pieces_of, write_script_model
 
 from models import CHATML, write_model
 from uma import Request, SamplingParams, open_engine
+from uma.engine.delivery.parsed import tokens_within
 from uma.errors import BadRequest
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool, ToolCall, ToolCallDelta
 
 ARGUMENTS = '{"city": "Zürich"}'
 SAID = f'<think>Which city?</think>Moment.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+THOUGHT_TOKENS = sum(begin < SAID.index("Moment.") for begin in accumulate(map(len, pieces_of(SAID, set())), initial=0))
+"""Tokens of the scripted model that begin before its answer does."""
 QWEN = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{# <think></think> #}"
     "{% if enable_thinking is defined %}no thinking{% endif %}"
@@ -49,7 +55,7 @@ async def test_calls_and_thinking_are_streamed_apart_from_the_text(model: Path) 
     last = events[-1]
     assert isinstance(last, Finished)
     assert [(call.name, call.arguments) for call in last.tool_calls] == [("weather", ARGUMENTS)]
-    assert last.reason == "stop"
+    assert (last.reason, last.usage.reasoning_tokens) == ("stop", THOUGHT_TOKENS)
 
 
 async def test_an_answer_that_is_not_streamed_has_them_in_its_end(model: Path) -> None:
@@ -57,6 +63,7 @@ async def test_an_answer_that_is_not_streamed_has_them_in_its_end(model: Path) -
     assert isinstance(last, Finished)
     assert (last.text, last.reasoning) == ("Moment.", "Which city?")
     assert [call.arguments for call in last.tool_calls] == [ARGUMENTS]
+    assert last.usage.reasoning_tokens == THOUGHT_TOKENS
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": (WEATHER,), "tool_choice": "none"}])
@@ -64,6 +71,8 @@ async def test_without_tools_or_reasoning_the_text_stays_as_it_is(model: Path, f
     events = await events_of(model, **fields)
     assert "".join(each.text for each in events if isinstance(each, Token)) == SAID
     assert all(isinstance(each, Token | Finished) for each in events)
+    assert isinstance(last := events[-1], Finished)
+    assert last.usage.reasoning_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -261,23 +270,29 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize(
-    ("stop", "thoughts", "text", "calls"),
+    ("stop", "thoughts", "thought_tokens", "text", "calls"),
     [
-        ((), "Which city?", "Moment.", 1),
-        (("Mom", "zzz"), "Which city?", "", 0),
-        (("city?x",), "Which city?", "Moment.", 1),  # the thinking ends with the beginning of it
-        (("city?</think>Mo",), "Which ", "", 0),
+        ((), "Which city?", 4, "Moment.", 1),
+        (("Mom", "zzz"), "Which city?", 4, "", 0),
+        (("city?x",), "Which city?", 4, "Moment.", 1),  # the thinking ends with the beginning of it
+        (("city?</think>Mo",), "Which ", 3, "", 0),
     ],
 )
 async def test_marks_that_are_control_tokens_go_together_with_stop_strings(
-    tmp_path: Path, is_streamed: bool, stop: tuple[str, ...], thoughts: str, text: str, calls: int
+    tmp_path: Path,
+    is_streamed: bool,
+    stop: tuple[str, ...],
+    thoughts: str,
+    thought_tokens: int,
+    text: str,
+    calls: int,
 ) -> None:
     model = write_script_model(tmp_path / "controls.gguf", SAID, template=QWEN, controls=MARKS)
     sampling = SamplingParams(max_tokens=200, stop=stop)
     events = await events_of(model, tools=(WEATHER,), reasoning="auto", sampling=sampling, stream=is_streamed)
     last = events[-1]
     assert isinstance(last, Finished)
-    assert len(last.tool_calls) == calls
+    assert (len(last.tool_calls), last.usage.reasoning_tokens) == (calls, thought_tokens)
     assert (last.stop_string is None) == bool(calls)
     if is_streamed:
         assert "".join(each.text for each in events if isinstance(each, ReasoningDelta)) == thoughts
@@ -290,3 +305,13 @@ async def test_marks_that_are_control_tokens_have_no_text_where_nothing_is_parse
     model = write_script_model(tmp_path / "controls.gguf", "<think>Hm</think>Yes!", template=QWEN, controls=MARKS)
     events = await events_of(model)
     assert "".join(each.text for each in events if isinstance(each, Token)) == "HmYes!"
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.sets(st.integers(0, 40), max_size=6))
+def test_the_tokens_of_thinking_are_those_with_a_part_in_it(sizes: list[int], borders: set[int]) -> None:
+    ordered = sorted(borders)
+    spans = list(zip(ordered[::2], ordered[1::2], strict=False))
+    thinking = {char for start, stop in spans for char in range(start, stop)}
+    ends = list(accumulate(sizes))
+    tokens = [range(start, max(stop, start + 1)) for start, stop in pairwise([0, *ends])]
+    assert tokens_within(spans, ends) == sum(not thinking.isdisjoint(token) for token in tokens)

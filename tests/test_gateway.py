@@ -74,6 +74,12 @@ def test_a_gateway_stays_on_this_machine_without_keys(server: ServerProcess) -> 
     assert "--http-insecure" in done.stderr
 
 
+def test_without_keys_an_insecure_gateway_says_so(server: ServerProcess) -> None:
+    with running_gateway(server, "--http", "0.0.0.0:0", "--http-insecure") as gateway:
+        assert "--http-insecure" in gateway.process.log.wait_for("no keys are asked for")
+        assert gateway.ask("GET", "/health").json == {"status": "ok"}
+
+
 def test_a_gateway_has_keys_and_tls_and_counts_what_a_key_runs_over_all_its_connections(
     server: ServerProcess, socket_dir: Path, certificate: tuple[Path, Path]
 ) -> None:

@@ -11,11 +11,17 @@ import anthropic
 import ollama
 import openai
 import pytest
-from http_server import HttpServer, running_http
+from anthropic.types import Message, RawMessageStreamEvent
+from http_server import HttpServer, hosted_http, running_http
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from script_model import write_script_model
-from test_engine_tools import ARGUMENTS, QWEN, SAID
+from test_engine_tools import ARGUMENTS, QWEN, SAID, THOUGHT_TOKENS
 
 from harness import short_directory
+from uma.config import RuntimeConfig
 
 CITIES = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bern"]}}, "required": ["city"]}
 PARAMETERS = {**CITIES, "additionalProperties": False}
@@ -46,7 +52,11 @@ def test_openai_s_client_goes_through_a_loop_of_tools(http_server: HttpServer, c
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "builtin", "messages": messages, "tools": [WEATHER], "max_tokens": 60, "temperature": 0}
     with openai_client(http_server) as client:
-        first = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        called = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False)
+        assert called.usage is not None
+        assert called.usage.completion_tokens_details is not None
+        assert called.usage.completion_tokens_details.reasoning_tokens == 0
+        first = called.choices[0]
         assert (first.finish_reason, first.message.content) == ("tool_calls", None)
         (call,) = first.message.tool_calls or []
         assert call.type == "function"
@@ -65,20 +75,22 @@ def test_openai_s_stream_adds_up_to_the_call_and_the_thinking(thinker: HttpServe
         "max_tokens": 200,
     }
     with openai_client(thinker) as client:
-        whole = client.chat.completions.create(**asked).choices[0]
-        with client.chat.completions.stream(**asked) as stream:
+        plain = client.chat.completions.create(**asked)
+        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
             thoughts = "".join(
                 event.chunk.choices[0].delta.model_extra.get("reasoning_content", "")
                 for event in stream
                 if event.type == "chunk" and event.chunk.choices and event.chunk.choices[0].delta.model_extra
             )
-            final = stream.get_final_completion().choices[0]
-    for said in (whole, final):
-        (call,) = said.message.tool_calls or []
-        assert call.type == "function"
+            streamed = stream.get_final_completion()
+    for completion in (plain, streamed):
+        said: Any = completion.choices[0]
+        (call,) = said.message.tool_calls
         assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
         assert (said.finish_reason, said.message.content) == ("tool_calls", "Moment.")
-    assert thoughts == (whole.message.model_extra or {})["reasoning_content"] == "Which city?"
+        usage: Any = completion.usage
+        assert usage.completion_tokens_details.reasoning_tokens == THOUGHT_TOKENS
+    assert thoughts == (plain.choices[0].message.model_extra or {})["reasoning_content"] == "Which city?"
 
 
 @pytest.mark.parametrize(("choice", "calls"), [("none", 0), ("auto", 1)])
@@ -115,6 +127,8 @@ def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) 
     asked: Any = {"model": "builtin", "tools": [tool], "max_output_tokens": 60, "temperature": 0}
     with openai_client(http_server) as client:
         first = client.responses.create(**asked, input=given, tool_choice="required", parallel_tool_calls=False)
+        assert first.usage is not None
+        assert first.usage.output_tokens_details.reasoning_tokens == 0
         (call,) = first.output
         assert call.type == "function_call"
         assert json.loads(call.arguments)["city"] in ("Oslo", "Bern")
@@ -133,7 +147,7 @@ def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: Http
             final = stream.get_final_response()
     for response in (whole, final):
         assert response.usage is not None
-        assert response.usage.output_tokens_details.reasoning_tokens is None  # not counted apart
+        assert response.usage.output_tokens_details.reasoning_tokens == THOUGHT_TOKENS
         message: Any = response.output[1]
         told = "".join(each.token for each in message.content[0].logprobs)
         assert ("Moment." in told, "city" in told) == (True, False)
@@ -205,6 +219,36 @@ def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: Http
         assert (thought.type, text.type, use.type) == ("thinking", "text", "tool_use")
         assert (thought.thinking, text.text, use.input) == ("Which city?", "Moment.", json.loads(ARGUMENTS))
         assert said.stop_reason == "tool_use"
+        assert said.usage.output_tokens_details is not None
+        assert said.usage.output_tokens_details.thinking_tokens == THOUGHT_TOKENS
+
+
+TALK = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 200}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "whole", "event"),
+    [
+        ("/v1/chat/completions", {**TALK, "tools": [FREE]}, ChatCompletion, ChatCompletionChunk),
+        ("/v1/completions", {"prompt": "a\n", "max_tokens": 200, "logprobs": 2}, Completion, Any),  # chunks have none
+        ("/v1/responses", {"input": ASKED, "max_output_tokens": 200}, Response, ResponseStreamEvent),
+        (
+            "/v1/messages",
+            {**TALK, "tools": [{"name": "weather", "input_schema": ANY_CITY}]},
+            Message,
+            RawMessageStreamEvent,
+        ),
+    ],
+)
+def test_answers_and_events_are_all_that_the_clients_own_types_demand(
+    thinker: HttpServer, path: str, fields: dict[str, Any], whole: Any, event: Any
+) -> None:
+    TypeAdapter(whole).validate_python(thinker.ask("POST", path, fields).json)
+    streamed = thinker.ask("POST", path, {**fields, "stream": True, "stream_options": {"include_usage": True}})
+    events = re.findall(rb"^data: (\{.*)$", streamed.body, re.MULTILINE)
+    assert len(events) > 10
+    for each in map(json.loads, events):
+        TypeAdapter(event).validate_python(each)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -225,3 +269,65 @@ def check_ollama(client: Any, is_streamed: bool) -> None:
     messages += [called, {"role": "tool", "tool_name": "weather", "content": "Rain."}]
     assert client.chat(model="script", messages=messages, tools=[FREE]).message.tool_calls
     assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())
+
+
+TWO_CITIES = ("Oslo", "Bergen")
+OPEN, CLOSE = '<tool_call>\n{"name": "weather", "arguments": {"city": "', '"}}\n</tool_call>'
+TWO_CALLS = (OPEN, "Os", "lo" + CLOSE, "\n" + OPEN, "Ber", "gen" + CLOSE)
+"""By tokens: a grammar forces what opens a call, and a token of its own tells the second one from the first."""
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a model that calls a tool twice, whatever it is asked."""
+    model = write_script_model(tmp_path_factory.mktemp("two") / "script.gguf", TWO_CALLS, template=QWEN)
+    with hosted_http(RuntimeConfig(model=str(model), http="127.0.0.1:0")) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_openai_s_client_gets_both_calls_of_one_answer(caller: str, choice: Any) -> None:
+    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    asked: Any = {"model": "script", "tools": [FREE], "tool_choice": choice, "max_tokens": 200, "temperature": 0}
+    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0) as client:
+        create = client.chat.completions.create
+        whole = create(**asked, messages=messages, parallel_tool_calls=True).choices[0]
+        with client.chat.completions.stream(**asked, messages=messages, parallel_tool_calls=True) as stream:
+            chunks = [event.chunk.choices[0].delta.tool_calls or [] for event in stream if event.type == "chunk"]
+            streamed = stream.get_final_completion().choices[0]
+        for said in (whole, streamed):
+            calls: Any = said.message.tool_calls
+            assert [json.loads(call.function.arguments)["city"] for call in calls] == [*TWO_CITIES]
+            assert len({call.id for call in calls}) == 2
+            assert said.finish_reason == "tool_calls"
+        indices = [call.index for calls in chunks for call in calls]
+        assert indices == sorted(indices)
+        results: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "Rain."} for call in reversed(calls)]
+        talk: list[Any] = [*messages, streamed.message, *results]
+        assert create(**asked, messages=talk).choices
+        (only,) = create(**asked, messages=messages, parallel_tool_calls=False).choices[0].message.tool_calls or []
+        assert only.type == "function"
+        assert json.loads(only.function.arguments) == {"city": "Oslo"}
+
+
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_anthropic_s_client_gets_both_calls_of_one_answer(caller: str, choice: Any) -> None:
+    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+    turns: list[Any] = [{"role": "user", "content": ASKED}]
+    asked: Any = {"model": "script", "tools": [tool], "tool_choice": {"type": choice}, "max_tokens": 200}
+    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0) as claude:
+        whole = claude.messages.create(**asked, messages=turns)
+        with claude.messages.stream(**asked, messages=turns) as stream:
+            kinds = [event.type for event in stream if event.type in ("content_block_start", "content_block_stop")]
+            streamed = stream.get_final_message()
+        assert kinds == 2 * ["content_block_start", "content_block_stop"]
+        for said in (whole, streamed):
+            content: Any = said.content
+            assert [use.input["city"] for use in content] == [*TWO_CITIES]
+            assert len({use.id for use in content}) == 2
+            assert said.stop_reason == "tool_use"
+        results = [{"type": "tool_result", "tool_use_id": use.id, "content": "Rain."} for use in reversed(content)]
+        turns += [{"role": "assistant", "content": streamed.content}, {"role": "user", "content": results}]
+        assert claude.messages.create(**asked, messages=turns).content
+        one = {**asked, "tool_choice": {"type": choice, "disable_parallel_tool_use": True}}
+        assert len(claude.messages.create(**one, messages=turns[:1]).content) == 1

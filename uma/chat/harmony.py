@@ -47,9 +47,14 @@ class HarmonyParser:
         self._raw = ""
         """All of the call that is read, with its header."""
         self._step: Callable[[], bool] = self._read_header
+        self._pushed_chars = 0
+        self._thought_from: int | None = None
+        self.thoughts: list[tuple[int, int]] = []
+        """As `parser.Parser` has them: header and end of the thinking are its marks."""
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain once this text has come."""
+        self._pushed_chars += len(text)
         self._pending += text
         while self._pending and self._step():
             pass
@@ -63,6 +68,7 @@ class HarmonyParser:
         if self._pending:
             self._parts.append(self._part(self._pending) if self._step == self._read_body else Text(self._pending))
         self._pending = ""
+        self._end_thought()
         return self.push("")
 
     def _read_header(self) -> bool:
@@ -100,6 +106,7 @@ class HarmonyParser:
             self._parts.append(Text(header))
             self._begin_message(Text)
         elif channel == "analysis":
+            self._thought_from = self._at - len(header)
             if not self._splits:
                 self._parts.append(Text(header))
             self._begin_message(Reasoning if self._splits else Text, keeps_end=not self._splits)
@@ -123,8 +130,19 @@ class HarmonyParser:
             self._pending = self._pending[len(found[1]) :]
             if self._keeps_end:
                 self._parts.append(Text(found[1]))
+        self._end_thought()
         self._step = self._read_header
         return True
+
+    def _end_thought(self) -> None:
+        if self._thought_from is not None:
+            self.thoughts.append((self._thought_from, self._at))
+            self._thought_from = None
+
+    @property
+    def _at(self) -> int:
+        """How many characters of the output are read."""
+        return self._pushed_chars - len(self._pending)
 
     def _read_call(self) -> bool:
         call = self._call

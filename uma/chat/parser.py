@@ -49,9 +49,15 @@ class Parser:
         self._is_list = False
         self._needs_mark = False
         self._step: Callable[[], bool] = self._read_thinking if begins_thinking and thinking else self._read_text
+        self._pushed_chars = 0
+        self._thought_from = 0
+        self.thoughts: list[tuple[int, int]] = []
+        """Where the output's thinking stands, its marks included: of each piece the first character, and the one behind
+        the last. The last piece is there once it has ended, or with `finish`."""
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain once this text has come."""
+        self._pushed_chars += len(text)
         self._pending += text
         return self._run()
 
@@ -67,6 +73,8 @@ class Parser:
         parts += self._run()
         if self._step in (self._read_thinking, self._read_label):
             self._parts.append(self._thought(self._pending))
+            self._pending = ""
+            self._end_thought()
         else:
             self._emit_text(self._pending)
         self._pending = ""
@@ -128,6 +136,7 @@ class Parser:
 
     def _begin_thinking(self) -> None:
         assert self._thinking is not None
+        self._thought_from = self._at - len(self._thinking.open)
         if self._splits:
             self._space, self._is_after_mark = "", True
         else:
@@ -157,6 +166,7 @@ class Parser:
         if at:
             self._parts.append(self._thought(self._pending[:at]))
         self._pending = self._pending[at + len(mark) :]
+        self._end_thought()
         if self._splits:
             self._is_after_mark = True
         else:
@@ -164,6 +174,15 @@ class Parser:
         self._is_start = True
         self._step = self._read_text
         return True
+
+    def _end_thought(self) -> None:
+        if self._at > self._thought_from:
+            self.thoughts.append((self._thought_from, self._at))
+
+    @property
+    def _at(self) -> int:
+        """How many characters of the output are read."""
+        return self._pushed_chars - len(self._pending)
 
     def _thought(self, text: str) -> Part:
         return Reasoning(text) if self._splits else Text(text)

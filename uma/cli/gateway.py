@@ -58,7 +58,7 @@ async def _serve(config: RuntimeConfig) -> None:
             lines = [
                 f"model   {words.model_line(client.info.model)}",
                 f"socket  {config.socket}",
-                f"http    {service.url}",
+                *words.http_lines(config, service.url),
             ]
             say.plain("\n".join(map(harmless_line, lines)))
             raise await client.lost()

@@ -62,10 +62,8 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
         f"model   {words.model_line(info.model)}",
         f"        {words.context_line(info)}",
         f"socket  {config.socket}",
-        *([f"http    {url}"] if url else []),
+        *(words.http_lines(config, url) if url else []),
     ]
-    if url and config.http_insecure and not config.http_keys:
-        lines += ["        any program that reaches this address is a client: no keys are asked for (--http-insecure)"]
     if config.protocol == "json":
         lines += [f"try     uma chat{at}", f'        uma generate{at} "Tell me a story about a fox"']
     else:

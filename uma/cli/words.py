@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from uma.config import RuntimeConfig
 from uma.types import Finished, Logprobs, ModelInfo, ServerInfo
 
 DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
@@ -42,6 +43,14 @@ def context_line(info: ServerInfo) -> str:
     """`context 2,048 of 4,096 tokens`: what a request may use, of what the model was trained for."""
     trained, usable = info.model.context_length, info.limits.n_ctx
     return f"context {usable:,} tokens" + (f" (trained for {trained:,})" if trained and trained != usable else "")
+
+
+def http_lines(config: RuntimeConfig, url: str) -> list[str]:
+    """Where HTTP listens, and that no keys are asked for where `--http-insecure` allows it."""
+    lines = [f"http    {url}"]
+    if config.http_insecure and not config.http_keys:
+        lines += ["        any program that reaches this address is a client: no keys are asked for (--http-insecure)"]
+    return lines
 
 
 def demonstration(info: ModelInfo, command: str) -> str | None:

@@ -300,7 +300,7 @@ class Engine:
         return PromptReport(await self._prompts.text(request), sampling.prompt_logprobs)
 
     def _parsed(self, request: Request, prompt: array[int], stream: RequestStream) -> ParsedStream:
-        return ParsedStream(stream, request, lambda: self._chat.parser(request, prompt))
+        return ParsedStream(stream, request, lambda: self._chat.parser(request, prompt), self._chat.piece)
 
 
 def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:

@@ -347,9 +347,6 @@ class ResponsesJob(SseJob):
             done += self._part_event("response.content_part.done", part=item.part())
         return done + self._item_event("response.output_item.done", item=item.body(status))
 
-    def _has(self, kind: ItemKind) -> bool:
-        return any(item.kind == kind for item in self._items)
-
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return sse({"type": kind, "sequence_number": self._number, **fields}, kind)
@@ -389,7 +386,7 @@ class ResponsesJob(SseJob):
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
             "top_p": self.held.top_p,
             "truncation": "disabled",
-            "usage": None if result is None else _usage(result, has_thought=self._has("reasoning")),
+            "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
         }
 
@@ -403,13 +400,12 @@ def _entries(positions: Sequence[Logprobs]) -> list[dict[str, Any]]:
     return [] if form is None else form["content"]
 
 
-def _usage(result: Finished, *, has_thought: bool) -> dict[str, Any]:
-    """What was used. Tokens of thinking are counted with the others, and not apart: None where there were some."""
+def _usage(result: Finished) -> dict[str, Any]:
     usage = result.usage
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": None if has_thought else 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -17,6 +17,7 @@ class Total:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
 
     @classmethod
     def of(cls, results: Sequence[Finished]) -> Total:
@@ -25,6 +26,7 @@ class Total:
             sum(each.usage.prompt_tokens for each in results),
             sum(each.usage.cached_tokens for each in results),
             sum(each.usage.completion_tokens for each in results),
+            sum(each.usage.reasoning_tokens for each in results),
         )
 
     def openai(self) -> dict[str, Any]:
@@ -34,6 +36,7 @@ class Total:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 

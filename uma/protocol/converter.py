@@ -18,7 +18,7 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from uma.constraints import Length, hints_of, name_of, problems, proven, show, sieve
 from uma.errors import BadRequest
-from uma.types import Answer, Message, Tool
+from uma.types import Answer, Message, Tool, Usage
 
 T = TypeVar("T")
 
@@ -210,7 +210,12 @@ _converter.register_unstructure_hook_func(
     lambda value: _converter.unstructure(value),  # noqa: PLW0108
 )
 _converter.register_unstructure_hook(tuple, _unstructure_items)
-for _sparse in (Message, Tool, Answer):  # what they have besides what they always had is written where it is given
+for _sparse in (
+    Message,
+    Tool,
+    Answer,
+    Usage,
+):  # what they have besides what they always had is written where it is given
     _converter.register_unstructure_hook(
         _sparse, make_dict_unstructure_fn(_sparse, _converter, _cattrs_omit_if_default=True)
     )

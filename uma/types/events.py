@@ -18,6 +18,9 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
+    """The part of `completion_tokens` that the model thought with, the marks around its thinking included; counted
+    where `reasoning` asked for the thinking to be told apart."""
 
 
 @attrs.frozen

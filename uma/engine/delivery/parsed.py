@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 import string
+from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import attrs
@@ -16,8 +17,9 @@ import attrs
 from uma.chat.harmony import HarmonyParser
 from uma.chat.parser import Parser
 from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
+from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.stream import RequestStream
-from uma.types import Answer, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta
+from uma.types import Answer, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta, Usage
 
 _LETTERS = string.ascii_letters + string.digits
 _End = TypeVar("_End", Finished, Answer)
@@ -39,6 +41,8 @@ class _Spoken:
     call_id: str = ""
     name: str = ""
     last_token: int = 0
+    ends: array[int] = attrs.field(factory=lambda: array("q"))
+    """For each token that came, where its text ends in the output, by characters."""
 
 
 class ParsedStream:
@@ -47,10 +51,18 @@ class ParsedStream:
     Every token is told. What one token sets free of thinking and calls comes before it, and each kind in its order.
     """
 
-    def __init__(self, stream: RequestStream, request: Request, parser: Callable[[], Parser | HarmonyParser]) -> None:
+    def __init__(
+        self,
+        stream: RequestStream,
+        request: Request,
+        parser: Callable[[], Parser | HarmonyParser],
+        piece: Callable[[int], bytes],
+    ) -> None:
+        """`piece` gives a token's bytes as they are part of the output."""
         self._stream = stream
         self._request = request
         self._parser = parser
+        self._piece = piece
         self._answers: dict[int, _Spoken] = {}
         self._events: deque[Event] = deque()
         self.tap: Callable[[Token], bool] | None = None
@@ -83,6 +95,7 @@ class ParsedStream:
     def _take_token(self, token: Token) -> None:
         spoken = self._spoken(token.index)
         spoken.last_token = token.token_id
+        spoken.ends.append((spoken.ends[-1] if spoken.ends else 0) + len(token.text))
         deltas, text = self._told(spoken, spoken.parser.push(token.text))
         self._events.extend(deltas)
         self._events.append(token if text == token.text else attrs.evolve(token, text=text))
@@ -137,10 +150,27 @@ class ParsedStream:
         warnings = tuple(line for spoken in self._answers.values() for line in spoken.warnings)
         last = attrs.evolve(
             finished,
+            usage=self._usage(finished),
             warnings=(*finished.warnings, *warnings),
             answers=tuple(self._said(each.index, each) for each in finished.answers),
         )
         return [*events, self._said(finished.answers[0].index if finished.answers else 0, last)]
+
+    def _usage(self, finished: Finished) -> Usage:
+        """With the tokens of thinking, where the request asked for the thinking to be told apart."""
+        if self._request.reasoning is None:
+            return finished.usage
+        thought = sum(self._thought_tokens(end) for end in finished.answers or (finished,))
+        return attrs.evolve(finished.usage, reasoning_tokens=thought)
+
+    def _thought_tokens(self, end: Finished | Answer) -> int:
+        index, count = (
+            (end.index, end.completion_tokens) if isinstance(end, Answer) else (0, end.usage.completion_tokens)
+        )
+        spoken = self._spoken(index)
+        # Text that was held to the end came with an event of its own, which is no token.
+        ends = spoken.ends[:count] if end.token_ids is None else _ends(map(self._piece, end.token_ids))
+        return tokens_within(spoken.parser.thoughts, ends)
 
     def _said(self, index: int, end: _End) -> _End:
         """The answer's end, with its calls, and its text without them."""
@@ -154,3 +184,27 @@ class ParsedStream:
         for end in finished.answers or (finished,):
             spoken = self._spoken(end.index if isinstance(end, Answer) else 0)
             self._told(spoken, spoken.parser.push(end.text or ""))
+
+
+def _ends(pieces: Iterable[bytes]) -> Iterator[int]:
+    """For tokens of these bytes, where the text of each ends, by characters."""
+    text, chars = TextStream(), 0
+    for piece in pieces:
+        chars += len(text.push(piece))
+        yield chars
+
+
+def tokens_within(spans: Sequence[tuple[int, int]], ends: Iterable[int]) -> int:
+    """How many tokens have a part in one of `spans`: in order, the first character and the one behind the last of each.
+
+    `ends` tells where the text of each token ends. A token without text (half a character) counts by where it stands.
+    """
+    count = start = at = 0
+    for end in ends:
+        while at < len(spans) and spans[at][1] <= start:
+            at += 1
+        if at == len(spans):
+            break
+        count += max(end, start + 1) > spans[at][0]
+        start = end
+    return count

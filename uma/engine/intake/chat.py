@@ -159,6 +159,10 @@ class ChatAbilities:
         """What marks that are control tokens, without text of their own, are written as for a parsed request."""
         return self._control_marks if self.is_parsed(request) else {}
 
+    def piece(self, token: int) -> bytes:
+        """A token's bytes in the output of a request that `is_parsed`."""
+        return self._control_marks.get(token) or self._vocab.piece(token)
+
     @cached_property
     def _control_marks(self) -> dict[int, bytes]:
         marks = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
@@ -172,8 +176,7 @@ class ChatAbilities:
     def _begins_thinking(self, prompt: array[int]) -> bool:
         if self._thinking is None:
             return False
-        pieces = (self._vocab.piece(token) or self._control_marks.get(token, b"") for token in prompt[-_TAIL_TOKENS:])
-        return b"".join(pieces).rstrip().endswith(self._thinking.open.encode())
+        return b"".join(map(self.piece, prompt[-_TAIL_TOKENS:])).rstrip().endswith(self._thinking.open.encode())
 
     def _problems(self, request: Request) -> Iterator[str]:
         yield from _wrong_tools(request)
