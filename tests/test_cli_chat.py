@@ -91,6 +91,13 @@ def begin_a_story(terminal: Terminal) -> None:
     terminal.wait_until(lambda: len(terminal.text.split()) > n_words + 20, "some of the answer")
 
 
+def go_on(terminal: Terminal) -> None:
+    """What the shell's `fg` does, and some more of the answer."""
+    n_words = len(terminal.text.split())
+    terminal.signal(signal.SIGCONT)
+    terminal.wait_until(lambda: len(terminal.text.split()) > n_words + 20, "more of the answer")
+
+
 # At a terminal.
 
 
@@ -126,11 +133,34 @@ def test_ctrl_z_during_an_answer_leaves_the_shell_a_terminal_as_it_should_be(ser
         assert terminal.echoes
         assert terminal.drops_output
         terminal.wait_until(lambda: terminal.is_cursor_shown, "the cursor")
-        n_words = len(terminal.text.split())
-        terminal.signal(signal.SIGCONT)
-        terminal.wait_until(lambda: len(terminal.text.split()) > n_words + 20, "more of the answer")
+        go_on(terminal)
         terminal.type("\x03")
         terminal.wait_for("Stopped; the conversation goes on from here.")
+
+
+def test_an_answer_that_is_suspended_and_resized_and_stopped_is_left_once(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG, columns=100) as terminal:
+        begin_a_story(terminal)
+        for columns in (40, 100):
+            terminal.type("\x1a")
+            os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED | os.WNOWAIT)
+            terminal.drain()
+            terminal.resize(columns, 24)
+            go_on(terminal)
+        terminal.type("\x03")
+        terminal.wait_for("Stopped; the conversation goes on from here.")
+        wait_for_prompt(terminal)
+        left = terminal.text.partition("> Tell me a story")[2].partition("Stopped;")[0]
+        tell(terminal, "/save so-far.json", "Saved to so-far.json")
+    ((_, answer),) = Conversation.load(home / "so-far.json").turns
+    text, at = " ".join(answer.split()), 0
+    for line in filter(None, (" ".join(line.split()) for line in left.splitlines())):
+        begins = text.find(
+            line, at
+        )  # each line goes on behind the one before: none is doubled, glued or of another answer
+        assert begins >= 0, f"{line!r} is left twice, or was never said:\n{left}\n{text}"
+        at = begins + len(line)
+    assert at == len(text), "the end of the answer is not there"
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProcess, home: Path) -> None:
