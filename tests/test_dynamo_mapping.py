@@ -87,7 +87,8 @@ def test_what_was_asked_for_arrives() -> None:
             stop_conditions={"max_tokens": 9, "stop": ["x"], "ignore_eos": True, "min_tokens": 2},
             output_options={"logprobs": 3, "prompt_logprobs": 1},
             routing={"priority": 7},
-            router={"ttft_target": 250.0, "itl_target": 0},
+            router={"ttft_target": 250.0, "itl_target": 50},
+            annotations=["formatted_prompt", "uma.target_tbt_ms:0"],
             extra_args={"nvext": {"extra_fields": ["engine_data"]}},
         ),
         INFO,
@@ -172,6 +173,7 @@ def test_all_that_is_wrong_comes_in_one_error_whatever_made_it_wrong() -> None:
                 # (types, what is not to be had, and an engine's bound; then what spans fields, and such a bound again)
                 stop_conditions={"min_tokens": 9, "max_tokens": 8, "stop": ["x"] * 17},
                 output_options={"logprobs": 21},
+                annotations=["uma.target_tbt_ms:soon"],
             ),
             INFO,
             "a",
@@ -185,6 +187,7 @@ def test_all_that_is_wrong_comes_in_one_error_whatever_made_it_wrong() -> None:
         "stop_conditions.min_tokens",
         "stop_conditions.stop",
         "output_options.logprobs",
+        "annotations",
     }
 
 

@@ -190,6 +190,12 @@ def test_conversations_go_where_their_prefix_is_and_mistakes_are_the_client_s(cl
     for body in ({"n": 2}, {"best_of": 2}):
         refused = cluster.ask("/v1/completions", prompt="Hello", max_tokens=2, **body)
         assert refused["status"] == 400, refused
+    # That the worker minds these proves that the router passes them on.
+    refused = cluster.ask(
+        "/v1/completions", prompt="Hello", max_tokens=2, nvext={"annotations": ["uma.target_tbt_ms:soon"]}
+    )
+    assert refused["status"] == 400
+    assert "uma.target_tbt_ms:soon" in refused["message"]
     refused = cluster.ask("/v1/completions", prompt="word " * 4_000, max_tokens=2)
     assert refused["status"] == 400
     assert "do not fit the context" in refused["message"]

@@ -34,7 +34,12 @@ NO_ECHO = (
 )
 """The frontend sends `echo` as `prompt_logprobs` and nothing else, and would answer without the prompt."""
 MIN_TARGET_MS = 1.0
-"""Least latency target: the engine takes none of 0."""
+"""Minimum latency target: the engine takes none of 0."""
+OWN_ANNOTATION = "uma."
+"""Prefix of the annotations (`nvext.annotations`) that are for this worker. Annotations are the one field of a client's
+choosing that Dynamo 1.6's KV router passes on as it stands."""
+
+_TARGET = re.compile(r"uma\.(target_ttft_ms|target_tbt_ms):(\d{1,9}(?:\.\d{1,9})?)")
 
 _SAME_NAME = (
     "temperature",
@@ -93,6 +98,9 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     guided = wanted.sampling_options.guided_decoding
     if guided is not None and isinstance(guided.json, str):
         yield "sampling_options.guided_decoding.json: expected an object, not its text"
+    for each in _own_annotations(wanted):
+        if not _TARGET.fullmatch(each):
+            yield f"annotations: {each[:60]!r} must be uma.target_ttft_ms:N or uma.target_tbt_ms:N, with N in ms"
     # The engine's own bounds are closer in some fields.
     for make in (_grammar, _figures):
         try:
@@ -181,10 +189,17 @@ def _grammar(wanted: PreprocessedRequest) -> Grammar | None:
 
 
 def _slo(wanted: PreprocessedRequest) -> Slo:
-    """The targets of `nvext.router`; `agent_hints` have none. A target of 0 stands for: as fast as can be."""
+    """The targets of `nvext.router` and of UMA's annotations, which prevail. 0 asks for the lowest latency there is."""
     router = wanted.router or RouterParams()
     targets = {"target_ttft_ms": router.ttft_target, "target_tbt_ms": router.itl_target}
+    for target in filter(None, map(_TARGET.fullmatch, _own_annotations(wanted))):
+        targets[target[1]] = float(target[2])
     return Slo(**{name: max(MIN_TARGET_MS, value) for name, value in targets.items() if value is not None})
+
+
+def _own_annotations(wanted: PreprocessedRequest) -> list[str]:
+    """The annotations that name this worker; all others are the frontend's."""
+    return [each for each in wanted.annotations or () if each.startswith(OWN_ANNOTATION)]
 
 
 def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
