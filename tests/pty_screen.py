@@ -129,11 +129,6 @@ class Terminal:
             if not self._read(deadline - time.monotonic()) and not is_so():
                 raise AssertionError(f"{what} never came. The screen:\n{self.text}")
 
-    def drain(self) -> None:
-        """Take in all that a suspended program wrote."""
-        while select.select([self._master], [], [], 0)[0] and self._read(PATIENCE_SEC):
-            pass
-
     def wait(self) -> int:
         """Wait for the end of the program; its exit code, as a shell gives it."""
         deadline = time.monotonic() + PATIENCE_SEC

@@ -17,6 +17,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PLACE = "http://127.0.0.1:8080"
 CLIENTS = [each for each in SNIPPETS if PLACE in each]
+(LOOP,) = [each for each in SNIPPETS if "llm.generate(" in each]
+"""The first example: a loop over the results of a batch."""
 
 
 @pytest.mark.parametrize("snippet", CLIENTS)
@@ -27,12 +29,28 @@ def test_each_client_needs_three_lines(snippet: str, http_server: HttpServer) ->
     assert len(done.stdout.strip()) > 20
 
 
-@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if each not in CLIENTS])
-def test_every_other_python_snippet_runs_and_prints(snippet: str) -> None:
+def run_example(snippet: str) -> tuple[str, str]:
+    """What a Python example prints and warns of, on the built-in model."""
     code = snippet.replace('"model.gguf"', '"builtin", threads=1, threads_batch=1')
     done = run_to_end(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.strip()) > 20
+    return done.stdout, done.stderr
+
+
+def test_the_loop_tells_of_the_prompt_that_failed_and_goes_on() -> None:
+    out, warned = run_example(LOOP.replace("prompts = [", 'prompts = ["word " * 9_000, '))
+    failed, _, rest = out.partition("\n")
+    assert failed.startswith("failed: ")
+    assert "prompt too large" in failed
+    assert "failed" not in rest
+    assert len(rest.split()) > 60, "two answers to prompts, and what is streamed"
+    assert warned.count("UserWarning") == 1
+
+
+@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if each not in (LOOP, *CLIENTS)])
+def test_every_other_python_snippet_runs_and_prints(snippet: str) -> None:
+    out, _ = run_example(snippet)
+    assert len(out.strip()) > 20
 
 
 def test_the_table_names_every_command_and_no_other() -> None:
