@@ -33,9 +33,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "uma"))
 def pytest_configure() -> None:
     """Take back signals that the parent chose to ignore (`nohup`, a plain shell's background job).
 
-    The commands and servers under test would inherit that, and never see the signals that tests send them.
+    The commands and servers under test would inherit that, and never see the signals that tests and terminals send
+    them. Only what Python itself ignores stays ignored.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 

@@ -55,15 +55,22 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_these_tests_pass_where_the_parent_ignores_signals() -> None:
+def test_no_test_begins_with_a_signal_ignored_whatever_the_parent_ignores() -> None:
     def ignore() -> None:
-        for number in (signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGTSTP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
 
-    name = f"{__file__}::{test_a_signal_cancels_the_command_and_gives_128_more.__name__}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    names = (test_a_signal_cancels_the_command_and_gives_128_more, test_commands_under_test_would_see_every_signal)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += [f"{__file__}::{each.__name__}" for each in names]
     done = subprocess.run(command, preexec_fn=ignore, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout.decode()
+
+
+def test_commands_under_test_would_see_every_signal() -> None:
+    """What is ignored in a test is ignored in the processes that it starts."""
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
+    assert ignored <= {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def test_ctrl_c_stops_the_innermost_work_alone() -> None:
