@@ -82,7 +82,7 @@ class Summary:
         return self.get(case, self.best_target(case, prefix, measure, wanted), measure)
 
     def best_target(self, case: str, prefix: str, measure: str, wanted: Literal["high", "low"]) -> str:
-        """Whose median that is; "" where there is none."""
+        """The target that has that median; "" where there is none."""
         found = {target: self.get(case, target, measure) for target in self.targets(case) if target.startswith(prefix)}
         known = {target: value for target, value in found.items() if not math.isnan(value)}
         if not known:

@@ -30,7 +30,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(trust, "verdict", lambda anew=False: Verdict(usable=("SOUND",)))
+    monkeypatch.setattr(trust, "verdict", lambda again=False: Verdict(usable=("SOUND",)))
     monkeypatch.setattr(hugepages, "available", lambda: True)
     monkeypatch.setattr(checks, "BUILD_FLAGS", {})
     monkeypatch.setattr(checks, "GPU_TRACES", {})
@@ -83,7 +83,7 @@ def test_a_type_that_was_left_out_is_told_with_what_was_seen_and_how_to_have_it(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = Verdict(usable=("SOUND",), faults=(("AMX", "was ended by SIGSEGV"),))
-    monkeypatch.setattr(trust, "verdict", lambda anew=False: verdict)
+    monkeypatch.setattr(trust, "verdict", lambda again=False: verdict)
     code, found = run(capsys)
     assert code == 0, "it works without"
     assert found["extra buffers"]["finding"] == "SOUND; left out: AMX was ended by SIGSEGV"
@@ -95,7 +95,7 @@ def test_a_type_that_was_left_out_is_told_with_what_was_seen_and_how_to_have_it(
 def test_a_library_that_is_not_for_this_cpu_is_asked_nothing_more(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(anew: bool = False) -> Verdict:
+    def refuse(again: bool = False) -> Verdict:
         raise ModelError("this build is not for this CPU")
 
     monkeypatch.setattr(trust, "verdict", refuse)

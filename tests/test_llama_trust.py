@@ -171,7 +171,7 @@ def test_a_setting_that_decides_about_the_types_does_not_load_what_cannot_comput
     monkeypatch.setattr(trust, "child_command", lambda: child(f"if way == probe.PLAIN: {fault}"))
     with pytest.raises(ModelError, match="not for this CPU"):
         Model.load(catalog.builtin_path(), n_gpu_layers=0, extra_buffers=setting)  # type: ignore[arg-type]
-    assert not cache.exists()  # a rebuilt library is asked anew
+    assert not cache.exists()  # a rebuilt library is asked again
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
@@ -231,7 +231,7 @@ def test_a_verdict_is_asked_for_once(cache: Path, counted: Counted) -> None:
     assert first.faults
     assert trust.verdict(command) == first
     assert count() == 1
-    assert trust.verdict(command, anew=True) == first
+    assert trust.verdict(command, again=True) == first
     assert count() == 2
 
 

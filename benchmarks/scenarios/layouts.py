@@ -1,4 +1,4 @@
-"""UMA's KV layouts: one buffer shares prefixes for nothing, a buffer each does not attend over others' cells.
+"""UMA's KV layouts: one buffer shares prefixes at no cost, a buffer each does not attend over others' cells.
 
 What `--kv-unified auto` goes by, measured: many unrelated sequences against a shared prefix, in each layout.
 """

@@ -1,4 +1,4 @@
-"""A second set of questions about UMA that nobody trained on, as users might type them.
+"""A second set of questions about UMA that were never trained on, as users might type them.
 
 They were written before `phrasings.py` was, and nothing was added there because of a question that stands here; where a
 pattern happened to word one of them itself, another question took its place. So they tell more honestly than the

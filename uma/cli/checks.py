@@ -57,9 +57,9 @@ def versions() -> Iterator[Check]:
 
 
 def library(config: RuntimeConfig) -> Check:
-    """Whether the library computes correctly on this CPU, asked anew."""
+    """Whether the library computes correctly on this CPU, probed again."""
     try:
-        verdict = trust.verdict(anew=True)
+        verdict = trust.verdict(again=True)
     except ModelError as error:
         return Check("library", "does not compute on this CPU", error.message, is_fatal=True)
     usable = ", ".join(verdict.usable) or "none"
@@ -152,7 +152,7 @@ def _model_bytes(config: RuntimeConfig) -> int:
 
 
 def folders(config: RuntimeConfig) -> Iterator[Check]:
-    """Whose the folders are that UMA writes to."""
+    """The owners of the folders that UMA writes to."""
     socket = Path(config.socket)
     yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket))
     yield _writable("cache", trust.cache_file().parent)

@@ -1,7 +1,7 @@
 """`uma doctor`: what this machine and this build of llama.cpp can do, what is in the way, and what to do about it.
 
-It loads no model. The one thing it computes is the probe of the extra buffer types, which it asks anew, so that it also
-mends a verdict that a busy machine had spoilt.
+It loads no model. The one thing it computes is the probe of the extra buffer types, which it runs even where a
+verdict is cached, so that it also mends one that a busy machine had spoilt.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from rich.text import Text
 from uma.cli.harmless import harmless
 
 WIDEST = 100
-"""Columns: longer lines are hard to read, however wide the terminal."""
+"""Maximum columns of text: longer lines are hard to read, however wide the terminal."""
 THOUGHT_LINES = 3
 """Lines of the thinking that are seen at a time: enough to see that it goes on, and where."""
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -108,7 +108,7 @@ class LiveMarkdown:
         self._drawn = now
         end = self._n_printed + settled(self._text[self._n_printed :])
         width, height = self._size()
-        # Lines that the terminal has wrapped anew count as one for it, until they are erased.
+        # Lines that the terminal has wrapped again count as one for it, until they are erased.
         out = HIDE_CURSOR + (ERASE_BELOW if width != self._width else "")
         out += (self._thought_for_good() if self._text.strip() else "") + self._for_good(end)
         self._width = width

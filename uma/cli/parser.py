@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.siblings: dict[str, Parser] = {}
-        """The commands' parsers by name, this one's included: whose option is it?"""
+        """The commands' parsers by name, this one's included: to tell which command has an option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, but an unknown option is an error here, where the options that exist are known."""
@@ -217,7 +217,7 @@ def _describe_gateway(parser: argparse.ArgumentParser) -> None:
 
 def _describe_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("new",), metavar="new", help="make a key")
-    parser.add_argument("name", metavar="NAME", help="whose key it is: letters, digits, - and _")
+    parser.add_argument("name", metavar="NAME", help="the name of the key: letters, digits, - and _")
     parser.add_argument("--keys", metavar="FILE", default="keys.toml", help="file of keys (default: keys.toml)")
 
 

@@ -24,7 +24,7 @@ from uma.errors import ConnectionLost, Overloaded, UmaError
 from uma.net.place import objection
 
 ANSWER_SEC = 10.0
-"""Longest wait for one server's answer: one that hangs must not hide the others."""
+"""Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
 
 

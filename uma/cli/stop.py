@@ -25,12 +25,12 @@ from uma.client import Client, connect, dialled
 from uma.errors import ConnectionLost, Overloaded, UmaError
 
 AGAIN_SEC = 0.5
-"""With `--now`, a second signal follows the first after this long: the first lets requests finish, the second does not.
-"""
+"""With `--now`, time after which a second signal follows the first: the first lets requests finish, the second does
+not."""
 TELL_SEC = 10.0
-"""Waiting longer than this is told, with what can be done."""
+"""Wait after which the command says what can be done."""
 LOOK_SEC = 0.05
-"""Where processes have no handles (macOS), how often to look whether one is gone."""
+"""Interval of looking whether a process is gone, where processes have no handles (macOS)."""
 
 
 class StopError(UmaError):

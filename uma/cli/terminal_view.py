@@ -21,7 +21,7 @@ from uma.cli.terminal import SilentTyping
 from uma.cli.view import Answer
 
 FRAME_SEC = 0.05
-"""Between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
+"""Interval between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ import trio
 from uma.errors import sole_error
 
 GRACE_SEC = 1.0
-"""What was asked to stop may still say how it ended within this."""
+"""Maximum time in which work that was asked to stop can say how it ended."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -31,7 +31,7 @@ Event = dict[str, Any]
 GRAMMARS = ("json_schema", "json_object", "gbnf")
 """What HTTP's endpoints have a field for."""
 POLL_SEC = 0.05
-"""Time between two looks at `/slots`: a proof ends soon after the request does."""
+"""Interval between two looks at `/slots`: a proof ends soon after the request does."""
 
 _NATIVE_NAMES = {"max_tokens": "n_predict", "logprobs": "n_probs"}
 """The socket's names of `/completion`'s fields, where they differ."""

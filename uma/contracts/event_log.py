@@ -16,7 +16,7 @@ from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, Kv
 from uma.errors import ContractViolation
 
 CAPACITY_EVENTS = 4096
-"""Events kept for replay by default: at 32 streams and blocks of 16 tokens, some minutes."""
+"""Default number of events kept for replay: at 32 streams and blocks of 16 tokens, some minutes."""
 
 
 @attrs.frozen

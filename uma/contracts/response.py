@@ -1,6 +1,6 @@
 """What a backend answers, and the check that every output passes on its way out.
 
-A violation here is a fault of this side. It becomes an error to the asker, never a wrong answer.
+A violation here is a fault of this side. The client gets an error, never a wrong answer.
 """
 
 from __future__ import annotations

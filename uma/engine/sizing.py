@@ -29,24 +29,25 @@ from uma.llama.model import Model, Pooling, llama_version
 MOST_SEQUENCE_IDS = 256
 """llama.cpp's LLAMA_MAX_SEQ: running sequences and cached prefixes share them."""
 POOL_SEQUENCES = 8
-"""Without `--n-ctx`: room for this many sequences of the model's full context,"""
+"""Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
-"""but from 8,192 tokens to 32,768;"""
+"""Minimum and maximum size of that pool."""
 MOST_STREAM_TOKENS = 4_096
-"""with split KV this many for each sequence,"""
+"""Maximum share of one sequence in it with split KV."""
 MEMORY_SHARE = 4
-"""and at most a quarter of the memory that is free;"""
+"""Divisor of the free memory: the pool takes at most a quarter of it."""
 LEAST_CONVERSATIONS, MOST_MEMORY_SHARE = 4, 0.7
-"""but where that is less than so many conversations of `MOST_STREAM_TOKENS` need, up to this share of it."""
+"""Where that quarter holds fewer conversations of `MOST_STREAM_TOKENS` than the first, the pool takes up to the second
+as a share of the free memory."""
 WEIGHTS_SHARE = 2
-"""Weights are read into memory that is free, and not mapped, if they take no more than half of it."""
+"""Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
-"""Cells that may hold nothing but cache: a sixteenth of all, and no fewer than this."""
+"""Minimum cells that can hold cache alone, and the divisor of all cells for larger pools."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
 MAX_TEXT_TOKENS = 8_192
 """Maximum tokens of a text to embed. The context for it takes its memory while streams run, so it stays small."""
 LEAST_TEXT_TOKENS = 256
-"""A context for texts shorter than this is of no use."""
+"""Minimum context for embeddings: one for shorter texts is of no use."""
 EXACT_BATCH_TOKENS = 2_048
 """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
 EMBED_SEQUENCES, EMBED_STATES = 64, 8
@@ -54,7 +55,7 @@ EMBED_SEQUENCES, EMBED_STATES = 64, 8
 CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
-"""A draft model's context for less is of no use."""
+"""Minimum context of a draft model."""
 _log = logging.getLogger("uma.engine")
 
 
@@ -136,7 +137,7 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
     is.
 
-    Where a GPU holds the memory, or so much of it is to be made anew that readers would notice, it stays unified.
+    Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified.
     """
     pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
     can_change = config.kv_unified == "auto" and context.params.kv_unified and context.model.memory == "attention"

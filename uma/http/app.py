@@ -102,7 +102,7 @@ _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__
 
 
 def dialect_of(path: str) -> Dialect:
-    """Whose form an error on this path has."""
+    """The dialect in whose form an error on this path is told."""
     if path.startswith("/api/"):
         return ollama.ERRORS
     if path.startswith("/v1/messages"):

@@ -20,7 +20,7 @@ from uma.http.problem import Forbidden, Unauthorized
 from uma.net.quota import Account
 
 PREFLIGHT_SEC = 600
-"""How long a browser may remember that it may send."""
+"""Time for which a browser can remember the answer to a preflight."""
 EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored"
 """Headers of answers that a page of an allowed origin may read."""
 
@@ -87,7 +87,7 @@ class Door:
         ]
 
     def account(self, http: Exchange) -> Account | None:
-        """Whose key the request has; None where no keys are asked for. Raises `Unauthorized`."""
+        """The account of the request's key; None where no keys are asked for. Raises `Unauthorized`."""
         if not self.keys.known or is_public(http.path):
             return None
         headers = {name: http.header(name.encode()) or "" for name in ("authorization", "x-api-key")}

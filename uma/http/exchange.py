@@ -50,7 +50,7 @@ class Exchange:
     ignored: list[str] = attrs.field(factory=list)
     """Fields of the body that are not known or not done: `X-UMA-Ignored` names the first `MAX_NAMED`."""
     account: Account | None = None
-    """Whose key came with it; None where no keys are asked for."""
+    """The account of the key that came with it; None where no keys are asked for."""
     has_priority: bool = attrs.field(default=False, init=False)
     """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)

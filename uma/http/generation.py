@@ -22,12 +22,12 @@ from uma.net.wakeup import Wakeup
 from uma.types import Finished, Prompt, ReasoningDelta, Source, Token, ToolCallDelta
 
 HEARTBEAT_SEC = 2.0
-"""A stream that has said nothing for this long says that it is alive: proxies give up after 15 s and more."""
+"""Maximum silence of a stream, after which it says that it is alive: proxies give up after 15 s and more."""
 MAX_UNSENT_BYTES = 65_536
-"""Bytes of one answer that may wait for the writing task; beyond it the request is paused."""
+"""Maximum bytes of one answer that wait for the writing task; beyond it the request is paused."""
 MAX_AT_ONCE = 64
-"""Prompts of one body that the source has at once. The others wait here, so that one body does not fill the queue of
-all clients."""
+"""Maximum prompts of one body that the source has at once. The others wait here, so that one body does not fill the
+queue of all clients."""
 NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that a proxy passes each event on at once."""
 

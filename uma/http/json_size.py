@@ -14,7 +14,7 @@ import attrs
 from uma.errors import BadRequest
 
 BLOCK_BYTES = 65_536
-"""Looked at in one go, which takes less than the interpreter's lock is held anyway (5 ms)."""
+"""Bytes looked at in one go, which takes less than the interpreter's lock is held anyway (5 ms)."""
 
 
 @attrs.frozen

@@ -114,7 +114,7 @@ def legacy(value: Any, field: str) -> None:
 
 
 def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation with each result told whose it is, by the calls before it."""
+    """The conversation, in which each result names its tool, by the calls before it."""
     names: dict[str, str] = {}
     told = []
     for message in messages:

@@ -22,7 +22,7 @@ _started = threading.Event()
 SYS_CPU = Path("/sys/devices/system/cpu")
 """Linux: what kind of CPUs there are."""
 FAST_CAPACITY = 0.7
-"""Of the fastest core's capacity, what a core must have to compute with it."""
+"""Minimum capacity of a core to compute with it, as a share of the fastest core's."""
 
 MAX_SEQUENCES: int = lib.llama_max_parallel_sequences()
 """Most sequence ids of one context: a constant of the library."""

@@ -20,7 +20,7 @@ SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux: `always`, `madvise` or `never`, the one in brackets."""
 MAPPINGS = Path("/proc/self/maps")
 LEAST_BYTES = 2 * 2**20
-"""What is smaller has no huge page in it."""
+"""Minimum size of memory with a huge page in it."""
 
 logger = logging.getLogger("uma.llama")
 

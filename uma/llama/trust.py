@@ -89,19 +89,19 @@ class Child:
     is_hang: bool = False
 
 
-def verdict(command: Sequence[str] | None = None, *, anew: bool = False) -> Verdict:
+def verdict(command: Sequence[str] | None = None, *, again: bool = False) -> Verdict:
     """The verdict on this library and this CPU: from the cache, or from a probe that takes 0.2 to 0.5 s.
 
-    Any thread can call it. `command` is the child program instead of `uma.llama.probe`; `anew` ignores the cache and
+    Any thread can call it. `command` is the child program instead of `uma.llama.probe`; `again` ignores the cache and
     logs nothing. Raises `ModelError` where the library does not compute on this CPU at all.
     """
     with _lock:
         path, key = cache_file(), _key()
-        found = None if anew else read(path, key)
+        found = None if again else read(path, key)
         if found is not None:
             return found
         found = ask(command or child_command())
-        if not anew:
+        if not again:
             _warn(found)
         if not found.unknown or found.expires is not None:
             _write(path, key, found)

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from uma.errors import BadRequest
 
 BLOCK = 4000
-"""Characters. In a text for a pre-tokenizer of llama.cpp that recurses, no word may be twice this long; see `_cuts`."""
+"""Half of the maximum length (characters) of a word in a text for a pre-tokenizer of llama.cpp that recurses; see
+`_cuts`."""
 
 MAX_UNUSED_TOKENS = 128
 """Maximum difference in size of vocabularies that count as the same: models of a family are padded differently."""

@@ -83,7 +83,7 @@ class EngineMetrics:
     kv_retries_total: int = 0
     """Batches for which `llama_decode` found no room and that were made smaller."""
     kv_layout_changes_total: int = 0
-    """Times that the KV memory was made anew in another layout, with all that is in it."""
+    """Times that the KV memory was recreated in another layout, with all that is in it."""
     health_probes_total: int = 0
     """One-token probes; their tokens are in no other counter."""
     requests_total: int = 0

@@ -21,7 +21,8 @@ import trio
 from uma.net.wakeup import Wakeup
 
 RECEIVE_BYTES = 65536
-"""One read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there is."""
+"""Maximum bytes of one read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there
+is."""
 FAIR_BYTES = 8192
 """What a peer must read within the time allowed, as long as there is more for it. Also the most that is sent at once,
 since the system counts whole pieces as read."""

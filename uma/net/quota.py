@@ -19,7 +19,7 @@ Lane = Literal[-1, 0, 1]
 """A priority."""
 
 WINDOW_SEC = 60.0
-"""Tokens a minute are counted over the last minute, not from one full minute to the next."""
+"""Window of a minute's tokens: the last minute, not from one full minute to the next."""
 
 
 @attrs.frozen(kw_only=True)

@@ -148,7 +148,7 @@ class ServerSession:
 
     `max_frame_bytes` bounds what a client may send, `max_tokens` and `n_vocab` what it may ask for; None: unbounded.
     `not_ready` says why the server can take no message but `health` yet, and None once it can: each message is asked
-    about anew, so a session that began while the model was loaded goes on as any other.
+    about again, so a session that began while the model was loaded goes on as any other.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class IdleClock:
     _half_since: float | None = attrs.field(default=None, init=False)
 
     def wind(self, *, is_idle: bool, is_mid_frame: bool, had_frame: bool) -> None:
-        """Set the alarm anew, after bytes have come (`had_frame`: a frame ended in them) or work has ended."""
+        """Set the alarm again, after bytes have come (`had_frame`: a frame ended in them) or work has ended."""
         now = trio.current_time()
         if not is_mid_frame:
             self._half_since = None

@@ -38,9 +38,9 @@ LINGER_SEC = 0.5
 """After the last event the peer may still be sending. Reading on for a moment spares it a broken pipe before it has
 read why."""
 FAILURE_LINES, FAILURE_LINES_PER_SEC = 20, 1.0
-"""Log lines about what this session was refused or failed at: at once, and in the long run."""
+"""Maximum log lines about what this session was refused or failed at: at once, and a second in the long run."""
 MAX_LOGGED_CHARS = 400
-"""Of an error's message, which may quote 20 wrong fields."""
+"""Maximum logged characters of an error's message, which can quote 20 wrong fields."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 

@@ -38,15 +38,16 @@ Whole = EmbedQuery | RerankQuery
 Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
-"""Queries of one session that are being answered; beyond it the session's input waits, as for `MAX_STARTING`."""
+"""Maximum queries of one session that are being answered; beyond it the session's input waits, as for
+`MAX_STARTING`."""
 MAX_INLINE_BYTES = 4_096
 """Longest frame that is parsed on the Trio thread. The worst of this size, a chat of empty messages, takes 1 to 2 ms,
 and a prompt 0.05 ms, where the way to another thread takes about 0.1 ms."""
 SLICE_SEC = 0.001
-"""After this long with frames that nothing comes of, such as cancels without effect, other sessions have a turn."""
+"""Time with frames that nothing comes of, such as cancels without effect, after which other sessions have a turn."""
 MAX_STARTING = 64
-"""Requests of one session that are being tokenized; beyond it the session's input waits. Once they are tokenized the
-engine's own queue bounds them."""
+"""Maximum requests of one session that are being tokenized; beyond it the session's input waits. Once they are
+tokenized the engine's own queue bounds them."""
 
 
 class JsonConnection(Connection):

@@ -19,7 +19,7 @@ from uma.server.connection import Connection, Host, Work
 from uma.types import Finished, Request, Token
 
 MAX_WAITING_LINES = 64
-"""Lines taken in while one is answered; beyond it the session's input waits."""
+"""Maximum lines taken in while one is answered; beyond it the session's input waits."""
 
 
 class NewlineConnection(Connection):

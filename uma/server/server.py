@@ -33,11 +33,11 @@ from uma.types import Health, LoadProgress
 logger = logging.getLogger("uma.server")
 
 FAREWELL_SEC = 2.0
-"""How long the last words of a stopping server may take to be read."""
+"""Maximum time for the last words of a stopping server to be read."""
 MAX_PARSING = 2
-"""Threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
+"""Maximum threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
 FAILURE_LINES, FAILURE_LINES_PER_SEC = 200, 50.0
-"""Log lines about failures, of all sessions together: at once, and in the long run."""
+"""Maximum log lines about failures, of all sessions together: at once, and a second in the long run."""
 
 
 class Server:

@@ -81,7 +81,7 @@ class Job:
                             self.put(event)
         except UmaError as error:
             self.put(error)
-        except Exception:  # noqa: BLE001  (told to the asker; other requests go on)
+        except Exception:  # noqa: BLE001  (the request's own; other requests go on)
             _log.exception("event=dynamo.internal_error request=%s", request.id)
             self.put(InternalError("the request failed in the worker; its log has the traceback"))
         except BaseException:

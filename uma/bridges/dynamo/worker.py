@@ -60,12 +60,12 @@ from uma.llama.catalog import resolve
 from uma.llama.model import Model
 
 DRAIN_SEC = 20.0
-"""Running requests get this long at the end. Dynamo ends the process 30 s after it has asked, of which its own grace
+"""Maximum time for running requests at the end. Dynamo ends the process 30 s after it has asked, of which its own grace
 period takes 5, and the engine needs the rest to end."""
 POLL_SEC = 0.1
-"""How often the load is looked at; it is published on a change, and every second."""
+"""Interval at which the load is looked at; it is published on a change, and every second."""
 SLACK_MS = 200
-"""A look this long before the second is over counts for it: the next can come late."""
+"""Maximum time before the second is over at which a look counts for it: the next can come late."""
 
 _log = logging.getLogger("uma.bridges.dynamo")
 

@@ -28,7 +28,7 @@ from uma.errors import BadRequest, InvalidJson
 
 JSON_STARTS = frozenset(b'{"[ \t\r\n')
 SEARCHED_BYTES = 512
-"""Of an oversized message, so much of its beginning and of its end is searched for the request's id."""
+"""Bytes at the beginning and at the end of an oversized message that are searched for the request's id."""
 
 
 class Form(Enum):

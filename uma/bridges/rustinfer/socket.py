@@ -17,7 +17,7 @@ from uma.errors import ConfigError
 
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
-"""A peer that is silent for so long, heartbeats included, is gone."""
+"""Maximum silence of a peer, heartbeats included, before it counts as gone."""
 RETRY_SEC = 0.005
 """A peer whose buffer is full is tried again after this: ZeroMQ does not tell when one peer's buffer has space."""
 LINGER_MS = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LATE = 1.25
-"""Times its `target_tbt_ms` after the token before: then a token counts as late."""
+"""Time since the token before, as a multiple of `target_tbt_ms`, above which a token counts as late."""
 
 
 class Lateness:

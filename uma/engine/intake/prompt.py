@@ -35,11 +35,10 @@ MAX_PREPARING_BYTES = 32 * 2**20
 """Maximum text of all prompts that wait to be tokenized or are: further ones are refused as overload. Each also exists
 as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
 LANE_SHARE = {1: 1.0, 0: 0.75, -1: 0.5}
-"""How much of that a lane can fill: a flood in one lane leaves space for those above it."""
+"""Maximum share of `MAX_PREPARING_BYTES` by lane: a flood in one lane leaves space for those above it."""
 LEAST_RETRY_MS = 50
 PIECE_CHARS, TEXT_CHARS = 65_536, 64
-"""Of many texts, the characters that are tokenized at a stretch, some 20 ms: then others have a turn. What each text
-takes beside its own, in characters."""
+"""Maximum characters of many texts tokenized in one turn, some 20 ms, and what each text counts beside its own."""
 
 
 class PromptReader:

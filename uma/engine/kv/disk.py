@@ -33,15 +33,16 @@ _log = logging.getLogger("uma.engine.kv.disk")
 
 MAGIC = b"UMAKV002"
 FOLDER = "uma-prefixes"
-"""Of the folder that the user names, the part that is ours: nothing else in it is read, counted or removed."""
+"""Subfolder of the folder that the user names. Nothing outside it is read, counted or removed."""
 SUFFIX, PART_SUFFIX = ".umakv", ".umakv-part"
-"""Of a snapshot's file, and of one that is still being written."""
+"""Suffixes of a snapshot's file, and of one that is still being written."""
 PART_AGE_SEC = 3600.0
-"""A part that has not changed for so long was left behind; a younger one may be another server's, that writes it."""
+"""Minimum time without a change after which a part counts as left behind; another server can be writing a younger
+one."""
 HEADER_BYTES = 4096
-"""What a file has beside the snapshot, at most."""
+"""Maximum size of a file beyond its snapshot."""
 LEAST_GAIN_TOKENS = 64
-"""A file is read if it may save at least this many tokens."""
+"""Minimum tokens that a file must save to be read."""
 
 
 @attrs.define(eq=False)

@@ -47,7 +47,7 @@ class BlockLedger:
         self._tell = tell
         self._held: dict[bytes, _Held] = {}
         """By a digest of all tokens up to the block's end: finding a block costs one pass of a fast hash over its
-        prefix, where walking the chain of names would hash each block of it anew."""
+        prefix, where walking the chain of names would hash each block of it again."""
 
     def stored(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""

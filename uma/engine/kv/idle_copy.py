@@ -16,7 +16,8 @@ from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 
 MOST_IDLE_BYTES = 32 * 2**20
-"""Copied at a stretch while nothing runs: a request that comes meanwhile waits for the end of it, some 10 ms."""
+"""Maximum bytes copied in one piece while nothing runs: a request that comes meanwhile waits for its end, some 10
+ms."""
 
 
 @attrs.define
@@ -55,7 +56,7 @@ class IdleCopies:
         """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
 
     def abandon(self) -> None:
-        """The cells are made anew: a copy that was begun is of no use."""
+        """The cells are recreated: a copy that was begun is of no use."""
         self._copy = None
 
     def try_all_again(self) -> None:

@@ -20,15 +20,15 @@ from uma.llama.context import Context
 
 PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
-"""A common prefix shorter than this is computed again: it costs less than keeping track."""
+"""Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
 WORTH_RESTORING_TOKENS = 48
-"""A snapshot is restored if it saves at least this many tokens more than the cells do."""
+"""Minimum tokens that a snapshot must save beyond what the cells do, to be restored."""
 MOST_PLAIN_TOKENS = 256
-"""Of the cells that hold nothing but cache, those for prefixes that are short and unused so far, or have a snapshot."""
+"""Maximum cells of cache in which prefixes stay that are short and unused so far, or have a snapshot."""
 LEAST_EVICTED_TOKENS = 256
-"""Cells given up at a time."""
+"""Minimum cells evicted at a time."""
 MOST_STALL_BYTES = 32 * 2**20
-"""While any sequence decodes, no snapshot larger than this is taken: copying it would be a gap in the stream."""
+"""Maximum size of a snapshot taken while any sequence decodes: to copy a larger one would be a gap in the stream."""
 
 
 @attrs.define
@@ -151,7 +151,7 @@ class KvPool:
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
         if seq_id is None:
-            # The one id to be had is the one that holds the prefix: better to begin anew than not at all.
+            # The one id to be had is the one that holds the prefix: better to begin again than not at all.
             node, length = self.tree.root, 0
             seq_id = self._take_id(keep=None)
         assert seq_id is not None, "asked for a sequence id when none can be had"
@@ -287,7 +287,7 @@ class KvPool:
                 self.store.add(self._snapshot_of(seq_id))
 
     def clear_cells(self) -> None:
-        """Give up all cache in the cells, which are to be made anew. What could be used again becomes a snapshot."""
+        """Give up all cache in the cells, which will be recreated. What could be used again becomes a snapshot."""
         for seq_id, node in self.tree.cached.items():
             reuses = max(1, node.reuses)
             if self.store.accepts(node.whole(), node.end, reuses) and self.store.has_place_for(

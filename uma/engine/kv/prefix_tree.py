@@ -77,7 +77,7 @@ class CacheStats:
 
 
 FEW_TOKENS = 4
-"""So many are compared one by one before numpy compares the rest."""
+"""Tokens that are compared one by one before numpy compares the rest."""
 
 
 def common_length(left: array[int], right: array[int], at: int = 0) -> int:

@@ -8,7 +8,7 @@ code. `plan` is the whole of it; the parts it is made of stand in files of their
 - `guard`  when a late stream suspends prefill, with hysteresis
 - `mixed`  whether a decode step and a piece of the prompts share a batch
 - `order`  admission and prefill priority, and preemption order
-- `pace`   how often readers are given tokens while prompts are read, and whose target that keeps
+- `pace`   how often readers are given tokens while prompts are read, and which targets that keeps
 - `lead`   how far to decode ahead of them
 - `overload` when a request is refused, and when to try again
 - `rows`   whether few decode rows are computed at once or one by one

@@ -20,29 +20,30 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEARN = 0.3
 """Weight of a new observation: a few ticks forget an old machine speed."""
 LEARN_SLOPE = 0.05
-"""The same for how cost grows with the tokens attended to: that does not change, and takes a long prompt to see."""
+"""Weight of a new observation of how cost grows with the tokens attended to: that changes little, and shows only in
+long prompts."""
 SURE_TOKENS = 200
-"""Observations that lie closer than this say little about the slope; then what other sizes show counts for more."""
+"""Minimum spread of the observations from which a slope is believed; below it what other sizes show counts for more."""
 SURE_SLOPE_SEEN = 16
-"""Observations before which a size's own slope is not believed alone."""
+"""Minimum observations for a size's own slope to be believed alone."""
 SURE_SEEN = 3
-"""Observations from which on a size is believed although others promise more."""
+"""Minimum observations for a size to be believed although others promise more."""
 MOST_ATTENTION = 0.75
-"""Of a batch's time, the share that may be put down to attention."""
+"""Maximum share of a batch's time that is attributed to attention."""
 NEARLY = 0.96
-"""Share of the best rate with which a smaller chunk is taken."""
+"""Minimum rate of a smaller chunk, as a share of the best rate, at which the smaller one is taken."""
 DRIFT_LIMIT = 4.0
 """Bounds of the drift factor."""
 HICCUP = 2.0
-"""Times as long as predicted that one observation counts for at most. A machine that is really slower shows it again
+"""Maximum weight of one observation, as a multiple of its prediction. A machine that is really slower shows it again
 with the next batch; a batch that another program interrupted for a second says nothing of the one after it."""
 
 MOST_SURCHARGE = 4.0
-"""Bound of what rows may add to a chunk that shares their batch, in times of what they take alone."""
+"""Maximum surcharge of rows on a chunk that shares their batch, as a multiple of what they take alone."""
 
 TILE_TOKENS = 64
-"""From so many tokens of a sequence on llama.cpp's flash attention computes in tiles, on a CPU: what attention costs a
-token is another figure than below, several times less."""
+"""Minimum tokens of a sequence for which llama.cpp's flash attention computes in tiles, on a CPU: attention then costs
+a token several times less than below."""
 
 Position = Callable[[int], float]
 """By number of tokens."""

@@ -18,15 +18,15 @@ from uma.engine.policy.lead import TTFT_SHARE
 from uma.engine.policy.state import Row, Targets
 
 LEAST_SHARE = 0.5
-"""Of a decode step, the time for texts after it where streams cannot have their targets anyway."""
+"""Minimum time for texts after a decode step, as a share of the step, where streams miss their targets anyway."""
 TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
-"""Share of turns that embedding has beside prompts, where its lane is higher than theirs, the same, lower."""
+"""Share of turns that embedding has beside prompts, by whether its lane is higher than theirs, the same, or lower."""
 WEIGHTS = {1: 16.0, 0: 4.0, -1: 1.0}
 """Tokens of a lane's request that count as much as one of a background request's."""
 TRY_LARGER_EVERY = 16
-"""One in so many batches that the budget limits tries a larger one that promises more."""
+"""Interval, in batches that the budget limits, at which a larger one that promises more is tried."""
 TRY_LONGER = 1.5
-"""Of the time for a batch, what a larger one that is tried may be expected to take."""
+"""Maximum predicted time of a larger batch that is tried, as a multiple of the time for a batch."""
 
 
 @attrs.frozen

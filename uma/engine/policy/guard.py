@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from uma.engine.policy.state import Row
 
 LATE = 1.5
-"""Times its `target_tbt_ms` between its last two tokens, or since the last: the stream is late."""
+"""Time since a stream's last token, or between its last two, as a multiple of its `target_tbt_ms`: above it the stream
+is late."""
 CALM = 1.0
-"""Below this times its target, prefill may go on again."""
+"""Multiple of the target below which prefill resumes."""
 MOST_SUSPENDED_TICKS = 3
-"""Prefill is suspended this many ticks in a row at most: a machine too slow for its targets must still read prompts."""
+"""Maximum ticks in a row without prefill: a machine too slow for its targets must still read prompts."""
 
 
 class LatencyGuard:

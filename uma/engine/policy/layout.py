@@ -2,7 +2,7 @@
 
 With one buffer any sequence can be as long as all memory, and a prefix is shared at no cost; but llama.cpp's attention
 goes over every cell in use for every row, and rows of a crowd pay for each other's cells. With a buffer for each they
-pay for their own, as long as they are short. Changing costs a pause, for the memory is made anew. So this is the ski
+pay for their own, as long as they are short. Changing costs a pause, for the memory is recreated. So this is the ski
 rental problem, and it is answered as usual: change once staying has cost as much as changing does there and back, so
 that no more than twice the least possible time is lost, whatever comes. What the sequences at hand will probably lose
 counts as lost: a crowd that comes together is given its buffers before anything is computed. Buffers that had to be
@@ -22,21 +22,20 @@ import attrs
 from uma.engine.policy.lead import MAX_STEPS
 
 LEAST_SEQUENCES = 8
-"""Fewer sequences than this gain little: their batches are short, and most of it is weights."""
+"""Minimum sequences for a change: batches of fewer are short, and weights are most of their cost."""
 CELL_NS = 3.0
-"""What a cell of another sequence costs a row, in each head of each layer, on one thread, until that was measured. A
-low guess: where more is lost, the first steps show it."""
+"""Initial estimate of what a cell of another sequence costs a row, in each head of each layer, on one thread. It is
+low: where more is lost, the first steps show it."""
 LEARN = 0.5
-"""Weight of the last change in what the next is expected to take."""
+"""Weight of the last change in the predicted cost of the next."""
 MAX_RELUCTANCE = 64
-"""Maximum times its cost that a change has to be worth after others were not."""
+"""Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
 HEADROOM_TOKENS = 2 * MAX_STEPS
-"""Free cells of its share under which a sequence that goes on is about to outgrow it: time to decode ahead of the
-pause."""
+"""Free cells of its share below which a sequence is about to outgrow it: time to decode ahead of the pause."""
 MAX_CHANGE_MIB = 1_024
-"""KV memory that is made anew at most: the pause that comes of it is under a second. More keeps its layout."""
+"""Maximum KV memory that a change recreates, so that its pause stays under a second. A larger KV keeps its layout."""
 EXPECTED_TOKENS = 256
-"""Output that a sequence is given space for before it has come; one that goes on further may need a change."""
+"""Output tokens that a sequence is given cells for in advance; one that goes on further can need a change."""
 
 
 @attrs.frozen

@@ -17,18 +17,18 @@ from collections.abc import Iterable
 from uma.engine.policy.state import Row
 
 PACE_SHARE = 0.9
-"""Of `target_tbt_ms`, the time between two tokens that are handed out; the rest is for timers and wakeups."""
+"""Interval of delivery, as a share of `target_tbt_ms`; the rest is for timers and wakeups."""
 MOST_PACE_MS = 250.0
-"""Longest time between two tokens that are handed out: a reader that could wait longer has no wish to."""
+"""Maximum interval of delivery: a longer target asks for throughput, not for slower reading."""
 SAFETY = 1.1
-"""Times as long as predicted that a piece may take before a reader waits."""
+"""Multiple of its predicted time that a piece can take before a reader waits."""
 MAX_STEPS = 16
 """Maximum decode steps before a piece: what is computed ahead is lost when the reader cancels, and takes its credit."""
 MAX_LEAD_STEPS = 8
 """Maximum tokens that a reader is kept behind what is computed: enough for the longest pieces, and no answer ends later
 for them than by this."""
 TTFT_SHARE = 0.125
-"""Of `slo_ttft_ms`, the longest piece: a new request waits for the end of the one that is read."""
+"""Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
 BACKGROUND_TTFT_SHARE = 0.25
 """The same while only background prompts wait: nothing else is known to come, and large pieces read faster."""
 

@@ -8,11 +8,11 @@ a model or machine says which counts for more; only measuring does.
 from __future__ import annotations
 
 WORTH = 0.98
-"""A mixed batch has to take less than this share of what both take apart."""
+"""Maximum time of a mixed batch, as a share of what both parts take apart."""
 TRY_EVERY = 32
-"""One in so many choices goes the other way, to see whether that has changed."""
+"""Interval, in choices, at which the other way is measured again."""
 TRY_WITHIN = 1.3
-"""But only where it may take up to this times as long."""
+"""Maximum predicted time of such a trial, as a multiple of the better way's."""
 
 
 class MixedBatches:

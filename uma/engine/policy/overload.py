@@ -7,10 +7,11 @@ import attrs
 from uma.engine.policy.cost import CostModel
 
 BEYOND_REPAIR = 1.5
-"""A predicted wait of this many times the target is refused. Predictions err: nearer ones are worth a try."""
+"""Predicted wait, as a multiple of the target, above which a request is refused. Predictions err: a shorter one is
+worth a try."""
 TYPICAL_CHUNK_TOKENS = 256
 LEAST_PREFILL_SHARE = 0.1
-"""Of a tick's time, what prefill gets at least however much decodes (the guard's bound sees to it)."""
+"""Minimum share of a tick's time for prefill, however much decodes (the guard's bound ensures it)."""
 LEAST_RETRY_MS = 50
 UNKNOWN_SERVICE_MS = 1000.0
 """Assumed time from a request's begin to its end, until one has ended."""

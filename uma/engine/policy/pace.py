@@ -1,12 +1,12 @@
-"""The pace at which readers are given tokens while prompts are read, and whose targets it keeps.
+"""The pace at which readers are given tokens while prompts are read, and which targets it keeps.
 
-The pace is nine tenths of the tightest target in play. The faster it is, the more of the time decoding takes from the
-prompts, so a machine too slow for a target has to give one of both up:
+The pace is nine tenths of the tightest target in play. A faster pace leaves the prompts less time, so a machine that is
+too slow for a target must give up one of them:
 
 - A target that a request names is kept wherever prompts have `LEAST_READ_SHARE` of the time beside it. Where even that
-  is too much to ask, it counts for nothing: reading more slowly would not keep it either.
-- A target by default, which no request asked for, is given up in part before: prompts have two fifths of the time, and
-  seven eighths while another program takes a core, as long as tokens then come every `NEIGHBOUR_PACE_MS`.
+  is too much, the target is ignored: reading more slowly would not keep it either.
+- A default target, which no request asked for, gives way earlier: prompts have two fifths of the time, and seven
+  eighths while another program takes a core, as long as tokens then come every `NEIGHBOUR_PACE_MS`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from uma.engine.policy.lead import pace_ms
 from uma.engine.policy.state import Row
 
 LEAST_READ_SHARE = 0.1
-"""Of the time, what is left to prompts at least while the target that a request names is kept: it bounds their wait."""
+"""Minimum share of the time for prompts while a requested target is kept: it bounds their wait."""
 MOST_DECODE_SHARE = 0.6
-"""Of the time, what decoding takes at most for targets by default: at their full pace on a machine that is slow for a
-while, each token would keep all prompts waiting."""
+"""Maximum share of the time for decoding where targets are the default ones: at their full pace, a machine that is slow
+for a while would keep all prompts waiting with each token."""
 NEIGHBOUR_LOAD = 0.75
-"""Threads of other programs from which on they take a core."""
+"""Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
-"""What decoding takes at most for targets by default while another program takes a core: the prompts are what takes
-long then."""
+"""Maximum share of the time for decoding at default targets while another program takes a core: prompts then take most
+of the time."""
 NEIGHBOUR_PACE_MS = 200.0
-"""Longest time between two tokens that is accepted for that."""
+"""Maximum time between two tokens that this leads to."""
 HOPELESS = 1.25
-"""A default target under this times what decoding alone takes cannot be met by reading prompts more slowly."""
+"""Multiple of a decode step's time below which a default target cannot be met by reading prompts more slowly."""
 
 
 @attrs.frozen
 class Pacing:
-    """Whose tokens are paced, and how."""
+    """The rows whose tokens are paced, and how."""
 
     readers: list[Row]
     """Rows whose readers must not wait while a piece is read."""

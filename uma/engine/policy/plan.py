@@ -30,17 +30,18 @@ from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.policy.state import Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
-"""A background stream gets a token at least this often, whatever is at risk."""
+"""Maximum time between two tokens of a background stream, whatever is at risk."""
 MOST_WAITS = 8
-"""Ticks in a row at most that read nothing, until what was decoded ahead covers the smallest piece."""
+"""Maximum ticks in a row that read nothing, until what was decoded ahead covers the smallest piece."""
 TRY_LARGER_EVERY = 16
-"""One in so many ticks whose chunk the budget limits tries a larger one that promises more."""
+"""Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
 PATIENT, WORTH_WAITING = 2.0, 1.4
-"""Times as long a piece can take where it reads so many times as many tokens a millisecond."""
+"""Maximum time of a piece, as a multiple of the usual limit, that is accepted where it reads at least this factor more
+tokens a millisecond."""
 AT_RISK = 0.3
-"""Of its target, the spare time below which a first token counts as at risk."""
+"""Spare time, as a share of its target, below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
-"""Prefill that runs at all runs at least this many tokens, or a whole prompt of fewer."""
+"""Minimum tokens of a prefill that runs at all, unless a whole prompt has fewer."""
 
 
 @attrs.frozen

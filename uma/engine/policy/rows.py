@@ -10,15 +10,15 @@ from __future__ import annotations
 from uma.engine.policy.cost import CostModel
 
 MOST_APART = 4
-"""More rows than this are always computed at once: weights read once for all of them have paid by then."""
+"""Maximum rows that are computed one by one: from more on, reading the weights once for all of them has paid."""
 BATCH_MS = 0.2
-"""What a batch costs besides its computing: to fill it, to sample and to book it."""
+"""Cost of a batch besides its computing: to fill it, to sample, to book it."""
 WORTH = 0.95
-"""One by one has to take less than this share of the time, or nothing is changed."""
+"""Maximum time of rows one by one, as a share of their time together: a smaller gain changes nothing."""
 TRY_EVERY = 16
-"""One in so many choices goes the other way, to see whether that has changed."""
+"""Interval, in choices, at which the other way is measured again."""
 TRY_WITHIN = 1.5
-"""But only where it may take up to this times as long."""
+"""Maximum predicted time of such a trial, as a multiple of the better way's."""
 
 
 class OneByOne:

@@ -20,20 +20,20 @@ MAX_DRAFT = 15
 MAX_TOKENS = 64
 """Maximum tokens of a batch that holds drafts."""
 STEP_MS = 0.3
-"""What a batch with drafts costs besides its computing: to guess, to sample one by one, to book. Decode steps without
-drafts run many at a stretch, and pay a fraction of that."""
+"""Cost of a batch with drafts besides its computing: to guess, to sample one by one, to book. Decode steps without
+drafts run as a stride, and pay a fraction of that."""
 WORTH = 1.08
-"""Expected gain under which nothing is drafted: estimates are this uncertain."""
+"""Minimum expected gain, as a factor, for which tokens are drafted: estimates are this uncertain."""
 TRIES = 3
-"""A size is believed once it was seen so often: its first batches also allocate."""
+"""Minimum observations for a size to be believed: its first batches also allocate."""
 TRY_EVERY = 256
-"""One in so many chances, a size that was slow is tried again."""
+"""Interval, in chances, at which a size that was slow is tried again."""
 TRY_WITHIN = 1.3
-"""But only where it is expected to take up to so many times as long a token as none."""
+"""Maximum predicted time a token of such a trial, as a multiple of the time without drafts."""
 SLOWER = 1.1
-"""Times as long as without drafts that another row can wait for its token."""
+"""Maximum wait of a row for its token, as a multiple of that without drafts."""
 HOPELESS = 1.5
-"""Times as long as a step without drafts can be where that alone is longer than a stream's target."""
+"""Maximum time of a step with drafts, as a multiple of one without, where that one alone misses a stream's target."""
 
 
 @attrs.frozen

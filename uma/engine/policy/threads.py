@@ -24,11 +24,12 @@ COUPLING = 2.0
 """Exponent per thread. 1 would be threads that are descheduled independently; measured rates fall faster, because a
 thread that comes back has to catch up before the others can go on."""
 WORTH = 1.15
-"""Predicted gain below which the number of threads stays: estimates of the load are this uncertain."""
+"""Minimum predicted gain, as a factor, for the number of threads to change: estimates of the load are this
+uncertain."""
 HOLD_MS = 500.0
-"""The highest load of so many milliseconds counts: fewer threads at once, more only when the neighbour stays away."""
+"""Window over which the highest load counts: fewer threads at once, more only when the neighbour stays away."""
 SETTLED_MS = 100.0
-"""Shorter samples say too little: the kernel counts idle time in steps of 10 ms."""
+"""Minimum length of a sample: the kernel counts idle time in steps of 10 ms."""
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 PRIOR_TOKENS = 4.0
 """Tokens of its own after which what a text has shown counts for half."""
 MEMORY_TOKENS = 64.0
-"""Of as many tokens of late, at most, the chances are the mean: texts change."""
+"""Maximum recent tokens whose mean the chances are: texts change."""
 
 
 class Chances:

@@ -1,4 +1,4 @@
-"""Makes the KV memory anew in another layout, with all that is in it, between two ticks.
+"""Recreates the KV memory in another layout, with all that is in it, between two ticks.
 
 Sequences with a slot are carried over with their state. Where rows are computed faster than their readers want tokens,
 they first run ahead for as long as the change is expected to take, so that no reader sees it. Cached prefixes become

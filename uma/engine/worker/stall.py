@@ -23,17 +23,17 @@ from uma.llama import backend
 from uma.llama.context import Context
 
 LOOK_SEC = 0.05
-"""Between two looks at the batch that runs."""
+"""Interval between two looks at the batch that runs."""
 LEAST_MS = 100.0
-"""A batch that has not taken so long is left alone: what is gained would not be seen."""
+"""Minimum duration of a batch to be aborted: the gain on a shorter one would not be seen."""
 TOO_LONG = 2.0
-"""Times as long as predicted from which on a batch is looked at more closely."""
+"""Duration of a batch, as a multiple of its prediction, from which on it is examined."""
 STARVED_SHARE = 0.8
-"""Of the time that compute threads want to run, the share under which they count as waiting for cores."""
+"""Share of the time they want to run below which compute threads count as waiting for cores."""
 REST_LOOKS = 20
-"""Looks without a batch after which the thread rests until there is one."""
+"""Looks without a batch after which the thread rests until one runs."""
 PAUSE_MS = 2_000.0
-"""Minimum time between two aborted batches: where fewer threads do not help, nothing is gained by a third try."""
+"""Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
 
 
 @attrs.frozen(eq=False)

@@ -1,7 +1,7 @@
 """Answers that the page shows while they are being written, and that outlive a reload.
 
 An answer keeps no log of events: it keeps its text and its blocks, each with the version in which it last changed. A
-reader that comes back with `Last-Event-ID` is given what changed since, one that comes anew is given everything, and a
+reader that comes back with `Last-Event-ID` is given what changed since, a new one is given everything, and a
 slow one simply finds several versions' changes in one event. So memory is bounded by the answer's own length.
 """
 
@@ -29,11 +29,11 @@ from uma.types import EventStream, Finished, Request, Source, Token
 logger = logging.getLogger("uma.http")
 
 KEEP_SEC = 60.0
-"""An answer without a reader goes on, and can be picked up again, for this long."""
+"""Time for which an answer without a reader goes on, and can be picked up again."""
 RENDER_INTERVAL_SEC = 0.1
-"""Blocks are rendered again at most this often."""
+"""Minimum time between two renderings of a block."""
 RENDER_SHARE = 0.2
-"""Of a core, what rendering one answer takes at most; a long block is rendered less often."""
+"""Maximum share of a core for rendering one answer; a long block is rendered less often."""
 MAX_ANSWERS = 256
 """Answers that are written or kept at one time. At the default of 4,096 tokens each takes some 100 KB."""
 
@@ -46,9 +46,9 @@ class Answer:
     """Until it has been generated: a conversation can be megabytes."""
     keep_sec: float
     account: Account | None = None
-    """Whose key it was asked for with; its bounds count the answer."""
+    """The account of the key it was asked for with; its bounds count the answer."""
     client: Hashable = None
-    """Whose places among all answers it counts for."""
+    """The client among whose answers it counts."""
     id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
     """The request's id."""
     text: str = attrs.field(default="", init=False)
@@ -125,7 +125,7 @@ class Answer:
         }
 
     def seen_version(self, last_event_id: str | None) -> int:
-        """The version that a reader has; 0, nothing, for one that comes anew or with an id that is none of ours."""
+        """The version that a reader has; 0, nothing, for a new one or one with an id that is none of ours."""
         known = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
         return min(int(last_event_id or 0), self.version) if known and len(last_event_id or "") < 10 else 0
 

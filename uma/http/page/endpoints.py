@@ -25,9 +25,9 @@ from uma.protocol.converter import unstructure
 from uma.types import Activity, Message, Request, SamplerSettings, SamplingParams
 
 PROGRESS_SEC = 0.25
-"""While a prompt waits or is read, its reader is told this often how far it is."""
+"""Interval at which a reader is told how far its prompt is, while it waits or is read."""
 HEARTBEAT_SEC = 10.0
-"""A stream is never silent for longer: a proxy would hang up."""
+"""Maximum silence of a stream: a proxy would hang up."""
 NO_CACHE = (b"cache-control", b"no-store")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 

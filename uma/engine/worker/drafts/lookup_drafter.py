@@ -13,7 +13,7 @@ from uma.engine.worker.sequence import Sequence
 from uma.llama.vocab import Vocab
 
 LIKELY = 0.75
-"""Chance of its first token from which on a guess ends a stride: the policy then says whether it is verified."""
+"""Minimum chance of its first token for which a guess ends a stride: the policy then says whether it is verified."""
 
 
 class LookupDrafter:

@@ -35,19 +35,19 @@ SURE = (0.3, 0.6, 0.85, 0.97)
 CHANCES = (0.2, 0.45, 0.7, 0.85, 0.95)
 """Chance that the target agrees, by that probability, before any text has shown its own."""
 USUAL = 0.7
-"""Chance that a token holds of which nothing is known yet."""
+"""Chance that a token holds, before anything is known of it."""
 FORGET_SHARE = 1 / 256
-"""Of what is known of a row's guesses, the share that each tick forgets: a text that drafts were useless for is tried
-again after some hundred tokens."""
+"""Share of what is known of a row's guesses that each tick forgets: a text for which drafts were useless is tried again
+after some hundred tokens."""
 NEAR_TOKENS = 16
 """Maximum tokens that are read together with a guess; more are read before it, in pieces that keep readers supplied."""
 FIRST_PIECE_TOKENS = 64
 """Tokens of such a piece before it is known what one takes."""
 GAIN_SHARE = 0.3
-"""Of a token's usual time, what a draft usually saves."""
+"""Usual gain of a draft, as a share of a token's time."""
 MEASURE_AGAIN = 2_048
-"""Ticks that ask what a guess takes, without one computed, after which that is measured anew: the machine may have been
-busy when it was."""
+"""Ticks that ask for the cost of a guess, without one computed, after which it is measured again: the machine can have
+been busy when it was."""
 
 Logits = npt.NDArray[np.float32]
 

@@ -20,9 +20,9 @@ from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
 LEAST_FREE_CELLS = 64
-"""Free cells for each row under which nothing is drafted: what a draft takes could make another row wait."""
+"""Minimum free cells for each row to draft: what a draft takes could make another row wait."""
 READ_SHARE = 0.5
-"""Of what a batch leaves of the time between two tokens to aim for, the share in which a drafter can read texts."""
+"""Share of the time that a batch leaves between two tokens in which a drafter can read texts."""
 
 
 class Draft(NamedTuple):

@@ -48,7 +48,7 @@ export function icon(name) {
 }
 
 /**
- * A button that is an icon, with its name for those who do not see it.
+ * A button that is an icon, with its name for screen readers.
  *
  * @param {string} name
  * @param {string} label
@@ -68,7 +68,7 @@ export function iconButton(name, label, onClick, more = "") {
 
 const announcer = () => byId("announcer", HTMLElement);
 
-/** Say something to those who listen to the page instead of looking at it. @param {string} text */
+/** Have screen readers say something. @param {string} text */
 export function announce(text) {
   announcer().textContent = text;
 }

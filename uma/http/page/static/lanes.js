@@ -25,7 +25,7 @@ const LANE_NAMES = new Map([
 class Lane {
   /**
    * @param {RunningRequest} request
-   * @param {boolean} isLate It ran before anybody looked: when its tokens were computed is not known.
+   * @param {boolean} isLate It ran before the view was opened: when its tokens were computed is not known.
    */
   constructor(request, isLate) {
     /** By column number since the server's clock began. @type {Map<number, Tick>} */

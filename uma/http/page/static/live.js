@@ -169,7 +169,7 @@ export class LiveView {
     );
   }
 
-  /** Frames are asked for only while somebody looks. @param {boolean} isShown */
+  /** Frames are asked for only while the view is on the screen. @param {boolean} isShown */
   setShown(isShown) {
     this.isShown = isShown;
     this.run();
