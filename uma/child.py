@@ -95,7 +95,7 @@ class Child:
             self._kill()
             raise ChildEndedError(str(error) or type(error).__name__) from None
         except BaseException:
-            # Also an answer that memory ran out for: what is left of it must not answer the next question.
+            # Where memory ran out too: the rest of that answer must not answer the next question.
             self._kill()
             raise
 

@@ -112,7 +112,7 @@ class HttpService:
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         if self._connections >= self._config.max_http_connections:
             self.gateway.connections_refused_total += 1
-            sock.close()  # a flood: even saying no costs a file descriptor
+            sock.close()  # a flood: even a refusal costs a file descriptor
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -117,7 +117,7 @@ async def _main(
                 for make in beside:
                     run.services.append(make(engine, config))
                     await nursery.start(run.serve, run.services[-1])
-                # What is there by now stays: looking through it again at each collection would be felt as a gap.
+                # Objects made by now live as long as the server: a collection that looked through them would be a gap.
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)

@@ -152,7 +152,7 @@ class Server:
             refusal = TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)")
         hosted = self._refused if refusal else self._connections
         if len(hosted) >= limit:
-            sock.close()  # a flood: even saying no costs a file descriptor
+            sock.close()  # a flood: even a refusal costs a file descriptor
             return
         connection = self._connection(sock)
         hosted.add(connection)

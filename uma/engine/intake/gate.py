@@ -77,7 +77,7 @@ class Gate:
         ahead = [
             each for each in self._sequences if (admission_key(each)[0] <= due_ms if each.due_ms else each.lane >= lane)
         ]
-        # Background gives its slots up; and of prompts a part will be cached, as it was for those before.
+        # Background rows give up their slots, and a part of these prompts will be cached, as of those before.
         running = sum(each.holding is not None and each.lane >= min(lane, 0) for each in self._sequences)
         uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)
         return Load(

@@ -143,8 +143,8 @@ class PromptReader:
     def _check_budget(self, lane: int, size_bytes: int, client: Hashable) -> None:
         ahead, limit = self._preparing_bytes, LANE_SHARE[lane] * MAX_PREPARING_BYTES
         mine = 0 if client is None else self._bytes_by_client[client]
-        # One prompt alone is always taken: its own size has a limit of its own. And each client leaves as much as it
-        # takes (dynamic thresholds, Choudhury and Hahne 1998), so that the first prompt of another finds space.
+        # One prompt alone is always taken: `max_prompt_bytes` limits it. Each client leaves as much as it takes
+        # (dynamic thresholds, Choudhury and Hahne 1998), so that the first prompt of another finds space.
         if (ahead and ahead + size_bytes > limit) or (mine and mine + size_bytes > limit - ahead):
             raise Overloaded(
                 f"too many prompts are being prepared: {ahead:,} bytes of text wait to be tokenized",

@@ -162,7 +162,7 @@ class DiskTier:
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
-        # A longer one can do all that a shorter one can, unless it must be used whole.
+        # A longer snapshot serves wherever a shorter one does, unless it must be used whole.
         for entry, size in [] if self._exact_ends else list(self._entries.beginnings(snapshot.tokens)):
             if size < len(snapshot.tokens):
                 self._remove(entry)

@@ -98,7 +98,7 @@ class BlockLedger:
             self._tell(BlockRemoved(block_hashes=tuple(reversed(gone))))
 
     def _tell_stored(self, tokens: array[int], first: int, data: memoryview, names: list[int]) -> None:
-        # What is held is held from its beginning, so the blocks that are new are one chain up to the run's end.
+        # A prefix is held from its beginning on, so the new blocks are one chain up to the run's end.
         begin = first - self._size
         parent = self._held[_digest(data, begin)].name if begin else None
         self._tell(

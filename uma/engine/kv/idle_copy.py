@@ -81,7 +81,7 @@ class IdleCopies:
 
     def _begin(self) -> _Copy | None:
         for seq_id, node in self._tree.cached.items():
-            # Only in the place of what is worth less, or idle times would be spent on pushing each other out.
+            # A copy replaces only snapshots worth less: else copies would push each other out in every idle time.
             if (
                 not self._cells.waits_for_copy(seq_id)
                 and seq_id not in self._in_vain

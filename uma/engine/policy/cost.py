@@ -172,7 +172,7 @@ class _Table:
             # Seen at another size of the same slot: booked as if it had been the slot's own.
             self._lines[slot] = _Line(x, ms * own / size)
         elif size == own or not self._is_tiled:
-            # (A part of a tile costs as much as the whole, or takes another way altogether: it says nothing of it.)
+            # (A part of a tile says nothing of the whole: it costs as much, or runs another kernel.)
             line.learn(x, ms * own / size)
             usual = self._usual[_kind(own)]
             self._usual[_kind(own)] += (line.slope(usual * own) / own - usual) * LEARN_SLOPE
@@ -331,7 +331,7 @@ class CostModel:
         there is to read is chosen, or else the smallest that was seen: requests that come meanwhile wait for its end.
         Rates are not monotonous in size.
         """
-        # What is left of a prompt fills no tile; how that is, has to be known from a smaller size first.
+        # A prompt's rest fills no tile: its cost must be known from a smaller size first.
         rest = (most,) if most <= SIZES[0] or self._chunks.has_seen_below(most) else ()
         rates: dict[int, float] = {}
         for size in (*(size for size in SIZES if size <= most), *rest):
@@ -371,7 +371,7 @@ class CostModel:
         if alone_ms <= 0 or chunk_ms <= 0:
             return
         ms = _without_hiccup(ms, expected or alone_ms + chunk_ms)
-        # Of a size between two of the table the prediction has a margin: nothing follows from how far off it is.
+        # The prediction for a size between two of the table has a margin: its error says nothing of the machine.
         if size in SIZES and expected is not None and self._surcharges.has_seen(rows, size):
             self._follow(ms, expected)
         self._surcharges.learn(rows, size, (ms - chunk_ms) / alone_ms)
@@ -391,14 +391,14 @@ class CostModel:
         expected = self.prefill_ms(tokens, position)
         ms = _without_hiccup(ms, expected)
         self._chunks.learn(tokens, position + tokens / 2, ms / self._drift)
-        # A rest that fills no tile is predicted with a margin: how far off that is says nothing of the machine.
+        # The prediction for a rest that fills no tile has a margin: its error says nothing of the machine.
         if tokens in SIZES:
             self._follow(ms, expected)
 
     def _follow(self, ms: float, expected: float) -> None:
         if expected > 0:
             ratio = max(ms / expected, 1 / DRIFT_LIMIT)
-            # Sizes not seen for long follow by it, too. It goes back to 1 slowly: what lasts ends up in the tables.
+            # It also corrects sizes not seen for long. It returns to 1 slowly: the tables learn a lasting change.
             self._drift = min(max(self._drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.99
 
 

@@ -85,8 +85,8 @@ class EmbedTurns:
         if chunk < demand.tokens:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0:
-                # Of a size not seen of late the model expects at least as much a token as of the smaller one, whose
-                # fixed part weighs more: without a try the smallest would be all that is ever computed.
+                # For a size not seen lately the model predicts at least the smaller one's time a token, where the fixed
+                # part weighs more: without trials the smallest would be all that is ever computed.
                 return self.cost.worth_trying(chunk, TRY_LONGER * longest_ms, position, demand.tokens)
             if not self.cost.has_tried_beyond(chunk):
                 return self.cost.worth_trying(chunk, longest_ms, position, demand.tokens)

@@ -334,7 +334,7 @@ class Scheduler:
         share = BACKGROUND_TTFT_SHARE if all(row.lane < 0 for row in waiting) else TTFT_SHARE
         longest_ms = min(share * self.targets.slo_ttft_ms, covered_ms)
         tokens = self._tokens_for_cycle(longest_ms, covered_ms, position, wanted)
-        # A piece is read at the price of a step at least: one that takes less than a step leaves spare is larger.
+        # A piece costs at least the time that a step leaves spare: one that would take less is made larger.
         spare_ms = min(longest_ms, pace - step_ms)
         if self.cost.prefill_ms(tokens, position(tokens)) < spare_ms:
             tokens = max(tokens, self.cost.best_chunk(spare_ms, position, wanted, beside_ms=step_ms))
@@ -370,7 +370,7 @@ class Scheduler:
         if covered_ms > longest_ms:
             tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), position, wanted)
         if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, position, wanted):
-            tokens = wanted  # what would be left fills no tile
+            tokens = wanted  # the rest would fill no tile
         return tokens
 
     def _larger(self, tokens: int, longest_ms: float, position: Position, wanted: int) -> int:

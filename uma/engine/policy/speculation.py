@@ -116,7 +116,7 @@ class DraftPolicy:
         limit_ms = min(row.target_tbt_ms for row in rows)
         if plain_ms > limit_ms:
             limit_ms = HOPELESS * plain_ms
-        # The tokens with the best chances first. A row's own stay in order, for they fall.
+        # Best chances first. The tokens of one row keep their order, because their chances fall.
         ranked = sorted(
             ((chance, -index, row) for row, each in enumerate(rows) for index, chance in enumerate(each.chances)),
             reverse=True,

@@ -142,8 +142,8 @@ class Commands:
 
     def wake(self) -> None:
         """Have all that was handed over taken up soon."""
-        # What the thread has taken by itself needs no call: one would end its next rest, and have it take up the first
-        # half of a burst.
+        # A command that the thread has taken by itself needs no wakeup, which would end the next rest and have the
+        # thread begin with half of a burst.
         if self._commands:
             self.is_called = True
             self._wakeup.set()

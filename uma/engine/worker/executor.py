@@ -93,7 +93,7 @@ class Executor:
             yield from self._decode(tick)
             if not (yield from self._decode_ahead(tick)):
                 return
-        # Those that the decode rows needed the cells of have lost their slots.
+        # Sequences whose cells the decode rows needed have lost their slots.
         prefill = [each for each in tick.prefill if each[0].holding is not None]
         if tick.is_mixed:
             yield from self._mixed(tick, prefill)
@@ -107,7 +107,7 @@ class Executor:
             yield from self._verify(tick.drafts)
         elif tick.is_one_by_one:
             for sequence in tick.decode:
-                if sequence.holding is not None:  # those before it may have preempted it
+                if sequence.holding is not None:  # an earlier row can have preempted it
                     yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
         else:
             yield from self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
@@ -177,13 +177,13 @@ class Executor:
             work.append((sequence, count))
             left -= count
         for batch in self._runner.in_one_ubatch(work):
-            # Those before it may have preempted it.
+            # An earlier batch can have preempted some.
             holding = [each for each in batch if each[0].holding is not None]
             yield from self._until_done(self._runner.decode_several, holding)
 
     def _prefill(self, work: Work) -> Iterator[Results]:
         for batch in self._runner.split_unread(work):
-            # What failed before it can have taken its slot.
+            # The retries of an earlier batch can have taken its slot.
             left = [each for each in batch if each[0].holding is not None]
             yield from self._until_done(self._runner.prefill, left)
 

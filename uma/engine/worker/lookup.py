@@ -97,7 +97,7 @@ class Lookup:
         source, place = self._source, self._place
         found = list(source[place : place + count])
         if source is self._tokens:
-            # What repeats itself at once goes on so: the guess follows its own beginning.
+            # A text that repeats itself at once goes on so: the guess follows its own beginning.
             period = len(source) - place
             while len(found) < count:
                 found.append(found[len(found) - period])

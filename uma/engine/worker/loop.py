@@ -181,7 +181,7 @@ class DecodeWorker:
                 self._probes.run()
             if had_work and (self._residency.all or self._embedder):
                 continue
-            # Also where the last sequence has ended and others are on their way: the first of a burst waits for it.
+            # Flush also where the last sequence has ended and others arrive: a burst's first waits for these events.
             self._outbox.flush()
             began = now_ms()
             self._rest()

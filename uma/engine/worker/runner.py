@@ -137,7 +137,7 @@ class ModelRunner:
             if is_over or self.is_called:
                 return code, steps
             tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
-            # A row that has a fault, several tokens or an end is none that this batch can go on with.
+            # This batch cannot go on with a row that has a fault, several tokens or an end.
             if len(tokens) < size or not ends.isdisjoint(tokens) or self.sees_draft(sequences, tokens):
                 return code, steps
             self._batch.advance(tokens)

@@ -304,7 +304,7 @@ class ModelDrafter:
     def _step(self, going: list[_Going]) -> list[_Going]:
         """One more token for each guess for which there are cells. Returns those that it was computed for."""
         for each in going:
-            # Also what ended with a token that is no guess is computed from its last token on: that gives the logits.
+            # A text that ends with a token that is no guess is computed from that token on too: it gives the logits.
             self._cut(each.text, len(each.sequence.tokens) + each.ahead - 1)
         cells, room = self._context.n_ctx - self._used_cells, 0
         parts: list[list[_Going]] = []

@@ -98,7 +98,7 @@ class Speculator:
         """In the middle of a stride that gave each row a token: whether a draft is worth ending it."""
         if not self._can_pay_now:
             return False
-        # Rows behind the first of which that is so are caught up with by the next tick.
+        # The next tick catches up with the rows behind the first such row.
         pairs = zip(rows, tokens, strict=True)
         return any(drafter.takes_in(row, token) for row, token in pairs for drafter in self._drafters)
 
