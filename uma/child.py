@@ -1,6 +1,6 @@
 """Child processes that are asked one thing at a time, and killed where an answer takes too long.
 
-A thread cannot be stopped, and a regular expression or a C extension may keep the interpreter from every other thread.
+A thread cannot be stopped, and a regular expression or a C extension can keep the interpreter from every other thread.
 What runs over other people's texts or programs, for a time that nothing bounds, runs in a child. Both ends of the
 conversation are here: `Child` for the parent, `serve` for the program. A message is JSON behind its length.
 """

@@ -1,4 +1,4 @@
-"""Every setting of UMA in one class, and where a setting's value may come from.
+"""Every setting of UMA in one class, and where a setting's value can come from.
 
 Flags, `UMA_…` variables and the keys of a TOML file are all derived from the fields of `RuntimeConfig`; the first that
 speaks wins, in this order: flag, variable, file, default.

@@ -1,4 +1,4 @@
-"""What a field may hold, said once beside the field and used everywhere: by constructors, by the wire's converter,
+"""What a field can hold, said once beside the field and used everywhere: by constructors, by the wire's converter,
 by the command line and by the JSON Schemas.
 
 A constraint stands in the field's type: `temperature: Annotated[float, Range(0, 2)]`. `check` applies every field's
@@ -201,7 +201,7 @@ def _is_utf8(text: str) -> bool:
 
 Constraint = Range | Length | Pattern | Text | Json | Values
 
-# Cuts while it reads: a value may be a megabyte long, or nested deeper than `repr` could follow.
+# Cuts while it reads: a value can be a megabyte long, or nested deeper than `repr` could follow.
 _brief = reprlib.Repr()
 _brief.maxlevel = 3
 _brief.maxstring = _brief.maxother = 57

@@ -1,7 +1,7 @@
 """One tool call that is no JSON object, read a character at a time into a name and the JSON of its arguments.
 
 Each form of `uma/chat/forms.py` has a reader, written as a generator that takes one character at each `yield`: it can
-stop anywhere and goes on with the next. White space between the parts of a call counts for nothing.
+stop anywhere and goes on with the next. White space between the parts of a call does not count.
 """
 
 from __future__ import annotations

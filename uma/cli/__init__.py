@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UmaError, OSError) as error:
         return _report(error, FAILED)
     except SystemExit:
-        # `--help` has written to standard output, and may not have been able to.
+        # `--help` has written to standard output, or has failed to.
         try:
             _flush()
         except OSError as error:

@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check_model(name: str) -> None:
-    """Raise `ModelError` where there is no such model: a question may have been meant, and that is another command."""
+    """Raise `ModelError` where there is no such model: a question can have been meant, and that is another command."""
     from uma.llama import catalog  # noqa: PLC0415  (slow to import, and not needed where no model is named)
 
     try:
@@ -94,7 +94,7 @@ class Chat:
     last_file: Path | None = None
     """Where `/save` writes when no name is given."""
     is_hung_up_on: bool = False
-    """A server has closed the session, before the first word of an answer: it is to be asked again, once."""
+    """A server has closed the session, before the first word of an answer: the question is asked again, once."""
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False

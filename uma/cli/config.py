@@ -52,6 +52,6 @@ def _toml_value(each: Setting, value: Any) -> str:
 
 
 def _remark(each: Setting, loaded: Loaded) -> str:
-    # A comment may hold no control character, and an origin may be a file's name.
+    # A comment can hold no control character, and an origin can be a file's name.
     origin = "".join(char if char.isprintable() else "?" for char in loaded.origins[each.name])
     return f"{each.unit}; {origin}" if each.unit else origin

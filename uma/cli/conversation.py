@@ -58,7 +58,7 @@ class Conversation:
         if path.is_dir():
             raise ChatFileError(f"{path}: is a directory; name a file in it, such as {path / 'chat.json'}")
         if path.exists():
-            Conversation.load(path)  # a file of ours: it may be written again
+            Conversation.load(path)  # a file of ours: it can be written again
         text = json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n"
         try:
             _replace(path, text)

@@ -39,7 +39,7 @@ from uma.types import (
 )
 
 WAIT_SEC = 1.0
-"""Standard input that has not begun by then is told, since it may be a pipe that nothing ever comes from."""
+"""Standard input that has not begun by then is told, since it can be a pipe that nothing ever comes from."""
 REQUEST_ID = "generate"
 INTERRUPTED = 128 + signal.SIGINT
 

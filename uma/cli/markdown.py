@@ -27,7 +27,7 @@ ERASE_TO_LINE_END, ERASE_BELOW = "\x1b[K", "\x1b[J"
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _MAY_CONTINUE = re.compile(r"\s|$|[-*+](\s|$)|\d{1,9}([.)]|$)")
-"""The first line after a blank one that may still belong to the list or quotation before it."""
+"""The first line after a blank one that can still belong to the list or quotation before it."""
 _TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[\d;]*m)+$")
 
 

@@ -1,7 +1,7 @@
 """The source of `uma chat` and `uma generate`: the server that listens on the socket, or an engine in this process.
 
 A server is preferred, since its model is loaded already and shared; but never one with another model than was asked
-for, and never where an option says how a model is to be loaded.
+for, and never where an option says how to load a model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Bond:
 async def open_source(
     loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None], bond: Bond | None = None
 ) -> AsyncIterator[Opened]:
-    """A source for `loaded`; `say` gets a line where a choice was made that the caller may not expect.
+    """A source for `loaded`; `say` gets a line where a choice was made that the caller does not expect.
 
     With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
     named must have a server; only the usual place falls back to loading the model here. A server that is loading its

@@ -1,4 +1,4 @@
-"""The edges between UMA and a person's terminal: what a model's text may do there, and how output is written so that
+"""The edges between UMA and a person's terminal: what a model's text can do there, and how output is written so that
 a slow or vanished reader never blocks anything but that output.
 """
 
@@ -39,7 +39,7 @@ class Output:
         return cls(sys.stdout.fileno(), encoding or sys.stdout.encoding or "utf-8", sys.stdout.isatty())
 
     async def write(self, text: str) -> None:
-        """Write `text`, waiting for the reader as long as it takes; cancellation may leave a part written."""
+        """Write `text`, waiting for the reader as long as it takes; cancellation can leave a part written."""
         if not text:
             return
         shown = harmless(text) if self.is_terminal else text

@@ -28,7 +28,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stop:
     """How one piece of work is stopped: by asking politely first, and by cancelling it where that takes too long.
 
-    The second call cancels at once; a third may end the process.
+    The second call cancels at once; a third can end the process.
     """
 
     politely: Callable[[], None] | None = None
@@ -46,7 +46,7 @@ class Stop:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether cancelling has not helped: a thread may be inside a computation that nothing interrupts."""
+        """Whether cancelling has not helped: a thread can be inside a computation that nothing interrupts."""
         return self.n_calls >= 3
 
 

@@ -1,7 +1,7 @@
 """What a chat needs of its user interface, and the plainest one: text in, text out.
 
-The plain view puts the answers alone on standard output, so that a chat can be part of a script; everything else that
-is to be said goes to standard error.
+The plain view puts the answers alone on standard output, so that a chat can be part of a script; everything else
+goes to standard error.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def model_line(info: ModelInfo) -> str:
 
 
 def context_line(info: ServerInfo) -> str:
-    """`context 2,048 of 4,096 tokens`: what a request may use, of what the model was trained for."""
+    """`context 2,048 of 4,096 tokens`: what a request can use, of what the model was trained for."""
     trained, usable = info.model.context_length, info.limits.n_ctx
     return f"context {usable:,} tokens" + (f" (trained for {trained:,})" if trained and trained != usable else "")
 

@@ -18,7 +18,7 @@ from uma.net.wakeup import Wakeup
 from uma.types import Event, Finished, Token
 
 BUFFER_EVENTS = 8192
-"""Events of one request that may wait for its caller, twice the default `max_tokens`: with the server's default
+"""Events of one request that can wait for its caller, twice the default `max_tokens`: with the server's default
 limits one slow caller never holds up the others of its client."""
 
 
@@ -30,7 +30,7 @@ class Stream:
     _start: Callable[[Stream], Awaitable[None]]
     """Sends the request; raises where that is not possible."""
     _cancel: Callable[[Stream], None]
-    """Tells the server that the request is to end. Never waits."""
+    """Tells the server to end the request. Never waits."""
     tap: Callable[[Token], bool] | None = attrs.field(default=None, init=False)
     """See `types.EventStream.tap`."""
     _events: deque[Event] = attrs.field(factory=deque, init=False)

@@ -15,7 +15,7 @@ ModelType = Literal["chat", "completions", "embedding", "tensor"]
 
 @attrs.frozen
 class BackendCapabilities:
-    """What a frontend may ask of a backend. Each claim can be proven by `uma contract check`."""
+    """What a frontend can ask of a backend. Each claim can be proven by `uma contract check`."""
 
     supports_streaming: bool = False
     supports_logprobs: bool = False
@@ -49,7 +49,7 @@ def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
 
 
 def model_types_of(capabilities: Capabilities) -> tuple[ModelType, ...]:
-    """What a frontend may offer with such a backend. A chat needs a template of the model's own."""
+    """What a frontend can offer with such a backend. A chat needs a template of the model's own."""
     kinds: list[ModelType] = ["chat"] if capabilities.chat else []
     if declared(capabilities, "generate", True):
         kinds.append("completions")

@@ -16,7 +16,7 @@ TOKENS = 24
 """Tokens of an answer: enough for a parameter to show, few enough for a slow model."""
 REFUSALS = ("E_PROTO_BAD_REQUEST", "E_LIMIT_PROMPT_TOO_LARGE")
 TRIES = 8
-"""Times that two answers may differ which should be the same. With flash attention on a CPU logits differ in the third
+"""Times that two answers can differ which should be the same. With flash attention on a CPU logits differ in the third
 digit with what else is in a batch, and with how much of a prompt was cached and where: near ties can turn a draw."""
 
 

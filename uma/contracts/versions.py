@@ -1,6 +1,6 @@
 """Versions of the contracts: which are spoken, how two sides agree, and how long an old one is still taken.
 
-`major.minor`: a minor adds fields that may be ignored; removing or renaming one needs a new major.
+`major.minor`: a minor adds fields that can be ignored; removing or renaming one needs a new major.
 """
 
 from __future__ import annotations

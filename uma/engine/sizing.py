@@ -197,7 +197,7 @@ def map_above_bytes(config: RuntimeConfig) -> float:
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:
-    """Cells that may hold nothing but cache."""
+    """Cells that can hold nothing but cache."""
     if config.cache_tokens >= 0:
         return config.cache_tokens
     return max(LEAST_CACHE_TOKENS, context.n_ctx // CACHE_SHARE)

@@ -16,13 +16,13 @@ from hypercorn.trio.tcp_server import TCPServer
 from uma.net.link import Link
 
 LINGER_SEC = 1.0
-"""After the answer the peer may still be sending its body. Reading on for a moment spares it a broken pipe before it
+"""After the answer the peer can still be sending its body. Reading on for a moment spares it a broken pipe before it
 has read why."""
 
 
 MAX_READ_BYTES = 65_536
 MAX_PENDING_READS = 4
-"""Reads that may wait until Hypercorn takes them; beyond it the client's sending is held up."""
+"""Reads that can wait until Hypercorn takes them; beyond it the client's sending is held up."""
 
 
 class LinkStream(trio.abc.Stream):

@@ -1,7 +1,7 @@
 """Access control: the `Host` that a request names, the `Origin` of the page that sends it, and its key.
 
 `Host` is what tells a browser that was lured here by a foreign name (DNS rebinding) from one that means this server.
-A page of another origin may not even send: its requests would run although it cannot read their answers.
+A page of another origin must not even send: its requests would run although it cannot read their answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from uma.net.quota import Account
 PREFLIGHT_SEC = 600
 """Time for which a browser can remember the answer to a preflight."""
 EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored"
-"""Headers of answers that a page of an allowed origin may read."""
+"""Headers of answers that a page of an allowed origin can read."""
 
 
 @attrs.frozen
@@ -31,7 +31,7 @@ class Door:
 
     keys: Keys
     names: frozenset[str]
-    """Names that `Host` may have beside loopback's and addresses; `*`: any."""
+    """Names that `Host` can have beside loopback's and addresses; `*`: any."""
     origins: frozenset[str]
 
     @classmethod
@@ -44,7 +44,7 @@ class Door:
         )
 
     def check_place(self, http: Exchange) -> None:
-        """Raise `Forbidden` for a `Host` that this server does not have, or an `Origin` that may not send.
+        """Raise `Forbidden` for a `Host` that this server does not have, or an `Origin` that must not send.
 
         What an allowed origin's browser needs to see is added to the answer's headers.
         """
@@ -72,7 +72,7 @@ class Door:
         return True
 
     def is_preflight(self, http: Exchange) -> bool:
-        """Whether a browser only asks whether it may send."""
+        """Whether a browser only asks for permission to send."""
         return http.scope["method"] == "OPTIONS" and http.header(b"access-control-request-method") is not None
 
     def preflight_headers(self, http: Exchange) -> list[Header]:

@@ -19,10 +19,10 @@ BLOCK_BYTES = 65_536
 
 @attrs.frozen
 class Bounds:
-    """What one text may hold."""
+    """What one text can hold."""
 
     containers: int = 65_536
-    """Lists and objects. A conversation of as many messages as may be has three for each."""
+    """Lists and objects. A conversation of as many messages as allowed has three for each."""
     members: int = 131_072
     """Members of objects. Such a conversation has four for each message."""
     commas: int = 524_288

@@ -1,4 +1,4 @@
-"""Which names a request's `model` field may have, and when the model appeared, for the dialects' lists."""
+"""Which names a request's `model` field can have, and when the model appeared, for the dialects' lists."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
 
 
 def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
-    """UMA's `priority`, `slo` and `pace` may stand beside the options too."""
+    """UMA's `priority`, `slo` and `pace` can stand beside the options too."""
     options = fields.get("options")
     if options is None:
         options = {}

@@ -35,7 +35,7 @@ logger = logging.getLogger("uma.http")
 MAX_HEAD_BYTES = 65_536
 """Longest request line and headers together."""
 FAREWELL_SEC = 2.0
-"""How long the last answers of a stopping server may take to be read."""
+"""How long the last answers of a stopping server can take to be read."""
 
 
 def check(config: RuntimeConfig) -> Address:

@@ -1,6 +1,6 @@
 """llama.cpp's process-wide start: its backends (CPU, GPU) are found once, before the first file is read.
 
-It is never taken down: the library's own teardown only frees tables that another engine in this process may be using.
+It is never taken down: the library's own teardown only frees tables that another engine in this process can be using.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def has_gpu() -> bool:
 
 
 def core_count(root: Path = cgroup.ROOT) -> int:
-    """Compute threads to begin with: one for each core that this process may use and that its quota pays for."""
+    """Compute threads to begin with: one for each core that this process can use and that its quota pays for."""
     return max(1, min(compute_cores(affinity()), round(available_cores(root))))
 
 
 def affinity() -> frozenset[int]:
-    """The CPUs that this process may run on, hardware threads counted singly."""
+    """The CPUs that this process can run on, hardware threads counted singly."""
     if sys.platform == "linux":
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

@@ -280,7 +280,7 @@ class Context:
     def state_get(self, seq: int) -> bytes:
         """A sequence's memory, to be put back by `state_set` into a context of the same model and parameters."""
         size = self.state_size(seq)
-        # A bytes object made full-size and written by the library spares a second copy of what may be gigabytes.
+        # A bytes object made full-size and written by the library spares a second copy of what can be gigabytes.
         # No other object has it yet.
         data = bytes(size)
         written = int(lib.llama_state_seq_get_data(self.handle, _address_of(data), size, seq))

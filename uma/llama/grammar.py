@@ -187,7 +187,7 @@ class GrammarMasks:
         self._job = self._helper.submit(self._fill, states, drafts or [[]] * len(states))
 
     def wait(self) -> npt.NDArray[np.float32]:
-        """What is to be added to the logits, `[masks, n_vocab]`: 0 for allowed tokens, minus infinity for others.
+        """The addends of the logits, `[masks, n_vocab]`: 0 for allowed tokens, minus infinity for others.
 
         Valid until the next `begin`. A state whose grammar became too complex has a row without any allowed token.
         """

@@ -43,7 +43,7 @@ class LogLine:
 
 
 class LlamaLog:
-    """The ring of last lines. Any thread may read it, and any thread of llama.cpp's may write it."""
+    """The ring of last lines. Any thread can read it, and any thread of llama.cpp's can write it."""
 
     def __init__(self) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
@@ -63,7 +63,7 @@ class LlamaLog:
             if rest:
                 self._unfinished[thread] = (level, rest)
             lines = [self._add(level, thread, line) for line in whole if line.strip()]
-        # Outside the lock: a handler may be slow, or may itself end up here.
+        # Outside the lock: a handler can be slow, or can itself end up here.
         for line in lines:
             logger.debug("%s", line.text)
 

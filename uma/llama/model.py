@@ -46,7 +46,7 @@ ELEMENT_BYTES = {
 
 
 class Model:
-    """Owner of a loaded model. Any number of contexts, of any threads, may use it; close it after they are closed."""
+    """Owner of a loaded model. Any number of contexts, of any threads, can use it; close it after they are closed."""
 
     def __init__(
         self, handle: int, parts: list[Header], *, is_builtin: bool, vocab_only: bool = False, is_mapped: bool = False
@@ -264,7 +264,7 @@ _LOAD_MODES = {  # mapped, locked
 
 
 def _extra_types(first: Header, wanted: Toggle, n_gpu_layers: int) -> tuple[str, ...]:
-    """The extra buffer types that this load may use. Raises `ModelError` where the library is not for this CPU."""
+    """The extra buffer types that this load can use. Raises `ModelError` where the library is not for this CPU."""
     layers = first.metadata.get(f"{first.architecture}.block_count")
     is_all_on_gpu = n_gpu_layers < 0 or (isinstance(layers, int) and n_gpu_layers > layers)
     computes = not (is_all_on_gpu and backend.has_gpu())

@@ -1,4 +1,4 @@
-"""The program that may die: computes a few batches with a llama.cpp library that is not trusted on this CPU yet.
+"""The program that can die: computes a few batches with a llama.cpp library that is not trusted on this CPU yet.
 
 `uma.llama.trust` runs it in a process of its own and judges what comes back. Each way to compute (with one of
 llama.cpp's extra buffer types alone, or plain, without any) is announced before it begins, so that its death names it.

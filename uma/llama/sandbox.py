@@ -1,4 +1,4 @@
-"""The sandbox in which a model's chat template runs, and the child process that runs templates which may take long.
+"""The sandbox in which a model's chat template runs, and the child process that runs templates which can take long.
 
 Templates come inside model files, so they are other people's programs: they run in jinja2's sandbox, with the few
 names that Hugging Face's templates expect and nothing else. This file is also a program, `main`, and imports next to
@@ -23,11 +23,11 @@ from uma.child import serve
 MAX_STEPS = 1_000_000
 """Most steps of all of one rendering's `range` loops together."""
 MAX_REPEATED = 1_000_000
-"""Longest string or list that `*` may make."""
+"""Longest string or list that `*` can make."""
 MAX_POWER_BITS = 4096
-"""Largest integer that `**` may make."""
+"""Largest integer that `**` can make."""
 MAX_TEXT_CHARS = 16_000_000
-"""Longest text that a rendering may give."""
+"""Longest text that a rendering can give."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of the child process, where the system bounds that."""
 
@@ -129,7 +129,7 @@ def environment() -> _Environment:
 
 
 def _bounded_range() -> Callable[..., range]:
-    """`range` for one rendering, which may make `MAX_STEPS` steps in all, so that nested loops come to an end too."""
+    """`range` for one rendering, which can make `MAX_STEPS` steps in all, so that nested loops come to an end too."""
     left = MAX_STEPS
 
     def bounded(*bounds: int) -> range:

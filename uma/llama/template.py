@@ -51,7 +51,7 @@ class ChatTemplate:
 
     @cached_property
     def is_cheap(self) -> bool:
-        """Whether `render` takes time in proportion to the conversation, and may be called where nothing may wait."""
+        """Whether `render` takes time in proportion to the conversation, and can be called where nothing must wait."""
         return is_provably_cheap(self.source)
 
     def start(self) -> None:

@@ -304,7 +304,7 @@ def _warn(found: Verdict) -> None:
 def cache_file(what: str = "extra-buffers") -> Path:
     """Where the verdict for this library on this CPU is, or would be."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored, says the XDG specification.
+    # The XDG specification has a relative path ignored.
     base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
     digest = hashlib.sha256(json.dumps(_key()).encode()).hexdigest()
     return base / "uma" / f"{what}-{digest[:16]}.json"

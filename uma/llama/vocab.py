@@ -1,6 +1,6 @@
 """A model's vocabulary: text to token ids and back to bytes, and which tokens end a text.
 
-llama.cpp's vocabulary is read-only once loaded, so everything here may be called from several threads at once.
+llama.cpp's vocabulary is read-only once loaded, so everything here can be called from several threads at once.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Vocab:
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
         data = encode(text)
-        # No token is shorter than a byte; the few extra are for what `add_special` and a leading space may add.
+        # No token is shorter than a byte; the few extra are for what `add_special` and a leading space can add.
         tokens = np.empty(len(data) + 16, np.int32)
         count = self._tokenize_into(data, tokens, add_special, parse_special)
         if count < 0:
@@ -193,7 +193,7 @@ class Vocab:
     def difference(self, other: Vocab) -> str | None:
         """The first place where tokens of another vocabulary mean something else; None where they mean the same.
 
-        Unused tokens at the end count for nothing, nor do control tokens: fine-tuned models add and rename some. Reads
+        Unused tokens at the end do not count, nor do control tokens: fine-tuned models add and rename some. Reads
         both vocabularies: a tenth of a second for 100,000 tokens.
         """
         if lib.llama_vocab_type(self._handle) != lib.llama_vocab_type(other._handle):

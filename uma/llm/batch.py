@@ -89,7 +89,7 @@ def warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """A callable that advances the bar by one; it may be called from another thread."""
+    """A callable that advances the bar by one; it can be called from another thread."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda: None
         return

@@ -97,7 +97,7 @@ class EngineThread:
             return
         self.is_closed = True
         self._post(self._stop.set)
-        # The garbage collector may end an LLM on any thread, even on its own.
+        # The garbage collector can end an LLM on any thread, even on its own.
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

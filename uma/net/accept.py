@@ -13,7 +13,7 @@ import trio
 NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_ACCEPT_SEC = 0.1
 RESERVED_FILES = 32
-"""File descriptors that connections leave to the rest of the process: a library may open a file with its first use, a
+"""File descriptors that connections leave to the rest of the process: a library can open a file with its first use, a
 snapshot is written, a child process started."""
 
 

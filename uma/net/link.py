@@ -42,7 +42,7 @@ class Link:
     sock: socket.socket
     max_unsent_bytes: int
     stall_timeout_sec: float
-    """How long the peer may take to read `FAIR_BYTES` while more than the system will hold waits for it."""
+    """How long the peer can take to read `FAIR_BYTES` while more than the system will hold waits for it."""
     unsent_bytes: int = attrs.field(default=0, init=False)
     _due: float | None = attrs.field(default=None, init=False)
     """When the peer must have read `FAIR_BYTES`; None while the system takes all there is."""
@@ -60,7 +60,7 @@ class Link:
         return self.unsent_bytes >= self.max_unsent_bytes
 
     def post(self, data: bytes) -> None:
-        """Append to what is to be sent, and wake the writing task. After `write` has ended this does nothing."""
+        """Append to the unsent bytes, and wake the writing task. After `write` has ended this does nothing."""
         if self._is_dead:
             return
         self._pending.append(data)
@@ -114,7 +114,7 @@ class Link:
         """Wait until the system takes more, for as long as the peer reads at a fair pace.
 
         What could be sent is a poor measure of that: the system takes more only when most of what it holds was read,
-        for which a slow reader may need minutes.
+        for which a slow reader can need minutes.
         """
         due = self._wind() if self._due is None else self._due
         held = self._held_bytes()

@@ -30,7 +30,7 @@ def objection(path: Path) -> str | None:
 
 
 def directory_objection(directory: Path) -> str | None:
-    """Why what is in `directory` may be another user's doing; None where it is not, or nothing is there yet."""
+    """Why what is in `directory` can be another user's doing; None where it is not, or nothing is there yet."""
     if (status := _lstat(directory)) is None:
         return None
     if not stat.S_ISDIR(status.st_mode):

@@ -1,4 +1,4 @@
-"""What one holder of access may use: how much at once, how much a minute, how long, and how urgent its requests are.
+"""What one holder of access can use: how much at once, how much a minute, how long, and how urgent its requests are.
 
 Pure: time is passed in. HTTP's keys and the socket's users have the same bounds.
 """
@@ -35,7 +35,7 @@ class Bounds:
     max_priority: Lane | None = None
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Maximum tokens one request may generate. A request that asks for no number gets this one."""
+    """Maximum tokens one request can generate. A request that asks for no number gets this one."""
     priority: Lane | None = None
     """Lane of every request, whatever it asks for."""
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
@@ -68,7 +68,7 @@ class Account:
     _used_tokens: int = attrs.field(default=0, init=False)
 
     def objection(self, requests: int, now: float) -> Excess | None:
-        """Why so many more requests must not run now; None where they may."""
+        """Why so many more requests must not run now; None where they are allowed to."""
         most = self.bounds.max_concurrent
         if most is not None and self.running + requests > most:
             return Excess(f"{self.name} has {self.running} requests running and may have {most} (max_concurrent)", 1000)

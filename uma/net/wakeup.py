@@ -8,7 +8,7 @@ import trio
 
 @attrs.define(eq=False)
 class Wakeup:
-    """One task sleeps, any other may wake it. A ring that finds no task asleep is forgotten.
+    """One task sleeps, any other can wake it. A ring that finds no task asleep is forgotten.
 
     So check what you wait for before `wait` and again after it. Belongs to one Trio thread.
     """

@@ -134,7 +134,7 @@ def encode_message(message: ClientMessage) -> bytes:
 
 
 def parse_event(payload: bytes) -> ServerEvent:
-    """A server's event. Fields and events that this side does not know are ignored: the server may be newer.
+    """A server's event. Fields and events that this side does not know are ignored: the server can be newer.
 
     Raises `InvalidJson` or `BadRequest`, as `read_object` and `message_of` do.
     """
@@ -174,7 +174,7 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
 
 
 def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | None = None) -> bytes:
-    """A token event as a whole frame. `metadata` may have been written before (`fragment`)."""
+    """A token event as a whole frame. `metadata` can have been written before (`fragment`)."""
     fields: dict[str, Any] = {"id": token.id, "event": "token", "text": token.text, "token_id": token.token_id}
     if token.index:
         fields["index"] = token.index

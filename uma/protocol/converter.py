@@ -1,7 +1,7 @@
 """The one cattrs converter: every rule by which the wire's JSON becomes the project's classes, and back.
 
 Structuring is strict (no `true` for 1, no string for a number) and thorough: all wrong fields of a message come out of
-one `BadRequest`, a line each. What a field may hold is said beside the field (`uma.constraints`), not here.
+one `BadRequest`, a line each. What a field can hold is said beside the field (`uma.constraints`), not here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protocol's messages as frozen classes: what a client may say, and what a server answers.
+"""The protocol's messages as frozen classes: what a client can say, and what a server answers.
 
 Their fields' types carry the rules (`uma.constraints`), so that the converter, the constructors and the JSON Schemas
 cannot disagree. On the wire a request's sampling parameters stand flat beside its `id`.
@@ -46,12 +46,12 @@ from uma.types import (
 Encoding = Literal["float", "base64"]
 Id = Annotated[str, Length(1, 128)]
 
-# What a client may say.
+# What a client can say.
 
 
 @attrs.frozen
 class Hello:
-    """A session's first frame, where it is to carry many requests at once."""
+    """The first frame of a session that can carry many requests at once."""
 
     versions: Annotated[tuple[Annotated[str, Length(1, 32)], ...], Length(1, 64, "versions")]
     client: Annotated[str, Length(0, 128)] = ""
@@ -183,7 +183,7 @@ class PromptEvent:
 
 @attrs.frozen
 class TokenEvent:
-    """One token. `text` is whole characters and may be empty."""
+    """One token. `text` is whole characters and can be empty."""
 
     id: str
     text: str

@@ -2,7 +2,7 @@
 does not.
 
 Two rules are stricter than a schema can tell: a number written as `1.0` is no integer to the parser, and `metadata` and
-a grammar's `json_schema` may be nested 64 levels deep.
+a grammar's `json_schema` can be nested 64 levels deep.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One session of the wire, from its first frame to its end: what may come when, which requests run, what is closed
+"""One session of the wire, from its first frame to its end: what can come when, which requests run, what is closed
 after what. No I/O: bytes go in, messages come out; events go in, bytes come out.
 
 Theory of operation
@@ -31,7 +31,7 @@ A server drives a `ServerSession` so::
         close the socket and cancel what runs
 
 `next_message` is `next_payload`, `parse` and `admit` in one. A server that must not stop for the time that a large
-frame takes to read calls these three itself: `parse` may run in any thread, since it touches no state.
+frame takes to read calls these three itself: `parse` can run in any thread, since it touches no state.
 
 Everything that returns bytes returns whole frames, to be written in the order in which they were asked for; once the
 session is closing it returns `b""`, so a task that comes late needs no check of its own. After a `Refused` that is
@@ -146,7 +146,7 @@ Parsed = ClientMessage | Unparsed
 class ServerSession:
     """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
 
-    `max_frame_bytes` bounds what a client may send, `max_tokens` and `n_vocab` what it may ask for; None: unbounded.
+    `max_frame_bytes` bounds what a client can send, `max_tokens` and `n_vocab` what it can ask for; None: unbounded.
     `not_ready` says why the server can take no message but `health` yet, and None once it can: each message is asked
     about again, so a session that began while the model was loaded goes on as any other.
     """
@@ -176,7 +176,7 @@ class ServerSession:
         self._unwritten: list[Exchange] = []
 
     def bound(self, *, max_tokens: int, n_vocab: int) -> None:
-        """Set what requests may ask for from now on: it is known once the model is loaded."""
+        """Set what requests can ask for from now on: it is known once the model is loaded."""
         self._max_tokens, self._n_vocab = max_tokens, n_vocab
 
     # What comes in.
@@ -392,7 +392,7 @@ class ServerSession:
         return self._fail(error, id, id)
 
     def fail_query(self, query: Query, error: UmaError) -> bytes:
-        """An error instead of a query's answer; the query may have no id."""
+        """An error instead of a query's answer; the query can have no id."""
         if self.is_closing:
             return b""
         key = _key(query)
@@ -482,7 +482,7 @@ class ServerSession:
 class ClientSession:
     """One hello session, seen from the client. Belongs to one thread.
 
-    `max_frame_bytes` bounds what is taken from the server: an `eos` may carry a whole output, and the metadata.
+    `max_frame_bytes` bounds what is taken from the server: an `eos` can carry a whole output, and the metadata.
     """
 
     def __init__(self, *, client: str = "", max_frame_bytes: int = 64 * DEFAULT_MAX_FRAME_BYTES) -> None:

@@ -16,7 +16,7 @@ Of each request or query (`TRANSITIONS`)::
     PREFILL ──end──▶ STREAM     cancelled before its first token, not streamed, or a query's answer
 
 A request in PREFILL or DECODE is *running*: its id is taken. In STREAM all of it is computed and its last frames wait
-to be written; the id is free again, since the client may answer the `eos` before the writing task knows that it is out.
+to be written; the id is free again, since the client can answer the `eos` before the writing task knows that it is out.
 
 Errors
 ======
@@ -78,7 +78,7 @@ PHASES: Mapping[tuple[Phase, PhaseStep], Phase] = MappingProxyType(
         (Phase.CLOSING, "flushed"): Phase.CLOSED,
     }
 )
-"""Every step that a session may take. A hello that is not the first frame is a bad request."""
+"""Every step that a session can take. A hello that is not the first frame is a bad request."""
 
 
 class State(Enum):
@@ -108,7 +108,7 @@ TRANSITIONS: Mapping[tuple[State, Step], State] = MappingProxyType(
         (State.STREAM, "flushed"): State.DONE,
     }
 )
-"""Every step that a request may take. There is no way on from DONE and ERRORED."""
+"""Every step that a request can take. There is no way on from DONE and ERRORED."""
 
 
 class After(Enum):

@@ -26,8 +26,8 @@ def parse_version(word: str) -> tuple[int, int] | None:
 def negotiate(client: Sequence[str]) -> str:
     """The highest of `SUPPORTED` that is at most the client's highest minor of that major.
 
-    A client that names only a minor below all of them gets the lowest: it may ignore what it does not know. A word
-    that is no version is skipped: it may mean something to a later server. Raises `VersionMismatch` naming both
+    A client that names only a minor below all of them gets the lowest: it can ignore what it does not know. A word
+    that is no version is skipped: it can mean something to a later server. Raises `VersionMismatch` naming both
     sides' versions where no major is common.
     """
     minors: dict[int, int] = {}

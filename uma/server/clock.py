@@ -1,4 +1,4 @@
-"""How long a session may say nothing. Kept apart from the reading, so that the rule stands in one place."""
+"""How long a session can say nothing. Kept apart from the reading, so that the rule stands in one place."""
 
 from __future__ import annotations
 

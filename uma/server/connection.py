@@ -35,7 +35,7 @@ logger = logging.getLogger("uma.server")
 W = TypeVar("W", EmbedRequest, RerankRequest)
 
 LINGER_SEC = 0.5
-"""After the last event the peer may still be sending. Reading on for a moment spares it a broken pipe before it has
+"""After the last event the peer can still be sending. Reading on for a moment spares it a broken pipe before it has
 read why."""
 FAILURE_LINES, FAILURE_LINES_PER_SEC = 20, 1.0
 """Maximum log lines about what this session was refused or failed at: at once, and a second in the long run."""
@@ -119,7 +119,7 @@ class Connection(ABC):
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
         self.account = server.users.account(uid_of_peer(sock))
-        """What the user at the other end may use; None: no bounds of its own."""
+        """What the user at the other end can use; None: no bounds of its own."""
         self.work: dict[object, Work] = {}
         self._failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
         self._saw_eof = False
@@ -137,7 +137,7 @@ class Connection(ABC):
         """Act on bytes from the client. Whether a whole frame or line ended in them."""
 
     def be_ready(self, info: ServerInfo) -> None:  # noqa: B027  (not every kind of session has bounds of its own)
-        """The model is loaded: what the session's requests may ask for is known."""
+        """The model is loaded: what the session's requests can ask for is known."""
 
     @abstractmethod
     def fail(self, error: UmaError) -> None:
@@ -202,7 +202,7 @@ class Connection(ABC):
         await self._await_hang_up()
 
     def _note_eof(self) -> None:
-        # A client may close its sending half and still read. What runs goes on, and its end is the session's.
+        # A client can close its sending half and still read. What runs goes on, and its end is the session's.
         self._saw_eof = True
         self.link.post(b"")
 
@@ -247,7 +247,7 @@ class Connection(ABC):
         return work
 
     def done(self, key: object, work: Work) -> None:
-        """A piece of work is over. Its id may be in use again by now: then that one stays."""
+        """A piece of work is over. Its id can be in use again by now: then that one stays."""
         if self.work.get(key) is work:
             del self.work[key]
         self._wind(had_frame=False)
@@ -255,7 +255,7 @@ class Connection(ABC):
     def enter(self, request: Request) -> Request:
         """The request as its user's bounds have it, counted as running until `leave`.
 
-        Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user may not use so.
+        Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user must not use so.
         """
         if self.account is None:
             return request

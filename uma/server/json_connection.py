@@ -246,7 +246,7 @@ class JsonConnection(Connection):
             link.post(self._session.relay(event))
             if type(event) is Finished:
                 self.log_finished(event)
-                return event.usage  # without a checkpoint: nothing may end a request twice
+                return event.usage  # without a checkpoint: a request must not end twice
             if link.is_full:
                 await link.room()
         return None

@@ -1,6 +1,6 @@
 """The server: its sessions, their admission, and the shutdown sequence.
 
-Ending is a sequence with a bound at each step: no new sessions; what runs may finish; what still runs is told
+Ending is a sequence with a bound at each step: no new sessions; what runs can finish; what still runs is told
 `E_RUNTIME_SHUTDOWN`; a session that does not read that is closed.
 """
 

@@ -39,7 +39,7 @@ class SocketFile:
     """Device and inode, so that only our own file is ever removed."""
 
     def remove(self) -> None:
-        """Remove the file, where it is still ours: another server may have taken the path since."""
+        """Remove the file, where it is still ours: another server can have taken the path since."""
         try:
             if _identity(self.path) == self.identity:
                 self.path.unlink()
@@ -92,7 +92,7 @@ def _make_directory(path: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_trusted(path)
     if directory == Path(default_socket()).parent:
-        directory.chmod(0o700)  # it may have been made by hand
+        directory.chmod(0o700)  # it can have been made by hand
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class Prompt:
 
 @attrs.frozen
 class Token:
-    """One generated token. `text` is whole characters and may be empty; joined, the texts are exactly the output.
+    """One generated token. `text` is whole characters and can be empty; joined, the texts are exactly the output.
 
     Text that is still held when the output ends (half a character, the beginning of a stop string) comes in one more
     event with the last token's id; usage does not count that one.

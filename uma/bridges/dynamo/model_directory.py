@@ -76,6 +76,6 @@ def write(base: Path, files: ModelFiles) -> str:
         aside.rename(base / name)
     except OSError:
         shutil.rmtree(aside)
-        if not (base / name).is_dir():  # another worker's rename may have been first
+        if not (base / name).is_dir():  # another worker's rename can have been first
             raise
     return name

@@ -225,7 +225,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             while events := await job.next():
                 for chunk in maker.of(events):
                     if "finish_reason" in chunk:
-                        # The last item's generator may be closed much later: nothing is left to be freed by then.
+                        # The last item's generator can be closed much later: nothing is left to be freed by then.
                         self._forget(context.id(), job)
                     yield chunk
         except Exception as error:

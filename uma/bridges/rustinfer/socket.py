@@ -1,7 +1,7 @@
 """A ROUTER socket under Trio: messages in, messages out, and news of peers that are gone.
 
 ZeroMQ has one descriptor for all that happens to a socket, and tells only changes on it: whatever call has looked at
-the socket may have used the news up. So after each send the reader is woken where there is something to read.
+the socket can have used the news up. So after each send the reader is woken where there is something to read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeerGoneError(Exception):
 
 
 class RouterSocket:
-    """A bound ROUTER socket. Belongs to one Trio thread; one task receives, any may send."""
+    """A bound ROUTER socket. Belongs to one Trio thread; one task receives, any can send."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RouterSocket:
                 return Envelope(tuple(envelope), connection), message
 
     async def _wait(self) -> None:
-        """Wait until something may have come."""
+        """Wait until something can have come."""
         with trio.CancelScope() as self._nap:
             await trio.lowlevel.wait_readable(self._socket.fileno())
 
@@ -129,7 +129,7 @@ class RouterSocket:
                 yield int(event["value"])
 
     async def something_ended(self) -> None:
-        """Wait until `ended_connections` may have news."""
+        """Wait until `ended_connections` can have news."""
         await trio.lowlevel.wait_readable(self._monitor.fileno())
 
 

@@ -1,4 +1,4 @@
-"""From tokens to text that may be shown: whole characters only, nothing that may yet become a stop string.
+"""From tokens to text that can be shown: whole characters only, nothing that can yet become a stop string.
 
 Pure: bytes in, text out, so that any split of a character or of a stop string over tokens can be tested.
 """

@@ -64,7 +64,7 @@ class RequestStream:
         return bool(self._ahead)
 
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
-        """For the engine: an event has come before its time. False where it is to be delivered at once instead.
+        """For the engine: an event has come before its time. False where it must be delivered at once instead.
 
         A failure waits for nothing, nor does an end that is due: what came before it goes out with it. After `cancel`
         tokens are dropped instead.

@@ -28,7 +28,7 @@ class Archive:
     """A disk tier with a queue of snapshots to write. Belongs to the Trio thread, except `write_soon`.
 
     Where the disk is slower than snapshots come, those that wait longest are dropped, and counted: the newer ones are
-    of conversations that are more likely to go on. One snapshot may wait however large it is.
+    of conversations that are more likely to go on. One snapshot can wait however large it is.
     """
 
     def __init__(self, disk: DiskTier, max_queued_bytes: int) -> None:

@@ -127,7 +127,7 @@ class DiskTier:
             listener.stored(Tier.DISK, Run(0, len(entry.tokens), entry.whole))
 
     def offers(self, tokens: array[int]) -> bool:
-        """Whether a file here may be worth reading for `tokens`, that is not in memory anyway."""
+        """Whether a file here can be worth reading for `tokens`, that is not in memory anyway."""
         return self._find(tokens, 0) is not None
 
     async def fetch(self, tokens: array[int], known_tokens: int) -> Snapshot | None:

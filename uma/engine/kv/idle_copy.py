@@ -60,7 +60,7 @@ class IdleCopies:
         self._copy = None
 
     def try_all_again(self) -> None:
-        """A sequence begins, so what found no place before may find one."""
+        """A sequence begins, so what found no place before can find one."""
         self._in_vain.clear()
 
     def go_on(self) -> bool:

@@ -128,7 +128,7 @@ class PrefixTree:
 
     def _match(self, tokens: array[int]) -> tuple[Node, int]:
         best, most = self.root, 0
-        # Two sequences may have computed the same tokens side by side, in runs of different lengths, so the run that
+        # Two sequences can have computed the same tokens side by side, in runs of different lengths, so the run that
         # has most in common is not always on the way to the longest path.
         ahead = [self.root]
         while ahead:

@@ -17,7 +17,7 @@ from uma.engine.kv.prefix_index import PrefixIndex
 LEAST_WORTH = 128.0
 """Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
 UNUSED_REUSES = 0.25
-"""Worth of a prefix that no request has used again yet: a conversation may go on, but most prompts never return."""
+"""Worth of a prefix that no request has used again yet: a conversation can go on, but most prompts never return."""
 
 
 @attrs.define(eq=False)

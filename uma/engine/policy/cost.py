@@ -349,9 +349,9 @@ class CostModel:
         return self._chunks.has_seen(chunk + 1)
 
     def worth_trying(self, chunk: int, most_ms: float, position: Position, most: int) -> int:
-        """A larger size than `chunk`, up to `most`, that may read more tokens a millisecond within `most_ms`.
+        """A larger size than `chunk`, up to `most`, that can read more tokens a millisecond within `most_ms`.
 
-        What was slow once may not be now; only trying tells. `chunk` itself where no size promises that.
+        What was slow once need not be now; only trying tells. `chunk` itself where no size promises that.
         """
         took = {size: self.prefill_ms(size, position(size)) for size in SIZES if chunk < size <= most}
         fitting = [size for size, ms in took.items() if ms <= most_ms]

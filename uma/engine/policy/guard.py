@@ -1,5 +1,5 @@
 """The latency guard: a stream past its deadline suspends prefill for the tick, and prefill comes back only when the
-streams are well inside their deadlines again (hysteresis), or when it has waited as long as it may.
+streams are well inside their deadlines again (hysteresis), or when it has waited for its maximum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_SUSPENDED_TICKS = 3
 
 
 class LatencyGuard:
-    """Says each tick whether prefill may run."""
+    """Says each tick whether prefill can run."""
 
     __slots__ = ("_is_suspended", "_ticks")
 

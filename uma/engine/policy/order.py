@@ -45,15 +45,15 @@ def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: i
     """Whether another row's prompt fits beside what is promised to those that run.
 
     `unread_tokens` are the prompt tokens the running rows have still to compute; each also gets a small reserve, so
-    that it does not have to give way as soon as it decodes. Alone, a row may always begin.
+    that it does not have to give way as soon as it decodes. Alone, a row can always begin.
     """
     return running == 0 or cells_needed <= free_cells - unread_tokens - RESERVE_PER_ROW * running
 
 
 def gives_way(head: Row, active: Iterable[R], now_ms: float) -> list[R]:
-    """Background rows that may lose their place or cells to a waiting `head` of a higher lane, in that order.
+    """Background rows that can lose their place or cells to a waiting `head` of a higher lane, in that order.
 
-    One that has been due for as long as its lane may be starved keeps what it has, or it would never end.
+    One that has been due for as long as its lane can be starved keeps what it has, or it would never end.
     """
     if head.lane < 0 or now_ms < head.arrived_ms + GIVE_WAY_AFTER_MS:
         return []

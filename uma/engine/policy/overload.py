@@ -51,7 +51,7 @@ def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
 
 
 def full_queue_retry_ms(waiting: int, limit: int, service_ms: float, max_running: int) -> int:
-    """When a request that found the queue full should try again: once half of what may wait has been worked off.
+    """When a request that found the queue full should try again: once half of what can wait has been worked off.
 
     A hint of the next free place would bring all that were refused back at once, to a queue that is full again.
     """
@@ -60,5 +60,5 @@ def full_queue_retry_ms(waiting: int, limit: int, service_ms: float, max_running
 
 
 def retry_after_ms(wait: float, target_ms: float) -> int:
-    """When trying again may succeed: once what is too much now has been worked off."""
+    """When trying again can succeed: once what is too much now has been worked off."""
     return max(LEAST_RETRY_MS, round(wait - target_ms))

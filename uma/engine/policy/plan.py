@@ -162,9 +162,9 @@ class Scheduler:
         return choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load)
 
     def _is_everyday(self, state: State) -> bool:
-        """Whether all rows decode, there are cells for all, and none is to be held back: the shortest way will do.
+        """Whether all rows decode, there are cells for all, and none must be held back: the shortest way will do.
 
-        Background rows among themselves hold nothing back; beside others they may have to wait.
+        Background rows among themselves hold nothing back; beside others they can be made to wait.
         """
         rows = state.decoding
         if state.prefilling or len(rows) > min(state.free_cells, self.targets.batch_tokens):
@@ -173,7 +173,7 @@ class Scheduler:
         return background in (0, len(rows)) and not any(row.is_paused for row in rows)
 
     def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
-        """The rows that may decode, and those to preempt so that each of them has a cell.
+        """The rows that can decode, and those to preempt so that each of them has a cell.
 
         The oldest of the highest lane is never preempted: it ends, and with its end there is room again.
         """

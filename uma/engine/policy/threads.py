@@ -38,7 +38,7 @@ class CpuSample:
 
     wall_ms: float
     cores: float
-    """CPUs that this process may use: its affinity, or what a container's quota pays for."""
+    """CPUs that this process can use: its affinity, or what a container's quota pays for."""
     most: int
     """Threads that compute fastest on these CPUs while nothing else runs there."""
     running_ms: float

@@ -1,1 +1,1 @@
-"""The decode thread: its loop and everything that it alone may touch."""
+"""The decode thread: its loop and everything that it alone touches."""

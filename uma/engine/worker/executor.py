@@ -285,7 +285,7 @@ class Executor:
                     self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
 
     def _cut_back(self, sequence: Sequence) -> bool:
-        """Remove what a failed batch may have left in memory. False where memory cannot be cut: then it is queued."""
+        """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
         if self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1):
             return True
@@ -294,5 +294,5 @@ class Executor:
 
 
 def _is_plain(rows: list[Sequence], prefill: Work) -> bool:
-    """Whether each row has one token to compute, and no prompt's logits are to be read."""
+    """Whether each row has one token to compute, and no prompt's logits are wanted."""
     return all(each.missing == 1 for each in rows) and not any(each.unread for each, _ in prefill)

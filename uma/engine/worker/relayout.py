@@ -54,7 +54,7 @@ class Relayout:
     def before_plan(self, masked_cells: int, now: float) -> float:
         """Change the layout, if another suits the sequences of now better. Between two batches only.
 
-        Returns the pause (ms) that rows have to be decoded ahead of before that; 0 where nothing is to be prepared.
+        Returns the pause (ms) that rows have to be decoded ahead of before that; 0 where nothing needs preparing.
         """
         policy = self._policy
         if not policy.can_change:

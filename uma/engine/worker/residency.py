@@ -58,7 +58,7 @@ class Residency:
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
         self.has_outgrown = False
-        """A batch had a row that needs more cells than its share, and the layout is to be changed."""
+        """A batch had a row that needs more cells than its share, and the layout must change."""
 
     @property
     def is_decoding(self) -> bool:

@@ -307,7 +307,7 @@ class ModelRunner:
         return code, took_ms, ends
 
     def split_unread(self, work: Work) -> list[Work]:
-        """The same as batches of their own: what is computed together, then each prompt whose logits are to be read,
+        """The same as batches of their own: what is computed together, then each prompt whose logits are wanted,
         as far as one batch can hold them.
         """
         together = [each for each in work if not each[0].unread]

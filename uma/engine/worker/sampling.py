@@ -265,4 +265,4 @@ class Sampling:
 
 
 class _CompleteError(Exception):
-    """The text that a grammar asks for is complete, and may not end by a token."""
+    """The text that a grammar asks for is complete, and must not end by a token."""

@@ -2,7 +2,7 @@
 
 A block that is followed by another one does not change any more, so each update parses only the text from the last
 block on. Everything that leaves this file has gone through `nh3`, whatever the parser made of it; raw HTML is not even
-parsed. What a text costs cannot be told beforehand: a lexer's regular expression may take for ever, and no other thread
+parsed. What a text costs cannot be told beforehand: a lexer's regular expression can take for ever, and no other thread
 runs meanwhile. So this file is also a program, `main`, which `renderer` runs as a child process.
 """
 
