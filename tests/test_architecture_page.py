@@ -23,6 +23,12 @@ def test_every_file_it_names_is_there() -> None:
         assert any((base / name).exists() for base in (ROOT, ROOT / "uma", inside, inside / "delivery")), name
 
 
+def test_the_house_has_each_room_and_no_other() -> None:
+    house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\numa/\n")[2].partition("```")[0]
+    rooms = {each.name + "/" * each.is_dir() for each in (ROOT / "uma").iterdir() if not each.name.startswith("_")}
+    assert set(re.findall(r"^  (\S+)", house, re.MULTILINE)) == rooms - {"py.typed"}
+
+
 def test_its_picture_has_every_state_and_every_change() -> None:
     words = set(re.findall(r"\b[A-Z_]{3,}\b", PAGE))
     assert {each.name for each in Status} | {each.name for each in Change} <= words
