@@ -19,6 +19,7 @@ import yaml
 
 from harness import PATIENCE_SEC
 from uma.cli import main
+from uma.cli.options import load_settings
 from uma.cli.parser import build_parser
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -59,7 +60,7 @@ def test_a_worker_of_the_compose_file_is_reached_by_its_name_and_finds_its_model
     assert options.host == worker["hostname"] == name
     assert int(worker["environment"]["DYN_SYSTEM_PORT"]) <= 32_767
     folders = {mount.rsplit(":", 2)[1] for mount in worker["volumes"]}
-    assert str(PurePosixPath(options.model).parent) in folders
+    assert str(PurePosixPath(load_settings(options).config.model).parent) in folders
     assert int(worker["stop_grace_period"].removesuffix("s")) > DYNAMO_DRAIN_SEC
     assert "ports" not in worker
 
@@ -112,7 +113,7 @@ class Service(HTTPServer):
 class Health(BaseHTTPRequestHandler):
     """Tells it at /health."""
 
-    def do_GET(self) -> None:  # noqa: N802  (the library's name)
+    def do_GET(self) -> None:
         """Answer a question."""
         assert isinstance(self.server, Service)
         self.send_response(self.server.status if self.path == "/health" else 404)
