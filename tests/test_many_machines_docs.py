@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness import PATIENCE_SEC
 from uma.cli import main
 from uma.cli.options import load_settings
 from uma.cli.parser import build_parser
+from uma.cli.worker import address_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "many-machines.md").read_text(encoding="utf-8")
@@ -151,6 +153,13 @@ def test_every_command_of_the_page_is_one() -> None:
     assert {command for _, command, *_ in ours} == {"worker", "engine-zmq"}
     for _, *arguments in ours:
         build_parser().parse_args(arguments)
+
+
+def test_a_worker_s_name_becomes_an_address_which_the_event_plane_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ip_address(address_of("localhost")).is_loopback
+    assert address_of("192.0.2.7") == "192.0.2.7"
+    assert main(["worker", "--host", "x" * 64]) == 2
+    assert "--host: xxxx" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["32768", "http"])

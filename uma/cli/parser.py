@@ -287,7 +287,10 @@ def _describe_worker(parser: argparse.ArgumentParser) -> None:
         "--tokenizer-dir", metavar="PATH", type=Path, help="directory with the model's tokenizer.json (default: none)"
     )
     parser.add_argument(
-        "--host", metavar="ADDRESS", default="127.0.0.1", help="address that other machines reach (default: 127.0.0.1)"
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="name or address for other machines (default: 127.0.0.1)",
     )
     for name, default, choices in (
         ("discovery-backend", "etcd", ("etcd", "file", "kubernetes", "mem")),
