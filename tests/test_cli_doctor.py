@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from harness import ServerProcess
 from uma.cli import checks, doctor, main
+from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.errors import ModelError
 from uma.llama import backend, devices, hugepages, library, trust
@@ -34,6 +38,11 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hugepages, "available", lambda: True)
     monkeypatch.setattr(checks, "BUILD_FLAGS", {})
     monkeypatch.setattr(checks, "GPU_TRACES", {})
+
+
+async def too_slow(_: RuntimeConfig) -> Check:
+    """A server that does not answer in time."""
+    raise trio.TooSlowError
 
 
 def run(capsys: Capsys, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -138,6 +147,35 @@ def test_settings_that_cannot_work_are_told_before_a_server_is_started(capsys: C
     assert "1000 threads" in found["threads"]["todo"]
     assert "is no socket" in found["socket"]["todo"]
     assert "--cache-dir" in found["cache_dir"]["todo"]
+
+
+@pytest.mark.parametrize(
+    ("patched", "name", "finding", "advice"),
+    [
+        ({"sizing.free_memory_bytes": lambda: 1}, "memory", "the model has", "todo: take a smaller model"),
+        ({"hugepages.available": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
+        ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
+         "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5", ""),
+        ({"os.access": lambda *_: False}, "cache", "made when it is needed", "todo: .* cannot be written to"),
+        ({"_ask_server": too_slow}, "server", "does not answer", "todo: no answer within 15 s"),
+    ],
+)  # fmt: skip
+def test_what_a_machine_lacks_is_told_with_what_to_do(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    patched: dict[str, Callable[..., object]], name: str, finding: str, advice: str,
+) -> None:  # fmt: skip
+    setting = tmp_path / "enabled"
+    setting.write_text("always madvise [never]\n")
+    monkeypatch.setattr(hugepages, "SETTING", setting)
+    for target, instead in patched.items():
+        monkeypatch.setattr(f"uma.cli.checks.{target}", instead)
+    (tmp_path / "socket").touch()
+    code, found = run(capsys, "--socket", str(tmp_path / "socket") if name == "server" else str(tmp_path / "s"))
+    assert re.search(finding, found[name]["finding"])
+    told = [f"{kind}: {found[name][kind]}" for kind in ("todo", "faster") if found[name][kind]]
+    assert len(told) == bool(advice)
+    assert all(re.match(advice, each) for each in told)
+    assert code == (1 if advice.startswith("todo") else 0)
 
 
 def test_a_socket_folder_that_others_can_write_to_is_told(capsys: Capsys, tmp_path: Path) -> None:

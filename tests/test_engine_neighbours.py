@@ -18,6 +18,7 @@ from engine_world import answers, ask, config_for, tokens_for
 from harness import PATIENCE_SEC, run_to_end
 from uma import cgroup
 from uma.engine import Engine, open_engine
+from uma.engine.policy.threads import CpuSample
 from uma.engine.worker import neighbours, stall
 from uma.engine.worker.schedstat import TICK_MS, Unused, scheduled_ms
 from uma.engine.worker.stall import CpuTime, StallWatch, is_starved
@@ -73,23 +74,42 @@ def _pin_all(cpus: set[int]) -> None:
 async def _generate_until(engine: Engine, threads: int) -> None:
     with trio.fail_after(PATIENCE_SEC):
         while engine.snapshot()["compute_threads"] != threads:
-            await answers(engine, [ask(max_tokens=64)])
+            # Without a rest: what happens while nothing is computed counts for little.
+            async with engine.generate(ask(max_tokens=1_000)) as stream:
+                async for _ in stream:
+                    if engine.snapshot()["compute_threads"] == threads:
+                        break
+
+
+@pytest.fixture
+def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other program wants the cores, whatever runs beside this test."""
+    monkeypatch.setattr(CpuSample, "load", 0.0)
+    monkeypatch.setattr(CpuSample, "stolen", 0.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins threads to CPUs")
-async def test_cpus_that_taskset_takes_away_from_a_running_engine_take_their_threads_along(tiny: Path) -> None:
+@pytest.mark.usefixtures("by_itself")
+async def test_cpus_that_taskset_takes_away_from_a_running_engine_take_their_threads_along_and_bring_them_back(
+    tiny: Path,
+) -> None:
     async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
         with pinned({min(backend.affinity())}):
             await _generate_until(engine, 1)
+        await _generate_until(engine, backend.core_count())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
+@pytest.mark.usefixtures("by_itself")
 async def test_a_quota_that_changes_under_a_running_engine_bounds_its_threads(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
-        monkeypatch.setattr(cgroup, "cpu_quota", lambda root: 0.5)
-        await _generate_until(engine, 1)
+        threads = backend.core_count()
+        with monkeypatch.context() as limited:
+            limited.setattr(cgroup, "cpu_quota", lambda root: 0.5)
+            await _generate_until(engine, 1)
+        await _generate_until(engine, threads)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells each thread's priority")
