@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import CostModel, Scheduler, State, Targets
 from uma.engine.policy.layout import LEAST_SEQUENCES, Crowd, Layout, LayoutPolicy, split_layouts
-from uma.engine.policy.lead import PACE_SHARE, max_lead_ms
-from uma.engine.policy.pace import HOPELESS, MOST_DECODE_SHARE
+from uma.engine.policy.lead import MAX_STEPS, max_lead_ms
+from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
 
 N_CTX = 32_768
@@ -116,19 +116,26 @@ def test_a_sequence_about_to_outgrow_its_share_is_seen_before_it_does() -> None:
     assert layouts.choose(ends_before, 0) == SPLITS[0]
 
 
-@given(st.integers(1, 16), st.floats(1.0, 60.0), st.floats(10.0, 500.0), st.floats(0.0, 500.0))
+@given(
+    count=st.integers(1, 16),
+    step_ms=st.floats(1.0, 60.0),
+    pause_ms=st.floats(10.0, 500.0),
+    lead=st.floats(0.0, 500.0),
+    load=st.sampled_from([0.0, 1.0]),
+)
+@example(count=1, step_ms=20.0, pause_ms=380.0, lead=0.0, load=1.0)
 def test_rows_run_ahead_of_a_pause_until_no_reader_feels_it(
-    count: int, step_ms: float, pause_ms: float, lead: float
+    count: int, step_ms: float, pause_ms: float, lead: float, load: float
 ) -> None:
     scheduler, now = Scheduler(Targets(80.0, 2_048, 64)), 1_000.0
     scheduler.cost.observe_decode(count, 100, step_ms)
     rows = [make_row(key, last_token_ms=now + lead) for key in range(1, count + 1)]
     reading = make_row(99, prompt_tokens=900, remaining=900)
     step_ms = scheduler.cost.decode_ms(count, 100)
-    pace = max(PACE_SHARE * 80.0, step_ms / MOST_DECODE_SHARE)
+    pace = choose_pacing(rows, step_ms, budget_ms=80.0, neighbour_load=load).pace_ms
     plans = 0
-    while scheduler.is_felt(pause_ms, rows, 100, now):
-        plan = scheduler.plan(State(rows, [reading], 10**6, 100), now, pause_ms=pause_ms)
+    while scheduler.is_felt(pause_ms, rows, 100, now, load):
+        plan = scheduler.plan(State(rows, [reading], 10**6, 100, load), now, pause_ms=pause_ms)
         assert set(plan.decode) == {row.key for row in rows} and not plan.prefill
         for _ in range(plan.steps):
             now += scheduler.cost.decode_ms(count, 100)
@@ -136,6 +143,8 @@ def test_rows_run_ahead_of_a_pause_until_no_reader_feels_it(
                 row.last_token_ms = reader_ms(row.last_token_ms, now, plan.pace_ms)
         plans += 1
         assert plans <= MAX_PREPARATIONS
+        if plan.steps < MAX_STEPS:
+            assert not scheduler.is_felt(pause_ms, rows, 100, now, load), "the plan was made for this pause"
     if step_ms * HOPELESS < 80.0:
         supplied_ms = min(row.last_token_ms for row in rows) + pace - now
         assert supplied_ms >= min(pause_ms, max_lead_ms(pace))

@@ -149,15 +149,17 @@ class Scheduler:
             lead_ms=lead if readers else 0.0,
         )
 
-    def is_felt(self, pause_ms: float, rows: Sequence[Row], used_cells: int, now_ms: float) -> bool:
+    def is_felt(
+        self, pause_ms: float, rows: Sequence[Row], used_cells: int, now_ms: float, neighbour_load: float
+    ) -> bool:
         """Whether readers of these rows would notice a pause that begins now, and not one after `_before_pause`."""
         step_ms = self.cost.decode_ms(len(rows), used_cells)
-        pacing = self._pacing(rows, step_ms)
+        pacing = self._pacing(rows, step_ms, neighbour_load)
         if pacing.is_hopeless:
             return False  # none waits for tokens, or decoding alone makes all of them late
         return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < min(pause_ms + step_ms, max_lead_ms(pacing.pace_ms))
 
-    def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float = 0.0) -> Pacing:
+    def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float) -> Pacing:
         budget_ms = self.targets.tick_budget_ms
         return choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load)
 

@@ -274,10 +274,11 @@ class DecodeWorker:
     def _plan(self, now: float) -> Plan:
         """Suit the layout of memory to the sequences, admit what can start, ask the policy, and preempt as it says."""
         residency = self._residency
-        pause_ms = self._relayout.before_plan(self._runner.masked_cells, now)
+        neighbour_load = self._runner.neighbour_load
+        pause_ms = self._relayout.before_plan(self._runner.masked_cells, now, neighbour_load)
         residency.admit(now)
         state = residency.state()
-        state.neighbour_load = self._runner.neighbour_load
+        state.neighbour_load = neighbour_load
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms

@@ -51,9 +51,10 @@ class Relayout:
         self._base = context.params
         self._preparations = 0
 
-    def before_plan(self, masked_cells: int, now: float) -> float:
+    def before_plan(self, masked_cells: int, now: float, neighbour_load: float) -> float:
         """Change the layout, if another suits the sequences of now better. Between two batches only.
 
+        `neighbour_load` is that of `State`: the pace that readers are given depends on it.
         Returns the pause (ms) that rows have to be decoded ahead of before that; 0 where nothing needs preparing.
         """
         policy = self._policy
@@ -66,19 +67,19 @@ class Relayout:
             return 0.0
         if self._pool.is_copying:
             return 0.0
-        if self._preparations < MAX_PREPARATIONS and self._is_felt(now):
+        if self._preparations < MAX_PREPARATIONS and self._is_felt(now, neighbour_load):
             self._preparations += 1
             return policy.pause_ms
         self._preparations = 0
         self._change(layout, now)
         return 0.0
 
-    def _is_felt(self, now: float) -> bool:
+    def _is_felt(self, now: float, neighbour_load: float) -> bool:
         """Whether readers would notice a change that begins now, and not if their rows ran ahead first."""
         if self._residency.has_outgrown:
             return False
         rows = [each for each in self._residency.active.values() if each.status is Status.DECODING and each.is_paced]
-        return self._scheduler.is_felt(self._policy.pause_ms, rows, self._pool.used_cells, now)
+        return self._scheduler.is_felt(self._policy.pause_ms, rows, self._pool.used_cells, now, neighbour_load)
 
     def _change(self, layout: Layout, now: float) -> None:
         carried = self._residency.carry_out(now)
