@@ -92,28 +92,36 @@ def test_version_1_has_its_limits_in_other_files(tmp_path: Path) -> None:
     files |= {f"memory/memory.{name}": text for name, text in (memory | {"limit_in_bytes": str(2**63 - 4096)}).items()}
     files |= {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}
     files |= {f"cpu,cpuacct{UNIT}/cpu.cfs_quota_us": "250000", f"cpu,cpuacct{UNIT}/cpu.cfs_period_us": "100000"}
+    files |= {f"cpu,cpuacct{UNIT}/cpuacct.usage": "7000000", "cpu,cpuacct/cpuacct.usage": "9000000"}
     root = machine(tmp_path, own, V1.format(group="/"), files)
     assert cgroup.memory_left_bytes(root) == GIB // 2 + GIB // 8
     assert cgroup.cpu_quota(root) == 2.5
+    assert cgroup.cpu_used_ms(root) == 7.0
 
 
 @pytest.mark.parametrize(
-    ("quotas", "cpus"),
+    ("quotas", "cpus", "used_ms"),
     [
-        ({UNIT: "150000 100000"}, 1.5),
-        ({UNIT: "max 100000", "/system.slice": "50000 100000"}, 0.5),
-        ({UNIT: "10000 100000", "/system.slice": "50000 100000"}, 0.1),
-        ({UNIT: "max 100000"}, math.inf),
+        ({UNIT: "150000 100000"}, 1.5, 1.0),
+        ({UNIT: "max 100000", "/system.slice": "50000 100000"}, 0.5, 2.0),
+        ({UNIT: "10000 100000", "/system.slice": "50000 100000"}, 0.1, 1.0),
+        ({UNIT: "max 100000"}, math.inf, None),
     ],
 )
-def test_the_tightest_quota_bounds_the_threads(tmp_path: Path, quotas: dict[str, str], cpus: float) -> None:
+def test_the_tightest_quota_bounds_the_threads_and_tells_what_was_used_of_it(
+    tmp_path: Path, quotas: dict[str, str], cpus: float, used_ms: float | None
+) -> None:
     files = {f"{group}/cpu.max".lstrip("/"): quota for group, quota in quotas.items()}
+    used_us = {UNIT: 1_000, "/system.slice": 2_000, "": 4_000}
+    files |= {f"{group}/cpu.stat".lstrip("/"): f"usage_usec {us}\nuser_usec 5" for group, us in used_us.items()}
     root = machine(tmp_path, f"0::{UNIT}", V2.format(group="/"), files)
     assert cgroup.cpu_quota(root) == cpus
+    assert cgroup.cpu_used_ms(root) == used_ms
     everything = backend.core_count(tmp_path / "another system")
     assert backend.core_count(root) == (everything if cpus == math.inf else min(everything, max(1, round(cpus))))
 
 
 def test_a_system_without_control_groups_sets_no_limit(tmp_path: Path) -> None:
     assert cgroup.memory_left_bytes(tmp_path) == cgroup.cpu_quota(tmp_path) == math.inf
+    assert cgroup.cpu_used_ms(tmp_path) is None
     assert free_memory_bytes(tmp_path) > 0

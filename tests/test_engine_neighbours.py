@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -83,9 +84,10 @@ async def _generate_until(engine: Engine, threads: int) -> None:
 
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other program wants the cores, whatever runs beside this test."""
+    """No other program wants the cores, whatever runs beside this test, and no quota bounds them."""
     monkeypatch.setattr(CpuSample, "load", 0.0)
     monkeypatch.setattr(CpuSample, "stolen", 0.0)
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda root: math.inf)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins threads to CPUs")
@@ -110,6 +112,31 @@ async def test_a_quota_that_changes_under_a_running_engine_bounds_its_threads(
             limited.setattr(cgroup, "cpu_quota", lambda root: 0.5)
             await _generate_until(engine, 1)
         await _generate_until(engine, threads)
+
+
+def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = tmp_path / "self" / "task" / "1"
+    thread.mkdir(parents=True)
+    clock = iter((0.0, 0.0, 1_000.0))
+    monkeypatch.setattr(neighbours, "now_ms", lambda: next(clock))
+    monkeypatch.setattr(backend, "affinity", lambda: frozenset(range(8)))
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda root: 2.0)
+
+    def after_a_second(seconds: int) -> None:
+        """Two threads that ran for two thirds of it, another program as well, and six of eight CPUs without work."""
+        thread.joinpath("schedstat").write_text(f"{1 + seconds * 4 * 10**9 // 3} {seconds * 2 * 10**9 // 3} 1")
+        idle = round(seconds * 6_000 / TICK_MS / 8)
+        (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(8)))
+        monkeypatch.setattr(cgroup, "cpu_used_ms", lambda: 2_000.0 * seconds)
+
+    after_a_second(0)
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)) as context:
+        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        after_a_second(1)
+        assert watched.before_batch() == 1
+        assert watched.load == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells each thread's priority")

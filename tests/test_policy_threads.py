@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,14 +22,18 @@ class Cores:
     stolen: float = 0.0
     """Share of each busy core's time that the host of this virtual machine takes."""
     tells_idle: bool = True
+    idle_cpus: float = 0.0
+    """CPUs that nothing uses beyond `cores`, which then are what a quota pays for, for this process and the load."""
 
     def sample(self, threads: int, wall_ms: float = WINDOW_MS) -> CpuSample:
         share = min(1.0, self.cores / max(self.cores, threads + self.load))
-        idle = max(0.0, self.cores - threads - self.load) * wall_ms
+        idle = (self.idle_cpus + max(0.0, self.cores - threads - self.load)) * wall_ms
         waiting = threads * (1 - share) * wall_ms
         running = threads * share * wall_ms * (1 - self.stolen)
         stolen = (self.cores * wall_ms - idle) * self.stolen
-        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle if self.tells_idle else None, stolen)
+        idle_ms = idle if self.tells_idle else None
+        quota_used = (threads + self.load) * share * wall_ms if self.idle_cpus else None
+        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle_ms, stolen, quota_used)
 
 
 def run(policy: ThreadPolicy, machine: Cores, for_ms: float = WINDOW_MS) -> list[int]:
@@ -70,6 +75,14 @@ def test_what_others_do_while_nothing_is_computed_takes_no_thread_and_can_give_o
     assert policy.observe_rest(crowded.sample(0, 2_000)) == 1
     # One that has left.
     assert policy.observe_rest(quiet.sample(0, 2_000)) == 2
+
+
+@pytest.mark.parametrize("tells_idle", [True, False])
+def test_a_program_that_shares_the_quota_is_a_neighbour_while_other_cpus_are_idle(tells_idle: bool) -> None:
+    policy, machine = ThreadPolicy(2), Cores(load=1.0, idle_cpus=6.0, tells_idle=tells_idle)
+    assert set(run(policy, machine, 5_000)) == {1}
+    machine.load = 0.0
+    assert run(policy, machine, 1_000)[-1] == 2
 
 
 def test_a_neighbour_that_comes_and_goes_is_not_followed_at_every_turn() -> None:
@@ -127,6 +140,7 @@ samples = st.builds(
     waiting_ms=st.floats(0, 1e6),
     idle_ms=st.none() | st.floats(0, 1e6),
     stolen_ms=st.floats(0, 1e6),
+    quota_used_ms=st.none() | st.floats(0, 1e6),
 )
 
 

@@ -47,6 +47,14 @@ class Group:
         except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max": no quota
             return math.inf
 
+    def cpu_used_ms(self) -> float | None:
+        """CPU time that this group's processes have had so far; None where that is not told."""
+        if self.version == 1:
+            used_ns = self._number("cpuacct.usage", -1)  # where both controllers are mounted together, as is usual
+            return used_ns / 1e6 if used_ns >= 0 else None
+        used_us = self._field("cpu.stat", "usage_usec")
+        return used_us / 1e3 if used_us is not None else None
+
     def _number(self, name: str, otherwise: float) -> float:
         try:
             return int((self.folder / name).read_text(encoding="ascii"))
@@ -54,12 +62,15 @@ class Group:
             return otherwise
 
     def _inactive_file_bytes(self) -> int:
-        name = "inactive_file" if self.version == 2 else "total_inactive_file"
+        return self._field("memory.stat", "inactive_file" if self.version == 2 else "total_inactive_file") or 0
+
+    def _field(self, name: str, key: str) -> int | None:
+        """A line's number in a file of names and numbers; None where it is not there."""
         try:
-            lines = (self.folder / "memory.stat").read_text(encoding="ascii").splitlines()
-            return next(int(line.split()[1]) for line in lines if line.split()[0] == name)
+            lines = (self.folder / name).read_text(encoding="ascii").splitlines()
+            return next(int(line.split()[1]) for line in lines if line.split()[0] == key)
         except (OSError, ValueError, IndexError, StopIteration):
-            return 0
+            return None
 
 
 @attrs.frozen
@@ -83,6 +94,12 @@ def memory_left_bytes(root: Path = ROOT) -> float:
 def cpu_quota(root: Path = ROOT) -> float:
     """CPUs that the quotas on this process pay for at the same time; infinite without one."""
     return min((group.cpu_quota() for group in groups(root, "cpu")), default=math.inf)
+
+
+def cpu_used_ms(root: Path = ROOT) -> float | None:
+    """CPU time that all processes under the tightest quota on this one have had; None without a quota, or untold."""
+    bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
+    return bounding.cpu_used_ms() if bounding is not None and bounding.cpu_quota() < math.inf else None
 
 
 @lru_cache(maxsize=8)

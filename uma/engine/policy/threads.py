@@ -49,6 +49,8 @@ class CpuSample:
     """Time for which these cores had nothing to run, added up; None where the system does not tell."""
     stolen_ms: float = 0.0
     """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
+    quota_used_ms: float | None = None
+    """CPU time of all processes that share this one's quota, this one included; None without a quota, or untold."""
 
     @property
     def stolen(self) -> float:
@@ -69,6 +71,10 @@ class CpuSample:
         What they used of the cores, divided by the share that the scheduler gives to each runnable thread.
         """
         idle_ms = self.idle_ms
+        if self.quota_used_ms is not None:
+            # CPUs can be idle while all that the quota pays for is used: what is left of it counts then.
+            left_ms = max(0.0, self.cores * self.wall_ms - self.quota_used_ms)
+            idle_ms = left_ms if idle_ms is None else min(idle_ms, left_ms)
         if idle_ms is None:
             # Without the idle time, cores that we did not use count as used by others only if we had to wait.
             idle_ms = 0.0 if self.share < 0.95 else self.cores * self.wall_ms

@@ -1,8 +1,14 @@
 """Watches what other programs do with the cores, and has fewer threads compute while they need them.
 
 Linux counts for every thread how long it ran and how long it was runnable without a core (`schedstat`), and for every
-core how long it was idle, and on a virtual machine how long the host kept it waiting (`/proc/stat`). Reading both takes
-some 0.1 ms, a few times a second, between two batches. Systems without these counters keep all threads.
+core how long it was idle, and on a virtual machine how long the host kept it waiting (`/proc/stat`); under a quota, how
+much of it the control group used. Reading these takes some 0.1 ms, a few times a second, between two batches. Systems
+without these counters keep all threads.
+
+Linux's pressure stall information (PSI: `/proc/pressure/cpu`, a group's `cpu.pressure`) is not read: it tells for which
+part of the time some thread of the machine or group waited for a core, and this process's own waits, those for a quota
+that is used up included, are in `schedstat`. Neither tells whether others still use a core that this process has left
+to them, which decides when its threads come back: idle time does, and under a quota what the group used of it.
 
 The decode thread samples, since a context's threads can change between two of its batches only. After a rest it begins
 a new sample: what others did meanwhile, as programs that take turns with this one do, is over. It measures for this
@@ -19,6 +25,7 @@ from pathlib import Path
 
 import attrs
 
+from uma import cgroup
 from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample, ThreadPolicy
 from uma.engine.worker.schedstat import PROC, Unused, scheduled_ms
@@ -108,6 +115,7 @@ class _Reading:
     running_ms: float
     waiting_ms: float
     unused: Unused | None
+    quota_used_ms: float | None
 
     @classmethod
     def take(cls, proc: Path, now: float) -> _Reading | None:
@@ -116,11 +124,14 @@ class _Reading:
         scheduled = scheduled_ms(proc)
         if scheduled is None:
             return None
-        return cls(now, cpus, backend.available_cores(), *scheduled, Unused.take(proc / "stat", cpus))
+        cores = backend.available_cores()
+        quota_used_ms = cgroup.cpu_used_ms() if cores < len(cpus) else None
+        return cls(now, cpus, cores, *scheduled, Unused.take(proc / "stat", cpus), quota_used_ms)
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
         unused, before = (self.unused, last.unused) if self.cpus == last.cpus else (None, None)
+        used_ms, used_before_ms = self.quota_used_ms, last.quota_used_ms
         return CpuSample(
             wall_ms=self.wall_ms - last.wall_ms,
             cores=self.cores,
@@ -129,4 +140,5 @@ class _Reading:
             waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
             idle_ms=max(0.0, unused.idle_ms - before.idle_ms) if unused and before else None,
             stolen_ms=max(0.0, unused.stolen_ms - before.stolen_ms) if unused and before else 0.0,
+            quota_used_ms=None if used_ms is None or used_before_ms is None else max(0.0, used_ms - used_before_ms),
         )
