@@ -6,6 +6,7 @@
     path = write_model(tmp_path / "tiny.gguf", kind="recurrent")       # Mamba
     path = write_model(tmp_path / "tiny.gguf", kind="hybrid")          # Jamba: a Mamba and an attention layer
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)  # 37 MB of weights
+    path = write_large_cells(tmp_path / "7b.gguf", layers=32, kv_heads=8)    # the KV of a 7 B model, hardly any weights
     path = write_encoder(tmp_path / "bert.gguf", pooling="cls")        # BERT: it embeds, or with "rank" it ranks
     first, *_ = write_split_model(tmp_path / "big", count=3)           # the same Llama in three files
 
@@ -72,6 +73,37 @@ def write_model(
     _write_tokenizer(writer, tokenizer, pre_tokenizer, add_bos, chat_template)
     for name, tensor in _tensors(kind, np.random.default_rng(seed), feed_forward).items():
         writer.add_tensor(name, tensor)
+    _finish(writer)
+    return path
+
+
+def write_large_cells(path: Path, *, layers: int, kv_heads: int, context_length: int = 4_096) -> Path:
+    """Write a Llama whose attention has the shape of a large model's, 32 heads of 128, on an embedding of 8 figures.
+
+    It is there for what llama.cpp says of it: the weights are zeros.
+    """
+    heads, head, embed = 32, 128, 8
+    writer = gguf.GGUFWriter(path, "llama")
+    shape = {
+        "embedding_length": embed,
+        "block_count": layers,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "rope.dimension_count": head,
+    }
+    _write_metadata(writer, "attention", context_length, embed, {f"llama.{key}": value for key, value in shape.items()})
+    _write_tokenizer(writer, "gpt2", "gpt-2", True, None)
+    shapes = {
+        "attn_q": (heads * head, embed), "attn_k": (kv_heads * head, embed), "attn_v": (kv_heads * head, embed),
+        "attn_output": (embed, heads * head), "ffn_gate": (embed, embed), "ffn_up": (embed, embed),
+        "ffn_down": (embed, embed), "attn_norm": (embed,), "ffn_norm": (embed,),
+    }  # fmt: skip
+    weights = {f"blk.{index}.{name}": size for index in range(layers) for name, size in shapes.items()}
+    weights |= {"token_embd": (N_VOCAB, embed), "output": (N_VOCAB, embed), "output_norm": (embed,)}
+    for name, size in weights.items():
+        writer.add_tensor(f"{name}.weight", np.zeros(size, np.float32))
     _finish(writer)
     return path
 

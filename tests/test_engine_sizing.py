@@ -2,41 +2,114 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
-from engine_world import config_for
+from engine_world import answer, ask, config_for
 
-from models import Kind, write_model
+from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
+from uma.errors import ConfigError
+from uma.llama.catalog import builtin_path
 from uma.llama.model import Model
+
+GIB, MIB = 2**30, 2**20
+TOO_FEW = "less than 4 conversations of 4,096"
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models by name: their attention's shape is the real one's."""
+    folder = tmp_path_factory.mktemp("shapes")
+    return {
+        "Llama 2 7B": write_large_cells(folder / "llama2.gguf", layers=32, kv_heads=32),
+        "Mistral 7B": write_large_cells(folder / "mistral.gguf", layers=32, kv_heads=8, context_length=32_768),
+        "built-in": builtin_path(),
+    }
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "tokens", "is_told"),
+    ("name", "weights_gib", "tokens", "is_told"),
     [
-        (100_000, 32_768, False),  # a quarter of the memory is plenty
-        (40, 16_384, False),  # a quarter would be too little for four conversations, and more is there
-        (10, None, True),  # not enough for four
+        ("built-in", 0.004, 16_384, False),  # 8 conversations of the 2,048 tokens that it was trained for
+        ("Mistral 7B", 4.1, 32_768, False),  # Q4: a quarter of the memory is plenty
+        ("Llama 2 7B", 3.8, 16_384, False),  # Q4: a quarter would be too little for four, and more is there
+        ("Llama 2 7B", 12.6, 14_080, True),  # F16: seven tenths of what is left are not enough for four
     ],
 )
-def test_the_context_holds_four_conversations_or_says_why_not(
-    tiny: Path,
+def test_on_24_gib_the_context_holds_four_conversations_or_says_why_not(
+    shapes: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    free_mib: int,
-    tokens: int | None,
+    name: str,
+    weights_gib: float,
+    tokens: int,
     is_told: bool,
 ) -> None:
-    with Model.load(tiny) as model:
-        # One cell of this model as large as of one with some hundred million parameters.
-        monkeypatch.setattr(model, "kv_bytes_per_token", lambda *_: 1_500)
-        taken = model.info.size_bytes if model.is_mapped else 0
-        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_mib * 2**20 + taken)
-        found = sizing.context_params(model, RuntimeConfig(model=str(tiny))).n_ctx
-    assert found == tokens if tokens is not None else 512 < found < 16_384
-    assert ("less than 4 conversations" in caplog.text) == is_told
+    free_bytes, config = int(22.5 * GIB), RuntimeConfig()
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes)
+    is_mapped = weights_gib * GIB > sizing.map_above_bytes(config)
+    with Model.load(shapes[name], map_above_bytes=0 if is_mapped else math.inf) as model:
+        monkeypatch.setattr(model, "info", attrs.evolve(model.info, size_bytes=int(weights_gib * GIB)))
+        if not is_mapped:
+            free_bytes -= model.info.size_bytes
+        assert sizing.context_params(model, config).n_ctx == tokens
+    assert (f"the context has {tokens:,} tokens, {TOO_FEW}" in caplog.text) == (TOO_FEW in caplog.text) == is_told
+
+
+@pytest.fixture
+def fitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], RuntimeConfig]:
+    """The settings that name a model and nothing else, in a container that has so many MiB beside its weights."""
+    path = write_model(tmp_path / "model.gguf", context_length=8_192, feed_forward=6_000)  # 9 MB, and 256 bytes a token
+
+    def config(spare_mib: float) -> RuntimeConfig:
+        root = container(tmp_path, path.stat().st_size + int(spare_mib * MIB))
+        monkeypatch.setattr(sizing, "free_memory_bytes", partial(sizing.free_memory_bytes, root))
+        return RuntimeConfig(model=str(path))
+
+    return config
+
+
+@pytest.mark.parametrize(("spare_mib", "tokens", "is_told"), [(6.5, 16_384, False), (4.0, 11_264, True)])
+async def test_a_model_that_just_fits_into_its_container_starts_and_says_why_it_holds_less_than_four_conversations(
+    fitting: Callable[[float], RuntimeConfig],
+    caplog: pytest.LogCaptureFixture,
+    spare_mib: float,
+    tokens: int,
+    is_told: bool,
+) -> None:
+    async with open_engine(fitting(spare_mib)) as engine:
+        assert engine.snapshot()["kv_cells_total"] == tokens
+        assert len((await answer(engine, ask(max_tokens=4))).tokens) == 4
+    assert (f"{TOO_FEW}: beside the weights 4 MiB" in caplog.text) == (TOO_FEW in caplog.text) == is_told
+
+
+async def test_a_model_beside_which_no_context_fits_is_refused_with_what_there_is(
+    fitting: Callable[[float], RuntimeConfig],
+) -> None:
+    with pytest.raises(ConfigError, match="n_ctx: beside the weights there is memory for 286 tokens only"):
+        async with open_engine(fitting(0.1)):
+            pass
+
+
+def container(root: Path, memory_bytes: int) -> Path:
+    """A `/proc` and a `/sys` as they look in a container with so much memory that nothing uses yet."""
+    files = {
+        "proc/self/cgroup": "0::/",
+        "proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+        "proc/meminfo": f"MemAvailable: {8 * 2**20} kB",
+        "sys/fs/cgroup/memory.max": str(memory_bytes),
+        "sys/fs/cgroup/memory.current": "0",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
 
 
 @pytest.mark.parametrize(

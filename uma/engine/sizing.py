@@ -170,18 +170,20 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:
     least = min(wanted, LEAST_CONVERSATIONS * min(model.n_ctx_train, MOST_STREAM_TOKENS))
     if affordable < least:
         affordable = min(least, int(MOST_MEMORY_SHARE * free_bytes) // cell_bytes)
-    if 512 <= affordable < least:
-        _log.warning(
-            "the context has %s tokens, less than %d conversations of %s: %s MiB of memory are free; a smaller "
-            "--cache-type-k and --cache-type-v hold more",
-            f"{affordable:,}", LEAST_CONVERSATIONS, f"{least // LEAST_CONVERSATIONS:,}", f"{free_bytes // 2**20:,}",
-        )  # fmt: skip
     if affordable < 512:
         raise ConfigError(
-            f"n_ctx: there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
+            f"n_ctx: beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
             "use a smaller model, a smaller --cache-type-k and --cache-type-v, or set --n-ctx yourself"
         )
-    return int(min(wanted, affordable)) // 256 * 256
+    tokens = int(min(wanted, affordable)) // 256 * 256
+    if tokens < least // 256 * 256:
+        _log.warning(
+            "the context has %s tokens, less than %d conversations of %s: beside the weights %s MiB of memory are free "
+            "and a token takes %s bytes; a smaller --cache-type-k and --cache-type-v hold more",
+            f"{tokens:,}", LEAST_CONVERSATIONS, f"{least // LEAST_CONVERSATIONS:,}", f"{free_bytes // 2**20:,}",
+            f"{cell_bytes:,}",
+        )  # fmt: skip
+    return tokens
 
 
 def map_above_bytes(config: RuntimeConfig) -> float:
