@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,7 +134,7 @@ def test_a_gpu_that_this_build_cannot_use_is_told(
     monkeypatch.setattr(backend, "has_gpu", lambda: False)
     code, found = run(capsys)
     assert code == 0
-    assert "CMAKE_ARGS=-DGGML_X=on pip install" in found["GPU"]["faster"]
+    assert f"CMAKE_ARGS=-DGGML_X=on {shlex.quote(sys.executable)} -m pip install" in found["GPU"]["faster"]
 
 
 def test_settings_that_cannot_work_are_told_before_a_server_is_started(capsys: Capsys, tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_settings_that_cannot_work_are_told_before_a_server_is_started(capsys: C
         ({"sizing.free_memory_bytes": lambda: 1}, "memory", "the model has", "todo: take a smaller model"),
         ({"hugepages.available": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
-         "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5", ""),
+         "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),
         ({"os.access": lambda *_: False}, "cache", "made when it is needed", "todo: .* cannot be written to"),
         ({"_ask_server": too_slow}, "server", "does not answer", "todo: no answer within 15 s"),
     ],
@@ -167,6 +169,8 @@ def test_what_a_machine_lacks_is_told_with_what_to_do(
     setting = tmp_path / "enabled"
     setting.write_text("always madvise [never]\n")
     monkeypatch.setattr(hugepages, "SETTING", setting)
+    monkeypatch.setattr(checks, "PRESSURE", tmp_path / "pressure")
+    checks.PRESSURE.write_text("some avg10=90.00 avg60=41.60 avg300=8.00 total=1\nfull avg10=0.00 avg60=0.00 total=0\n")
     for target, instead in patched.items():
         monkeypatch.setattr(f"uma.cli.checks.{target}", instead)
     (tmp_path / "socket").touch()

@@ -7,6 +7,7 @@ the same on every CPU, and one of these has a fault.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -439,7 +440,7 @@ int main() {
 def test_the_header_of_the_rebuild_gives_amx_its_whole_configuration(tmp_path: Path) -> None:
     source, program = tmp_path / "tiles.cpp", tmp_path / "tiles"
     source.write_text(TILES)
-    flags = ["-O3", "-march=native", *library.AMX_REPAIR.split(" ")]
+    flags = ["-O3", "-march=native", *shlex.split(library.AMX_REPAIR)]
     subprocess.run(["c++", *flags, str(source), "-o", str(program)], check=True)
     done = run_to_end(str(program))
     if done.returncode == 77:

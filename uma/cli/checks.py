@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ GPU_TRACES = {
     "/dev/kfd": ("an AMD GPU", "-DGGML_HIP=on"),
 }
 """Where Linux shows a GPU, and the option that builds llama.cpp for it."""
+PRESSURE = Path("/proc/pressure/cpu")
+"""Linux: for which part of the time some thread of the machine waited for a CPU."""
 SERVER_TIMEOUT_SEC = 15.0
 
 
@@ -118,7 +121,16 @@ def _threads(config: RuntimeConfig) -> Check:
     todo = ""
     if most > cpus:
         todo = f"{most} threads compute on {cpus} CPUs and wait for each other: leave threads and threads_batch at 0"
-    return Check("threads", f"{used} for decode, on {cpus} of {os.cpu_count()} CPUs{quota}", todo)
+    return Check("threads", f"{used} for decode, on {cpus} of {os.cpu_count()} CPUs{quota}{_pressure()}", todo)
+
+
+def _pressure() -> str:
+    """How busy the machine is with programs that compete for CPUs; empty where the system does not tell."""
+    try:
+        found = re.search(r"^some .*avg60=([\d.]+)", PRESSURE.read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:
+        return ""
+    return f"; threads waited for a CPU during {float(found[1]):.0f} % of the last minute" if found else ""
 
 
 def _huge_pages(config: RuntimeConfig) -> Check:

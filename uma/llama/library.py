@@ -5,6 +5,8 @@ library computes anything.
 from __future__ import annotations
 
 import platform
+import shlex
+import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -71,7 +73,7 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     return platform.processor() or platform.machine()
 
 
-AMX_REPAIR = "-include " + str(files("uma") / "data" / "amx_tile_config.h")
+AMX_REPAIR = "-include " + shlex.quote(str(files("uma") / "data" / "amx_tile_config.h"))
 """A C++ flag that makes GCC 12 build AMX correctly, and that other compilers do not mind."""
 
 
@@ -81,5 +83,7 @@ def rebuild_command(variables: str = "") -> str:
         pinned = f"llama-cpp-python=={version('llama-cpp-python')}"
     except PackageNotFoundError:
         pinned = "llama-cpp-python"
-    pip = "pip install --force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python"
-    return f"{variables} {pip} {pinned}".strip()
+    # Not `pip` alone: the shell's can belong to another environment than the one that this process runs in.
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    options = "--force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python"
+    return f"{variables} {pip} {options} {pinned}".strip()
