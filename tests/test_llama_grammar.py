@@ -120,6 +120,15 @@ SERVED: dict[str, dict[str, Any]] = {
     "nested $id": {"$defs": {"x": {"$id": "https://a.example/x", "type": "null"}}, "$ref": "https://a.example/x"},
     "escaped $ref": {"$defs": {"%a/b~c": {"type": "null"}}, "$ref": "#/$defs/%25a~1b~0c"},
     "several types": {"type": ["string", "null", "integer"], "maxLength": 3},
+    "data like schemas": {
+        "properties": {
+            "minProperties": {"const": {"type": "nonsense", "minProperties": 9}, "default": {"enum": ["\0"]}},
+            "enum": {"enum": [{"minProperties": 9, "$ref": "#/$defs/const"}], "examples": [{"const": "\0"}]},
+        },
+        "required": ["minProperties", "enum"],
+        "additionalProperties": False,
+        "$defs": {"const": {"type": "nonsense"}},
+    },
 }
 
 
@@ -232,6 +241,7 @@ def test_a_schemas_own_white_space_is_kept(vocab: Vocab, compiler: GrammarCompil
         {"oneOf": [{"type": "integer"}, {"type": "number"}]},
         {"type": "string", "pattern": "(?=a)b"},
         {"type": "string", "format": "idn-email"},
+        {"default": {"minProperties": 2}, "$ref": "#/properties/a%20b/items/anyOf/1/default"},
         {"$ref": "#/$defs/missing"},
         {"$ref": "https://example.com/schema"},
         {"type": "strange"},

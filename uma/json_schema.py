@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 ESCAPES = 'nrbtf\\"'
 """Letters that can stand behind a backslash: without `u` there is one way to spell a string."""
@@ -38,6 +39,10 @@ _STRICTER = {
 """What a value of a format must match too: llguidance has February 29 in each year, a second 60 in each minute, and
 host names of any length."""
 _OF_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_MAPS = (*_OF_NAMED, "dependentSchemas", "dependencies")
+"""Keywords whose value has a schema for each of its names, which can be any word."""
+_VALUES = ("const", "enum", "default", "example", "examples")
+"""Keywords whose value is data, and a schema only where a `$ref` leads into it."""
 _OF_SCHEMAS = ("prefixItems", "items", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
 
 
@@ -67,7 +72,7 @@ def _with_formats(schema: Any) -> Any:
 def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
     """The place and the reason of the first part that no grammar keeps to, such as `.items.minProperties`.
 
-    It looks at every object of the schema, as a `$ref` can lead to any; one that is a value is taken for a schema too.
+    It looks at every object of the schema that can be a schema, as a `$ref` can lead to any.
     """
     found = _options_problem(schema.get("x-guidance", {}))
     if found is not None:
@@ -100,15 +105,45 @@ def _options_problem(options: Any) -> tuple[str, str] | None:
     return None
 
 
-def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    waiting: list[tuple[str, Any]] = [("", schema)]
+def _objects(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All objects that can be schemas, each with its place: every one, where a `$ref` leads to what is none elsewhere."""
+    is_astray = any(map(_leads_astray, _references(root)))
+    maps, data = (() if is_astray else each for each in (_MAPS, _VALUES))
+    waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
         place, value = waiting.pop()
         if isinstance(value, dict):
             yield place, value
-            waiting += ((place + place_of(str(name)), each) for name, each in value.items())
+            for word, inner in value.items():
+                here = place + place_of(str(word))
+                if word in maps and isinstance(inner, dict):
+                    waiting += ((here + place_of(str(name)), each) for name, each in inner.items())
+                elif word not in data:
+                    waiting.append((here, inner))
         elif isinstance(value, list | tuple):
             waiting += ((f"{place}[{at}]", each) for at, each in enumerate(value))
+
+
+def _references(root: dict[str, Any]) -> Iterator[str]:
+    waiting: list[Any] = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if isinstance(pointer := value.get("$ref"), str):
+                yield pointer
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+
+
+def _leads_astray(pointer: str) -> bool:
+    """Whether a `$ref` leads into data, or to all of a keyword's schemas by name as if these were one."""
+    is_name = False
+    for step in unquote(pointer.partition("#")[2]).split("/")[1:]:
+        if step in _VALUES and not is_name:
+            return True
+        is_name = not is_name and step in _MAPS
+    return is_name
 
 
 def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
