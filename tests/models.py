@@ -8,6 +8,7 @@
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)  # 37 MB of weights
     path = write_large_cells(tmp_path / "7b.gguf", layers=32, kv_heads=8)    # the KV of a 7 B model, hardly any weights
     path = write_encoder(tmp_path / "bert.gguf", pooling="cls")        # BERT: it embeds, or with "rank" it ranks
+    path = write_causal_reranker(tmp_path / "qwen.gguf", template)     # Qwen 3: it generates, and ranks
     first, *_ = write_split_model(tmp_path / "big", count=3)           # the same Llama in three files
 
 Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every
@@ -104,6 +105,33 @@ def write_large_cells(path: Path, *, layers: int, kv_heads: int, context_length:
     weights |= {"token_embd": (N_VOCAB, embed), "output": (N_VOCAB, embed), "output_norm": (embed,)}
     for name, size in weights.items():
         writer.add_tensor(f"{name}.weight", np.zeros(size, np.float32))
+    _finish(writer)
+    return path
+
+
+YES, NO = ord("y"), ord("n")
+"""The tokens between which `write_causal_reranker`'s model decides."""
+
+
+def write_causal_reranker(path: Path, template: str, *, has_classifier: bool = True) -> Path:
+    """Write a Qwen 3 that ranks by how much likelier `YES` is than `NO` to come after `template`: as llama.cpp's
+    converter writes Qwen3-Reranker, the classifier is these two rows of the output weights.
+    """
+    writer = gguf.GGUFWriter(path, "qwen3")
+    extra = {
+        "qwen3.pooling_type": 4,
+        "qwen3.classifier.output_labels": ["yes", "no"],
+        "tokenizer.chat_template.rerank": template,
+    }
+    _write_metadata(writer, "attention", 512, FF, extra)
+    _write_tokenizer(writer, "gpt2", "gpt-2", True, None)
+    tensors = _tensors("attention", np.random.default_rng(0))
+    for index in range(LAYERS):
+        tensors |= {f"blk.{index}.attn_{name}_norm.weight": np.ones(HEAD, np.float32) for name in ("q", "k")}
+    if has_classifier:
+        tensors["cls.output.weight"] = tensors["output.weight"][[YES, NO]]
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
     _finish(writer)
     return path
 

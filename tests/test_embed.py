@@ -16,12 +16,14 @@ import trio
 import trio.testing
 
 from harness import ServerProcess
-from models import write_encoder, write_model
+from models import NO, YES, write_causal_reranker, write_encoder, write_model
 from uma import LLM, RuntimeConfig, connect, open_engine
 from uma.client.interview import ID, SocketInterview
 from uma.contracts.proofs import Question
 from uma.engine import Engine
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
+from uma.llama.batch import Batch
+from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab
 from uma.protocol.codec import parse_event
@@ -126,6 +128,35 @@ def test_a_rerankers_own_template_is_what_it_reads(tmp_path: Path) -> None:
     assert [each.index for each in ranked] == list(np.argsort(-expected))
     # Which text was read is the claim: another one's score differs in the first digits.
     assert np.allclose([each.score for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-3)
+
+
+JUDGE = "<|im_start|>Query: {query} Document: {document}<|im_end|>"
+
+
+def test_a_causal_reranker_scores_by_how_much_likelier_yes_is_than_no(tmp_path: Path) -> None:
+    file = write_causal_reranker(tmp_path / "reranker.gguf", JUDGE)
+    query, documents = "where is the {document}", ("a fox", "{query}", "the end of it all")
+    with LLM(file, n_ctx=512) as llm, Model.load(file) as model:
+        scores = {each.index: each.score for each in llm.rerank(query, documents)}
+        texts = [f"<|im_start|>Query: {query} Document: {each}<|im_end|>" for each in documents]
+        prompts = [model.vocab.tokenize(text, add_special=False, parse_special=True).tolist() for text in texts]
+        with Context(model, ContextParams(n_ctx=256, flash_attn="off")) as context:
+            for index, tokens in enumerate(prompts):
+                batch = Batch(256)
+                batch.add(tokens, 0, 0, last_logits=True)
+                assert context.decode(batch) == DONE
+                yes, no = context.logits(1)[0, [YES, NO]].tolist()
+                assert scores[index] == pytest.approx(1 / (1 + np.exp(no - yes)), abs=1e-3)
+                context.clear()
+    assert len({round(score, 2) for score in scores.values()}) > 1
+
+
+def test_a_generative_model_without_a_classifier_says_what_to_load(tmp_path: Path) -> None:
+    file = write_causal_reranker(tmp_path / "plain.gguf", JUDGE, has_classifier=False)
+    with LLM(file, n_ctx=512) as llm:
+        with pytest.raises(BadRequest, match=r"no classifier to rank documents with; .*convert_hf_to_gguf\.py"):
+            llm.rerank("where is the fox", TEXTS)
+        assert llm.embed("a fox").shape == (1, 64)
 
 
 def test_the_shape_of_an_embedding_is_as_asked(tiny: Path) -> None:

@@ -22,6 +22,11 @@ from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
 
+NO_CLASSIFIER = (
+    "query: this model has no classifier to rank documents with; load a reranker. One that answers yes or no, such as "
+    "Qwen3-Reranker, has its classifier in files that llama.cpp's own convert_hf_to_gguf.py has made, which keeps the "
+    "weights of both words; where another tool made the file, convert the model again"
+)
 MAX_OPEN_BYTES = 64 * 2**20
 """Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
 as overload."""
@@ -91,7 +96,7 @@ class EmbedService:
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `types.Source.rerank`."""
         if self._pooling != "rank":
-            raise BadRequest("query: this model has no classifier to rank documents with; load a reranker")
+            raise BadRequest(NO_CLASSIFIER)
         self._check_load(0, request.priority)
         longest = sizing.max_text_tokens(await self._ready())
         pairs = await self._texts.read_pairs(request.query, request.documents, longest, lane=request.priority)

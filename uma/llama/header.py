@@ -99,6 +99,8 @@ class Header:
     """The least size of a whole file with this header."""
     data_offset: int
     """Where the weights begin."""
+    has_classifier: bool = False
+    """Whether there are weights that turn a text's state into scores: some of a reranker's."""
 
     @property
     def architecture(self) -> str:
@@ -257,14 +259,16 @@ class _Reader:
         handle = self._handle
         keys = [(_key(handle, index).decode("utf-8", "replace"), index) for index in range(_n_keys(handle))]
         types: dict[str, int] = {}
+        has_classifier = False
         data_offset = end = int(_data_offset(handle))
         for index in range(_n_tensors(handle)):
             name = _type_name(_tensor_type(handle, index)).decode()
             shape = _tensor_shape(handle, index)
             types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
+            has_classifier |= _tensor_name(handle, index).startswith(b"cls.")
             end = max(end, data_offset + _tensor_offset(handle, index) + _tensor_size(handle, index))
         metadata = {key: self._value(index) for key, index in keys}
-        return Header(self._path, size, metadata, types, int(end), data_offset)
+        return Header(self._path, size, metadata, types, int(end), data_offset, has_classifier)
 
     def check_vocabulary(self) -> None:
         """Raise `ModelError` where a token is there twice: llama.cpp's loader would end the process by an assertion."""

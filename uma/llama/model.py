@@ -65,7 +65,7 @@ class Model:
         self.memory = _memory_of(handle, parts[0].architecture)
         self.is_causal = _is_causal(handle, parts[0])
         """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
-        self.pooling = _pooling_of(parts[0])
+        self.pooling = _pooling_of(parts)
         """How the file wants a text's embedding to be made; `none` where it does not say."""
         self.n_embedding = int(lib.llama_model_n_embd_out(handle))
         """Figures of an embedding."""
@@ -289,9 +289,11 @@ def _is_causal(handle: int, first: Header) -> bool:
     return stated is not False and not lib.llama_model_has_encoder(handle)
 
 
-def _pooling_of(first: Header) -> Pooling:
-    number = first.metadata.get(f"{first.architecture}.pooling_type")
-    return POOLINGS[number] if isinstance(number, int) and 0 <= number < len(POOLINGS) else "none"
+def _pooling_of(parts: list[Header]) -> Pooling:
+    number = parts[0].metadata.get(f"{parts[0].architecture}.pooling_type")
+    stated = POOLINGS[number] if isinstance(number, int) and 0 <= number < len(POOLINGS) else "none"
+    # Without a classifier llama.cpp's "scores" are the first figures of the text's state.
+    return "none" if stated == "rank" and not any(part.has_classifier for part in parts) else stated
 
 
 def _check_serves_text(handle: int, first: Header) -> None:

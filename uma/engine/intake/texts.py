@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ from uma.llama.model import Model
 
 MAX_PAIRED_CHARS = 8 * 2**20
 """Maximum text that one ranking reads, the query counted with each document: its tokens take about as many bytes."""
+
+
+_PLACES = re.compile(r"\{query\}|\{document\}")
 
 
 class TextReader:
@@ -62,7 +66,7 @@ class TextReader:
             if form is None:
                 tokens = self._pair(query, document)
             else:
-                tokens = self._tokens(form.replace("{query}", query).replace("{document}", document), special=False)
+                tokens = self._tokens(_filled(form, query, document), special=False)
             return _checked(tokens, max_tokens, f"documents[{index}]")
 
         return await self._prompts.prepare_texts(tokenize, sizes, lane)
@@ -80,6 +84,11 @@ class TextReader:
         between = [vocab.sep] if vocab.adds_sep else []
         first, second = (self._tokens(text, special=False, parse_special=False) for text in (query, document))
         return array("i", [*begins, *first, *ends, *between, *second, *ends])
+
+
+def _filled(form: str, query: str, document: str) -> str:
+    """A template with a pair in it; what looks like a place in the query or the document is none."""
+    return _PLACES.sub(lambda place: query if place[0] == "{query}" else document, form)
 
 
 def _check_bound(model: Model, text: str, max_tokens: int, where: str) -> None:
