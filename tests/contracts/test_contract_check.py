@@ -15,13 +15,15 @@ from http_server import HttpServer, running_http
 
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
 from models import write_encoder
+from uma import RuntimeConfig, open_engine
 from uma.cli.contract import Interview, check, prove
 from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.contracts.claims import claims_of
-from uma.contracts.proofs import Question, Reply
+from uma.contracts.proofs import Claim, DisprovenError, Question, Reply
+from uma.engine import Engine
 from uma.errors import ConnectionLost
-from uma.types import ServerInfo
+from uma.types import EmbedRequest, Request, ServerInfo
 
 
 def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
@@ -88,6 +90,37 @@ def test_a_model_that_does_not_generate_claims_what_it_can_and_no_more(
     assert not any(name.startswith(("sampling", "streaming", "tools")) for name in found)
 
 
+POOLINGS: tuple[Literal["mean", "cls", "last"], ...] = ("mean", "cls", "last")
+
+
+async def is_proven_in_process(claim: Claim, engine: Engine) -> bool:
+    """Whether a claim about embeddings is true of an engine in this process."""
+    proof = claim.prove()
+    try:
+        question = next(proof)
+        while True:
+            event: dict[str, Any]
+            if question.fields["type"] == "tokenize":
+                event = {"token_ids": (await engine.tokenize(Request("t", prompt=question.fields["prompt"]))).token_ids}
+            else:
+                found = await engine.embed(EmbedRequest("e", token_ids=question.fields["token_ids"]))
+                event = {"embeddings": [each.tolist() for each in found.vectors]}
+            question = proof.send(Reply(({"event": "answer", **event},)))
+    except StopIteration:
+        return True
+    except DisprovenError:
+        return False
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+async def test_each_pooling_proves_itself_and_no_other(tiny: Path, pooling: Literal["mean", "cls", "last"]) -> None:
+    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=512, pooling=pooling)) as engine:
+        for told in POOLINGS:
+            info = attrs.evolve(engine.info, capabilities=attrs.evolve(engine.info.capabilities, pooling=told))
+            (claim,) = (each for each in claims_of(info) if each.name == "pooling")
+            assert await is_proven_in_process(claim, engine) == (told == pooling)
+
+
 def test_each_declared_sampling_parameter_is_among_the_claims(server: ServerProcess) -> None:
     info = SocketInterview(server.socket).introduce()
     assert {f"sampling: {name}" for name in info.capabilities.sampling_params} <= {
@@ -131,6 +164,7 @@ def is_proven(name: str, liar: Liar) -> bool:
         ({"tools": ()}, "tools"),
         ({"max_stop_sequences": 2}, "3 stop sequences"),
         ({"prefix_sharing": "none: for no reason"}, "prefix_sharing"),
+        ({"kv_unified": False}, "kv_unified"),
     ],
 )
 def test_a_false_declaration_is_found(server: ServerProcess, lies: dict[str, Any], claim: str) -> None:
@@ -162,6 +196,11 @@ def is_vague(_: Question, reply: Reply) -> Reply:
     return with_last(reply, message="no") if reply.error else reply
 
 
+def refuses_long_prompts(question: Question, reply: Reply) -> Reply:
+    is_long = len(question.fields.get("token_ids", ())) > 64
+    return Reply(({"event": "error", "code": "E_LIMIT_PROMPT_TOO_LARGE", "message": ""},)) if is_long else reply
+
+
 @pytest.mark.parametrize(
     ("tampers", "claim"),
     [
@@ -172,6 +211,7 @@ def is_vague(_: Question, reply: Reply) -> Reply:
         (forgets_the_seed, "sampling: seed"),
         (is_rude, "sampling: top_p = 2"),
         (is_vague, "a token beyond the vocabulary"),
+        (refuses_long_prompts, "kv_unified"),
     ],
 )
 def test_a_server_that_behaves_otherwise_is_found(

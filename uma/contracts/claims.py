@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from uma.contracts.capabilities import declared
+from uma.contracts.embedding_proofs import about_embeddings
 from uma.contracts.proofs import (
     PROMPT,
     TOKENS,
@@ -46,7 +47,7 @@ def claims_of(info: ServerInfo) -> Iterator[Claim]:
         yield Claim("generation", "no", partial(refused, ask().fields, "generate"))
         yield Claim("tokenize", _yes(info.capabilities.tokenize), _tokenizes)
         yield from _about_bounds_of_texts(info)
-    yield from _about_embeddings(info)
+    yield from about_embeddings(info)
     yield Claim("health", "probe", _health)
     yield Claim("unknown kind of request", "no", partial(refused, {"type": "telepathy"}, "telepathy"))
 
@@ -189,40 +190,6 @@ def _tools(choice: str) -> Proof:
     return f"{len(calls)} calls, told apart from the text"
 
 
-def _about_embeddings(info: ServerInfo) -> Iterator[Claim]:
-    capabilities = info.capabilities
-    asked = {"type": "embed", "texts": [PROMPT, "Hello"]}
-    if declared(capabilities, "embeddings", False):
-        width = capabilities.embedding_dimensions
-        yield Claim("embeddings", f"{width} dimensions", partial(_embeds, width))
-        too_many = partial(refused, asked | {"dimensions": width + 1}, "dimensions")
-        yield Claim(f"embeddings: dimensions = {width + 1}", "no", too_many)
-    else:
-        yield Claim("embeddings", "no", partial(refused, asked, "t"))
-    ranking = {"type": "rerank", "query": "fox", "documents": [PROMPT, "Hello"]}
-    if declared(capabilities, "rerank", False):
-        yield Claim("rerank", "yes", partial(_reranks, ranking))
-    else:
-        yield Claim("rerank", "no", partial(refused, ranking, "rank"))
-
-
-def _embeds(width: int) -> Proof:
-    both = answered((yield Question({"type": "embed", "texts": [PROMPT, "Hello"]}))).last["embeddings"]
-    cut = answered((yield Question({"type": "embed", "texts": ["Hello"], "dimensions": 1}))).last["embeddings"]
-    demand([len(each) for each in both] == [width] * 2, f"{[len(each) for each in both]} figures, not {width} each")
-    lengths = [sum(figure * figure for figure in each) for each in (*both, *cut)]
-    demand(all(abs(length - 1) < 1e-3 for length in lengths), f"squares of lengths {lengths}: not normalised")
-    demand(both[0] != both[1], "two texts have one embedding")
-    return f"2 texts, {width} figures each, of length 1; also cut to 1"
-
-
-def _reranks(ranking: dict[str, Any]) -> Proof:
-    results = answered((yield Question(ranking))).last["results"]
-    demand(sorted(each["index"] for each in results) == [0, 1], "not each document is ranked once")
-    demand(results[0]["score"] >= results[1]["score"], "not the best first")
-    return "2 documents, the best first"
-
-
 def _logprobs(top: int) -> Proof:
     reply = answered((yield ask(logprobs=top)), ignoring="logprobs")
     for each in reply.tokens[: reply.last["usage"]["completion_tokens"]]:
@@ -296,6 +263,9 @@ def _about_bounds(info: ServerInfo) -> Iterator[Claim]:
     yield Claim("limits.max_tokens", f"{info.limits.max_tokens:,}", partial(_cut, info.limits.max_tokens))
     too_long = with_ids([0] * info.limits.n_ctx)
     yield Claim("a prompt as long as the context", "no", partial(refused, too_long, "prompt"))
+    if info.limits.max_sequences:
+        layout = _shares_cells if info.capabilities.kv_unified else _has_a_share
+        yield Claim("kv_unified", _yes(info.capabilities.kv_unified), partial(layout, info))
     beyond = with_ids([0, info.model.vocab_size])
     yield Claim("a token beyond the vocabulary", "no", partial(refused, beyond, "token_ids"))
 
@@ -318,6 +288,27 @@ def _cut(most: int) -> Proof:
     reply = answered((yield ask(max_tokens=most + 1, stop=[text])))
     demand(reply.warns_of("max_tokens"), "more than the limit was neither refused nor cut with a warning")
     return "cut, with a warning"
+
+
+def _shares_cells(info: ServerInfo) -> Proof:
+    """One request can have more cells than an equal share of them."""
+    cells, longest = int(answered((yield Question({"type": "metrics"}))).last["kv_cells_total"]), info.limits.n_ctx
+    share = cells // info.limits.max_sequences
+    is_longer = longest > share or longest >= info.model.context_length
+    demand(is_longer, f"a request has {longest:,} tokens at most, no more than its share of {cells:,} cells")
+    count = min(share + 1, longest - 1)
+    usage = answered((yield Question(with_ids([0] * count) | {"max_tokens": 1}))).last["usage"]
+    demand(usage["prompt_tokens"] == count, f"{usage['prompt_tokens']:,} of {count:,} tokens were read")
+    return f"{count:,} tokens of one request; {cells:,} cells for {info.limits.max_sequences} requests"
+
+
+def _has_a_share(info: ServerInfo) -> Proof:
+    """No request can have more cells than an equal share of them."""
+    cells, longest = int(answered((yield Question({"type": "metrics"}))).last["kv_cells_total"]), info.limits.n_ctx
+    share = cells // info.limits.max_sequences
+    demand(longest <= share, f"a request can have {longest:,} tokens, more than its share of {cells:,} cells")
+    yield from refused(with_ids([0] * (share + 1)), "prompt")
+    return f"at most {longest:,} tokens of one request; {cells:,} cells for {info.limits.max_sequences} requests"
 
 
 def _about_bounds_of_texts(info: ServerInfo) -> Iterator[Claim]:

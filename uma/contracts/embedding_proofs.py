@@ -1,0 +1,92 @@
+"""Proofs of what a server says of embeddings and rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from uma.contracts.capabilities import declared
+from uma.contracts.proofs import PROMPT, Claim, Proof, Question, answered, demand, refused
+from uma.types import ServerInfo
+
+LONG_TEXT = 128
+"""Tokens of the text in which one is exchanged for another: enough that a mean hardly shows it."""
+PRESENT = 0.3
+"""Least share of a token's influence in a text of two that is left in a long one where its own state is the result; of
+a mean, about 2 / `LONG_TEXT` is left."""
+
+
+def about_embeddings(info: ServerInfo) -> Iterator[Claim]:
+    """Claims of embeddings, how they are pooled, and rankings."""
+    capabilities = info.capabilities
+    asked = {"type": "embed", "texts": [PROMPT, "Hello"]}
+    if declared(capabilities, "embeddings", False):
+        width, pooling = capabilities.embedding_dimensions, capabilities.pooling
+        yield Claim("embeddings", f"{width} dimensions", partial(_embeds, width))
+        too_many = partial(refused, asked | {"dimensions": width + 1}, "dimensions")
+        yield Claim(f"embeddings: dimensions = {width + 1}", "no", too_many)
+        if capabilities.tokenize:
+            yield Claim("pooling", pooling, partial(_pools, pooling, min(LONG_TEXT, info.limits.n_ctx)))
+    else:
+        yield Claim("embeddings", "no", partial(refused, asked, "t"))
+    ranking = {"type": "rerank", "query": "fox", "documents": [PROMPT, "Hello"]}
+    if declared(capabilities, "rerank", False):
+        yield Claim("rerank", "yes", partial(_reranks, ranking))
+        yield Claim("pooling", capabilities.pooling, partial(_scores, capabilities.pooling, ranking))
+    else:
+        yield Claim("rerank", "no", partial(refused, ranking, "rank"))
+
+
+def _embeds(width: int) -> Proof:
+    both = answered((yield Question({"type": "embed", "texts": [PROMPT, "Hello"]}))).last["embeddings"]
+    cut = answered((yield Question({"type": "embed", "texts": ["Hello"], "dimensions": 1}))).last["embeddings"]
+    demand([len(each) for each in both] == [width] * 2, f"{[len(each) for each in both]} figures, not {width} each")
+    lengths = [sum(figure * figure for figure in each) for each in (*both, *cut)]
+    demand(all(abs(length - 1) < 1e-3 for length in lengths), f"squares of lengths {lengths}: not normalised")
+    demand(both[0] != both[1], "two texts have one embedding")
+    return f"2 texts, {width} figures each, of length 1; also cut to 1"
+
+
+def _reranks(ranking: dict[str, Any]) -> Proof:
+    results = answered((yield Question(ranking))).last["results"]
+    demand(sorted(each["index"] for each in results) == [0, 1], "not each document is ranked once")
+    demand(results[0]["score"] >= results[1]["score"], "not the best first")
+    return "2 documents, the best first"
+
+
+def _scores(pooling: str, ranking: dict[str, Any]) -> Proof:
+    demand(pooling == "rank", f"documents are ranked, which {pooling} gives no score for")
+    first, second = answered((yield Question(ranking))).last["results"]
+    demand(first["score"] != second["score"], "two documents have one score")
+    return "a score for each pair of query and document"
+
+
+def _pools(pooling: str, length: int) -> Proof:
+    """Exchange the first or the last token of a short and of a long text. Where the embedding is that token's state, a
+    long text shows it as a short one does; in a mean it is one of many; and where the embedding is the state of the
+    token at the other end, it shows less than there.
+    """
+    ids = answered((yield Question({"type": "tokenize", "prompt": PROMPT}))).last["token_ids"]
+    one, other, rest, *_ = dict.fromkeys(ids[1:])
+    texts = [
+        text
+        for size in (2, length)
+        for each in (one, other)
+        for text in ([each] + [rest] * (size - 1), [rest] * (size - 1) + [each])
+    ]
+    found = answered((yield Question({"type": "embed", "token_ids": texts}))).last["embeddings"]
+    first, last, long_first, long_last = (_distance(found[at], found[at + 2]) for at in (0, 1, 4, 5))
+    shows_first, shows_last = long_first > PRESENT * first, long_last > PRESENT * last
+    is_so = {
+        "cls": shows_first and long_first > long_last,
+        "last": shows_last and long_last > long_first,
+        "mean": last > 0 and not shows_first and not shows_last,
+    }
+    seen = f"of {length} tokens the first moves it by {long_first:.3f}, the last by {long_last:.3f}"
+    demand(is_so.get(pooling, False), f"{seen}; of 2 tokens by {first:.3f} and {last:.3f}: not {pooling}")
+    return seen
+
+
+def _distance(one: list[float], other: list[float]) -> float:
+    return float(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) ** 0.5)
