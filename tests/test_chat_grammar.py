@@ -20,14 +20,15 @@ from json_schemas import CHECKER
 from test_chat_parser import SOUP_WORDS
 
 from models import write_model
-from uma.chat.families import Family, Thinking, family_of
+from uma.chat.families import Family, Thinking, family_of, thinking_of
 from uma.chat.forms import BracesForm, NamedForm, PairsForm
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import HarmonyParser
-from uma.chat.lark import Specials
+from uma.chat.lark import Rules, Specials
 from uma.chat.parser import Parser
 from uma.chat.parts import CallBroken, CallEnded, Part, Text
 from uma.chat.schema import UnservableError, kinds_of, schema_of
+from uma.chat.thought import thought_first
 from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab
@@ -215,6 +216,64 @@ def test_calls_can_be_written_as_templates_show_them(vocab: Vocab, compiler: Gra
         assert matcher.validate_tokens(tokens) == len(tokens)
         matcher.consume_tokens(tokens)
         assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(json_schema={"const": "ab1"}),
+        Grammar(regex='"ab[0-9]"'),
+        Grammar(choice=['"ab1"', "x"]),
+        Grammar(lark='start: "\\"ab" /[0-9]/ "\\""\n%ignore " "'),
+        Grammar(gbnf='root ::= "\\"ab" [0-9] "\\""'),
+    ],
+    ids=["json_schema", "regex", "choice", "lark", "gbnf"],
+)
+@pytest.mark.parametrize(
+    ("open_", "close", "before", "begins_thinking"),
+    [
+        ("<think>", "</think>", "<think>Is it </tool_call>?</think>\n\n", False),
+        ("<think>", "</think>", "", False),
+        ("<think>", "</think>", "Is it <think>?</think>", True),
+        ("<|im_start|>", "<shown>", "<|im_start|>Hm.<shown>\n", False),
+        ("<|im_start|>", "<shown>", "Hm.<shown>", True),
+    ],
+)
+def test_a_grammar_of_any_kind_holds_behind_the_thinking(
+    vocab: Vocab,
+    compiler: GrammarCompiler,
+    grammar: Grammar,
+    open_: str,
+    close: str,
+    before: str,
+    begins_thinking: bool,
+) -> None:
+    marks = {each: vocab.tokenize(each, add_special=False, parse_special=True).tolist() for each in (open_, close)}
+    specials = Specials({mark: found[0] for mark, found in marks.items() if len(found) == 1}, [])
+    source = thought_first(Rules(specials), Thinking(open_, close), begins_thinking=begins_thinking, has_channels=False)
+    for text, is_right in (('"ab1"', True), ('"ab', False), ("Hello", False)):
+        matcher = compiler.compile(grammar, source).matcher
+        tokens = vocab.tokenize(before + text, add_special=False, parse_special=True).tolist()
+        allowed = matcher.validate_tokens(tokens)
+        assert (allowed == len(tokens)) == (text != "Hello"), text
+        matcher.consume_tokens(tokens[:allowed])
+        assert matcher.is_accepting() == is_right, text
+
+
+def test_a_grammar_holds_in_the_final_channel(vocab: Vocab, compiler: GrammarCompiler) -> None:
+    family = FAMILIES["harmony"]
+    thinking = thinking_of(TEMPLATES["harmony"])
+    assert thinking is not None
+    source = thought_first(Rules(specials_of(vocab, family)), thinking, begins_thinking=False, has_channels=True)
+    thought, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    for before in (final, thought + final):
+        matcher = compiler.compile(Grammar(json_schema={"const": [1]}), source).matcher
+        tokens = vocab.tokenize(f"{before}[1]", add_special=False, parse_special=False).tolist()
+        assert matcher.validate_tokens(tokens) == len(tokens)
+        assert matcher.consume_tokens(tokens)
+        assert matcher.is_accepting()
+        (parts,) = [HarmonyParser({}, ends_with_answer=True).push(f"{before}[1]<|end|>")]
+        assert "".join(part.text for part in parts if isinstance(part, Text)) == "[1]<|end|>"
 
 
 HARD: dict[str, Any] = {

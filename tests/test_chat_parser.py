@@ -110,6 +110,25 @@ def test_streamed_arguments_are_those_of_the_whole_call(name: str) -> None:
     assert grown == [PARIS, SUM]
 
 
+@pytest.mark.parametrize(
+    ("text", "begins_thinking", "thoughts", "answer"),
+    [
+        ('<think>Hm.</think>\n\n{"a": "<think>b</think>"}', False, "Hm.", '{"a": "<think>b</think>"}'),
+        ('Hm.</think>["</think> "]', True, "Hm.", '["</think> "]'),
+        ('\n{"a": "<think>"}', False, "", '\n{"a": "<think>"}'),
+        ("<thin", False, "", "<thin"),
+        ("Hm.", True, "Hm.", ""),
+    ],
+)
+def test_where_thinking_comes_first_all_that_follows_is_the_answer(
+    text: str, begins_thinking: bool, thoughts: str, answer: str
+) -> None:
+    for cuts in ([], list(range(1, len(text)))):
+        parts = parts_of(text, "hermes", cuts, begins_thinking=begins_thinking, thinks_first=True)
+        assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == thoughts
+        assert text_in(parts) == answer
+
+
 def test_arguments_come_before_the_call_is_whole() -> None:
     parts = parser("hermes").push('<tool_call>{"name": "add", "arguments": {"a": 1')
     assert parts == [CallBegun("add"), CallArguments('{"a": 1')]

@@ -220,10 +220,10 @@ async def test_no_other_request_waits_for_a_grammars_compilation(tiny: Path, mon
     compiling, go_on = threading.Event(), threading.Event()
     compile_grammar = GrammarCompiler.compile
 
-    def slow(compiler: GrammarCompiler, grammar: Grammar) -> GrammarState:
+    def slow(compiler: GrammarCompiler, grammar: Grammar, before: str) -> GrammarState:
         compiling.set()
         assert go_on.wait(60)
-        return compile_grammar(compiler, grammar)
+        return compile_grammar(compiler, grammar, before)
 
     known = [Grammar(json_schema={"const": 1, "description": "x" * size}) for size in (1, 5_000)]
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import jsonschema
@@ -223,6 +223,47 @@ async def test_whatever_a_model_draws_beside_tools_and_a_schema_is_one_or_the_ot
             jsonschema.validate(json.loads(answer.tool_calls[0].arguments), FORECAST)
         else:
             jsonschema.validate(json.loads(answer.text or ""), ANSWER)
+
+
+OPENS = QWEN.replace("assistant{{ '\\n' }}", "assistant\n<think>{{ '\\n' }}")
+"""A template whose prompts end inside thinking."""
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(
+    ("said", "template", "controls"),
+    [
+        ('Wet?</think>\n\n{"rain":true}', OPENS, ()),
+        ('Wet?</think>\n\n{"rain":true}', OPENS, ("</think>",)),
+        ('<think>Wet?</think>{"rain":true}', QWEN, ()),
+    ],
+    ids=["opened by the template", "and closed by a control token", "opened by the model"],
+)
+async def test_a_grammar_begins_where_the_thinking_ends(
+    tmp_path: Path, said: str, template: str, controls: tuple[str, ...], is_streamed: bool
+) -> None:
+    model = write_script_model(tmp_path / "script.gguf", said, template=template, controls=controls)
+    sampling = SamplingParams(max_tokens=200, grammar=Grammar(json_schema={**ANSWER, "additionalProperties": False}))
+    events = await events_of(model, sampling=sampling, reasoning="auto", stream=is_streamed)
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert last.reason == "stop"
+    if is_streamed:
+        assert "".join(each.text for each in events if isinstance(each, ReasoningDelta)) == "Wet?"
+        assert "".join(each.text for each in events if isinstance(each, Token)) == '{"rain":true}'
+    else:
+        assert (last.reasoning, last.text) == ("Wet?", '{"rain":true}')
+
+
+@pytest.mark.parametrize("reasoning", [None, "off"])
+async def test_a_grammar_begins_at_once_where_no_thinking_is_asked_for(
+    tmp_path: Path, reasoning: Literal["off"] | None
+) -> None:
+    model = write_script_model(tmp_path / "script.gguf", "Wet?</think>", template=OPENS)
+    sampling = SamplingParams(max_tokens=200, grammar=Grammar(json_schema={"const": {"rain": True}}))
+    (last,) = await events_of(model, sampling=sampling, reasoning=reasoning, stream=False)
+    assert isinstance(last, Finished)
+    assert (last.reason, last.text, last.reasoning) == ("stop", '{"rain":true}', None)
 
 
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])

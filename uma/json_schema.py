@@ -106,7 +106,7 @@ def _options_problem(options: Any) -> tuple[str, str] | None:
 
 
 def _objects(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All objects that can be schemas, each with its place: every one, where a `$ref` leads to what is none elsewhere."""
+    """All objects that can be schemas, each with its place; every object, where a `$ref` leads to what is no schema."""
     is_astray = any(map(_leads_astray, _references(root)))
     maps, data = (() if is_astray else each for each in (_MAPS, _VALUES))
     waiting: list[tuple[str, Any]] = [("", root)]

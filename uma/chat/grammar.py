@@ -15,6 +15,7 @@ from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.harmony_grammar import harmony_grammar
 from uma.chat.lark import Rules, Specials, ids, string
 from uma.chat.schema import ANY, Schema, UnservableError, literal, schema_of
+from uma.chat.thought import Thought
 from uma.json_schema import problem
 from uma.types import Tool
 
@@ -46,11 +47,11 @@ def calls_grammar(
         return harmony_grammar(rules, family, tools, can_think=can_think, must_call=must_call, answer=answer)
     lark = _Lark(rules, family, tools, thinking, is_parallel=is_parallel)
     is_free = not must_call and answer is None
-    rest = lark.thinking_rest() if thinking and (begins_thinking or is_free) else ""
+    rest = lark.thought.rest() if lark.thought and (begins_thinking or is_free) else ""
     body = lark.free() if is_free else lark.only_calls(begins_thinking=begins_thinking, answer=answer)
     start = f"{rest} {body}" if begins_thinking else body
-    if begins_thinking and is_free:
-        start = f"{start} | {lark.unfinished_thought()}"
+    if begins_thinking and is_free and lark.thought:
+        start = f"{start} | {lark.thought.unfinished()}"
     return rules.grammar(start)
 
 
@@ -70,7 +71,7 @@ class _Lark:
         self._specials = rules.specials
         self._family = family
         self._tools = tools
-        self._thinking = thinking
+        self.thought = Thought(rules, thinking) if thinking is not None else None
         self._is_parallel = is_parallel
 
     # Calls
@@ -133,12 +134,12 @@ class _Lark:
             calls = f"{self._mark(family.open)} {self._calls()} {self._again()}"
         if answer is not None:
             calls = f"({calls} | {answer_rule(self._rules, answer)})"
-        if self._thinking is None:
+        if self.thought is None:
             return calls
         self._rules.add("SPACE", r"/[ \n]+/")
         if begins_thinking:
             return f"SPACE? {calls}"
-        return f"({self._mark(self._thinking.open)} {self.thinking_rest()} SPACE?)? {calls}"
+        return f"({self._mark(self.thought.open)} {self.thought.rest()} SPACE?)? {calls}"
 
     def _bare(self) -> Iterator[str]:
         """Calls without a mark, with white space and other keys where models put them."""
@@ -161,44 +162,15 @@ class _Lark:
         each = [text]
         after = "" if ends else self._again() if family.ends_answer else "free"
         each += [f"{opened} {self._calls()} {after}" for opened in self._until(family.open)]
-        if self._thinking is not None:
-            for opened in self._until(self._thinking.open):
-                each += [f"{opened} {self.thinking_rest()} free", f"{opened} {self.unfinished_thought()}"]
+        if self.thought is not None:
+            for opened in self._until(self.thought.open):
+                each += [f"{opened} {self.thought.rest()} free", f"{opened} {self.thought.unfinished()}"]
         if self._specials.others:
             each.append(f"{text} {ids(self._specials.others)} free")
         if family.is_bare:
             each += self._bare()
         self._rules.complete("free", " | ".join(each))
         return "free"
-
-    def thinking_rest(self) -> str:
-        """The thinking behind its opening mark, with the closing one."""
-        if "rest" not in self._rules:
-            assert self._thinking is not None
-            close = self._thinking.close
-            self._rules.add("THOUGHT_END", f"/{ANY}*{literal(close)}/ & ~/{ANY}*{literal(close)}{ANY}+/")
-            each = ["THOUGHT_END"]
-            if close in self._specials.marks:
-                each.append(f"{self._thought()}? {ids([self._specials.marks[close]])}")
-            if others := self._specials_in_thought():
-                each.append(f"{self._thought()}? {ids(others)} rest")
-            self._rules.add("rest", " | ".join(each))
-        return "rest"
-
-    def unfinished_thought(self) -> str:
-        """Thinking in which the model ends its answer."""
-        others = self._specials_in_thought()
-        more = f"({self._thought()}? {ids(others)})* " if others else ""
-        return self._rules.add("unfinished", f"{more}{self._thought()}?")
-
-    def _thought(self) -> str:
-        assert self._thinking is not None
-        return self._rules.add("THOUGHT", f"/{ANY}+/ & ~/{ANY}*{literal(self._thinking.close)}{ANY}*/")
-
-    def _specials_in_thought(self) -> list[int]:
-        assert self._thinking is not None
-        marks = (token for mark, token in self._specials.marks.items() if mark != self._thinking.close)
-        return [*self._specials.others, *marks]
 
     def _text(self) -> str:
         """Text without any mark, that begins no call."""
@@ -215,7 +187,7 @@ class _Lark:
     @property
     def _marks(self) -> str:
         """All marks that open something, as a regular expression."""
-        marks = [self._family.open, *([self._thinking.open] if self._thinking is not None else [])]
+        marks = [self._family.open, *([self.thought.open] if self.thought is not None else [])]
         return "|".join(map(literal, marks))
 
     @property

@@ -16,6 +16,7 @@ from uma.chat.parts import CallBegun, CallBroken, CallEnded, Part, Reasoning, Te
 from uma.chat.schema import Schema
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
+FINAL = f"{CHANNEL}final{MESSAGE}"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BODY = NamedForm(before="", after=MESSAGE)
 """A call behind its recipient's name, where the header has nothing else to say."""
@@ -35,10 +36,15 @@ _HEADER = re.compile(
 class HarmonyParser:
     """One answer's parser, as `parser.Parser` is for other families."""
 
-    def __init__(self, tools: Mapping[str, Schema], *, splits_thinking: bool = True) -> None:
-        """Without `splits_thinking` the thinking is text, with its header and its end."""
+    def __init__(
+        self, tools: Mapping[str, Schema], *, splits_thinking: bool = True, ends_with_answer: bool = False
+    ) -> None:
+        """Without `splits_thinking` the thinking is text, with its header and its end. With `ends_with_answer` all that
+        follows the final message's header is the answer, whatever it looks like.
+        """
         self._tools = tools
         self._splits = splits_thinking
+        self._ends_with_answer = ends_with_answer
         self._parts: list[Part] = []
         self._pending = ""
         self._part: type[Text | Reasoning] = Text
@@ -112,6 +118,13 @@ class HarmonyParser:
             self._begin_message(Reasoning if self._splits else Text, keeps_end=not self._splits)
         else:
             self._begin_message(Text)
+            if channel == "final" and self._ends_with_answer:
+                self._step = self._read_answer
+
+    def _read_answer(self) -> bool:
+        self._parts.append(Text(self._pending))
+        self._pending = ""
+        return False
 
     def _begin_message(self, part: type[Text | Reasoning], *, keeps_end: bool = False) -> None:
         self._part = part

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from uma.chat.call_rules import answer_rule, json_rule
 from uma.chat.families import Family
-from uma.chat.harmony import CHANNEL, ENDS, MESSAGE, START
+from uma.chat.harmony import CHANNEL, ENDS, FINAL, MESSAGE, START
 from uma.chat.lark import Rules, ids
 from uma.chat.schema import ANY, Schema, literal, schema_of
 from uma.types import Tool
@@ -26,9 +26,7 @@ def harmony_grammar(
     call = rules.add("call", " | ".join(_call(rules, tool, at) for at, tool in enumerate(tools)))
     if must_call:
         return rules.grammar(f"{thought}* {call}" if thought else call)
-    preamble = _message(rules, "commentary")
-    before = rules.add("before", " | ".join(filter(None, [thought, preamble])))
-    begun = rules.spelled(f"{CHANNEL}final{MESSAGE}")
+    before, begun = _before(rules, thought), rules.spelled(FINAL)
     if answer is not None:
         final = rules.add("final", f"{begun} {answer_rule(rules, answer)}")
         return rules.grammar(f"{before}* ({call} | {final})")
@@ -38,6 +36,16 @@ def harmony_grammar(
     ]
     last = " | ".join([call, final, *unfinished])
     return rules.grammar(f"{before}* ({last})")
+
+
+def harmony_opening(rules: Rules, held: str) -> str:
+    """A grammar of thinking and preambles, and of an answer that is what `held` stands for."""
+    return rules.grammar(f"{_before(rules, _message(rules, 'analysis'))}* {rules.spelled(FINAL)} {held}")
+
+
+def _before(rules: Rules, thought: str) -> str:
+    """Messages before the last one; `thought` is the rule of those that think, empty where there are none."""
+    return rules.add("before", " | ".join(filter(None, [thought, _message(rules, "commentary")])))
 
 
 def _channels(can_think: bool) -> list[str]:

@@ -27,10 +27,12 @@ class Parser:
         *,
         splits_thinking: bool = True,
         begins_thinking: bool = False,
+        thinks_first: bool = False,
     ) -> None:
         """`tools` are the schemas of the tools' arguments by name. Without `splits_thinking` the thinking is text, in
         which no call is looked for.
-        `begins_thinking` says that the prompt ended with the opening mark.
+        `begins_thinking` says that the prompt ended with the opening mark. With `thinks_first` there is thinking at the
+        beginning at most, and all that follows is the answer, whatever it looks like.
         """
         self._family = family
         self._tools = tools
@@ -48,12 +50,15 @@ class Parser:
         """All since the last whole call, or since the text before the mark."""
         self._is_list = False
         self._needs_mark = False
-        self._step: Callable[[], bool] = self._read_thinking if begins_thinking and thinking else self._read_text
         self._pushed_chars = 0
         self._thought_from = 0
         self.thoughts: list[tuple[int, int]] = []
         """Where the output's thinking stands, its marks included: of each piece the first character, and the one behind
         the last. The last piece is there once it has ended, or with `finish`."""
+        self._after_thinking = self._read_answer if thinks_first else self._read_text
+        self._step: Callable[[], bool] = self._read_opening if thinks_first else self._read_text
+        if begins_thinking and thinking:
+            self._step = self._read_thinking
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain once this text has come."""
@@ -172,7 +177,7 @@ class Parser:
         else:
             self._parts.append(Text(mark))
         self._is_start = True
-        self._step = self._read_text
+        self._step = self._after_thinking
         return True
 
     def _end_thought(self) -> None:
@@ -183,6 +188,24 @@ class Parser:
     def _at(self) -> int:
         """How many characters of the output are read."""
         return self._pushed_chars - len(self._pending)
+
+    def _read_opening(self) -> bool:
+        """The mark that the output can begin with."""
+        assert self._thinking is not None
+        begun, mark = self._pending.lstrip(), self._thinking.open
+        if begun.startswith(mark):
+            self._pending = begun[len(mark) :]
+            self._begin_thinking()
+            return True
+        if mark.startswith(begun):
+            return False
+        self._step = self._read_answer
+        return True
+
+    def _read_answer(self) -> bool:
+        self._emit_text(self._pending)
+        self._pending = ""
+        return False
 
     def _thought(self, text: str) -> Part:
         return Reasoning(text) if self._splits else Text(text)

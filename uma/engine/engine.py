@@ -158,9 +158,10 @@ class Engine:
 
     async def _grammar(self, request: Request, tokens: array[int]) -> tuple[GrammarState | None, list[int]]:
         sampling = await self._chat.constrained(request, tokens)
+        before = await self._chat.before_grammar(request, tokens)
         compiled = partial(self._constraints.grammar, lane=request.priority)
         try:
-            return await compiled(sampling)
+            return await compiled(sampling, before)
         except BadRequest as error:
             if sampling is request.sampling:
                 raise

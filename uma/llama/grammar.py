@@ -102,9 +102,9 @@ class GrammarCompiler:
         self._lock = Lock()
         self._making = Lock()
 
-    def kept(self, grammar: Grammar) -> GrammarState | None:
+    def kept(self, grammar: Grammar, before: str = "") -> GrammarState | None:
         """A state at the beginning of `grammar` if that was compiled lately: then `compile` need not be waited for."""
-        key = json.dumps(attrs.asdict(grammar))
+        key = _key(grammar, before)
         with self._lock:
             return self._state(key) if key in self._kept else None
 
@@ -113,16 +113,17 @@ class GrammarCompiler:
         """Whether the vocabulary has a token that ends a text; without one no grammar can end."""
         return len(self._vocab.eog) > 0
 
-    def compile(self, grammar: Grammar) -> GrammarState:
+    def compile(self, grammar: Grammar, before: str = "") -> GrammarState:
         """A state at the beginning of `grammar`, whose first mask is quick to compute.
 
+        With `before` it is at the beginning of that grammar, in Lark's notation, in which `@held` stands for the other.
         A grammar seen lately is ready at once; another takes milliseconds, large ones up to a second. Raises
         `BadRequest` with the place of what cannot be served.
         """
-        if (state := self.kept(grammar)) is not None:
+        if (state := self.kept(grammar, before)) is not None:
             return state
-        matcher = self._make(grammar)
-        key = json.dumps(attrs.asdict(grammar))
+        matcher = self._make(grammar, before)
+        key = _key(grammar, before)
         with self._lock:
             self._kept[key] = _Kept(matcher)
             if len(self._kept) > MAX_KEPT:
@@ -137,7 +138,7 @@ class GrammarCompiler:
             del self._kept[key]
         return GrammarState(kept.matcher.deep_copy())
 
-    def _make(self, grammar: Grammar) -> LLMatcher:
+    def _make(self, grammar: Grammar, before: str = "") -> LLMatcher:
         if not self.is_available:
             raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
         with self._making, self._vocab.opened():
@@ -147,8 +148,11 @@ class GrammarCompiler:
         kind = next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)
         if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
             raise BadRequest(f"grammar.{kind}{found[0]}: {found[1]}")
-        matcher = LLMatcher(tokenizer, _source(grammar))
+        source = _source(grammar)
+        matcher = LLMatcher(tokenizer, _behind(before, source) if before else source)
         if matcher.is_error():
+            if before:
+                self._make(grammar)  # says where it cannot be served, if that is its own fault
             place, reason = f"grammar.{kind}", matcher.get_error()
             if grammar.json_schema is not None:
                 place += _place(grammar.json_schema, lambda each: _schema_error(each, tokenizer) == reason)
@@ -277,6 +281,16 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
     except Exception as error:  # noqa: BLE001  (that is what the converter raises)
         raise BadRequest(f"grammar.gbnf: {_one_line(str(error) or type(error).__name__)}") from None
+
+
+def _behind(before: str, source: str) -> str:
+    """llguidance's own form of a grammar in which `@held` stands for that of `source`, which is JSON or Lark."""
+    held = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
+    return json.dumps({"grammars": [{"lark_grammar": before}, {**held, "name": "held"}]})
+
+
+def _key(grammar: Grammar, before: str) -> str:
+    return json.dumps([attrs.asdict(grammar), before])
 
 
 def _literal(text: str) -> str:

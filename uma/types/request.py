@@ -128,8 +128,9 @@ class Request:
     parallel_tool_calls: bool = True
     """False: the output ends with its first call."""
     reasoning: ReasoningMode | None = None
-    """`auto`: text between the template's thinking marks is separated from the answer. `off`: the same, and thinking is
-    switched off where the template has a switch for it. None: thinking stays in the text."""
+    """`auto`: text between the template's thinking marks is separated from the answer, and a grammar begins behind it.
+    `off`: separated too, but thinking is switched off where the template has a switch for it, and a grammar begins at
+    once. None: thinking stays in the text, and a grammar begins at once."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
 

@@ -18,9 +18,10 @@ from uma.chat.families import GENERIC, family_of, thinking_of
 from uma.chat.generic import plain, told
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import HarmonyParser
-from uma.chat.lark import Specials
+from uma.chat.lark import Rules, Specials
 from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
+from uma.chat.thought import thought_first
 from uma.engine.intake.lanes import LaneLimiter
 from uma.errors import BadRequest
 from uma.json_schema import problem
@@ -72,32 +73,52 @@ class ChatAbilities:
 
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
-        # A grammar of the request's own leaves no place for thinking, and its text is the answer.
-        return _can_call(request) or (request.reasoning is not None and request.sampling.grammar is None)
+        if _can_call(request) or request.sampling.grammar is None:
+            return _can_call(request) or request.reasoning is not None
+        return self._thinks_first(request)
 
     def parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
         """A parser for one answer of a request that `is_parsed`."""
         family = None if isinstance(self._family, str) or not _can_call(request) else self._family
         schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if family is not None else {}
-        splits = request.reasoning is not None
-        if not isinstance(self._family, str) and self._family.has_channels:
-            return HarmonyParser(schemas, splits_thinking=splits)
+        splits, thinks_first = request.reasoning is not None, self._thinks_first(request)
+        if self._has_channels:
+            return HarmonyParser(schemas, splits_thinking=splits, ends_with_answer=thinks_first)
         return Parser(
             family,
             schemas,
             self._thinking,
             splits_thinking=splits,
             begins_thinking=self._begins_thinking(prompt),
+            thinks_first=thinks_first,
         )
+
+    @property
+    def _has_channels(self) -> bool:
+        return not isinstance(self._family, str) and self._family.has_channels
+
+    def _thinks_first(self, request: Request) -> bool:
+        """Whether the request's own grammar begins behind the model's thinking: the text is what the grammar holds
+        either way, so it must be asked for that thinking is told apart.
+        """
+        is_held = request.sampling.grammar is not None and not _can_call(request)
+        return is_held and self._thinking is not None and request.reasoning == "auto"
+
+    async def before_grammar(self, request: Request, prompt: array[int]) -> str:
+        """What comes before the text that the request's own grammar holds, as a grammar; empty where nothing does."""
+        if self._thinking is None or not self._thinks_first(request):
+            return ""
+        rules = Rules(await self._known_specials())
+        begins_thinking = self._begins_thinking(prompt)
+        return thought_first(rules, self._thinking, begins_thinking=begins_thinking, has_channels=self._has_channels)
 
     async def constrained(self, request: Request, prompt: array[int]) -> SamplingParams:
         """How to sample the answer: with tools, so that what the model writes are calls of these or no calls at all."""
         if not _can_call(request):
             return request.sampling
         assert not isinstance(self._family, str)
-        if self._specials is None:
-            self._specials = await trio.to_thread.run_sync(self._read_specials)
-        grammar = partial(self._grammar, request, self._specials, begins_thinking=self._begins_thinking(prompt))
+        specials = await self._known_specials()
+        grammar = partial(self._grammar, request, specials, begins_thinking=self._begins_thinking(prompt))
         async with self._lanes.slot(request.priority):
             source = await trio.to_thread.run_sync(grammar)
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
@@ -142,9 +163,13 @@ class ChatAbilities:
                 return BadRequest(f"{message}; give tool_choice none, or leave the tool out")
         return error
 
+    async def _known_specials(self) -> Specials:
+        if self._specials is None:
+            self._specials = await trio.to_thread.run_sync(self._read_specials)
+        return self._specials
+
     def _read_specials(self) -> Specials:
-        assert not isinstance(self._family, str)
-        names = list(self._family.marks)
+        names = [] if isinstance(self._family, str) else list(self._family.marks)
         if self._thinking is not None:
             names += [self._thinking.open, self._thinking.close]
         special = set(self._vocab.special_ids)

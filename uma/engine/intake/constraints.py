@@ -33,30 +33,32 @@ class Constraints:
         # One at a time: compiling takes a whole core from those that compute.
         self._lanes = LaneLimiter(1)
 
-    async def grammar(self, sampling: SamplingParams, lane: int = 0) -> tuple[GrammarState | None, list[int]]:
-        """The grammar's beginning, and the tokens that it forces there. Raises `BadRequest` with the place of what
-        cannot be served.
+    async def grammar(
+        self, sampling: SamplingParams, before: str = "", lane: int = 0
+    ) -> tuple[GrammarState | None, list[int]]:
+        """The grammar's beginning, and the tokens that it forces there; `before` is what can come before its text, as
+        `GrammarCompiler.compile` takes it. Raises `BadRequest` with the place of what cannot be served.
         """
         if sampling.grammar is None:
             return None, []
         known = (
-            self._known(sampling)
+            self._known(sampling, before)
             if _is_short(sampling.grammar)
-            else await trio.to_thread.run_sync(self._known, sampling)
+            else await trio.to_thread.run_sync(self._known, sampling, before)
         )
         if known is not None:
             return known
         async with self._lanes.slot(lane):
-            return await trio.to_thread.run_sync(self._begin, sampling)
+            return await trio.to_thread.run_sync(self._begin, sampling, before)
 
-    def _known(self, sampling: SamplingParams) -> tuple[GrammarState, list[int]] | None:
+    def _known(self, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]] | None:
         assert sampling.grammar is not None
-        state = self._compiler.kept(sampling.grammar)
+        state = self._compiler.kept(sampling.grammar, before)
         return None if state is None else (state, _opening(state, sampling))
 
-    def _begin(self, sampling: SamplingParams) -> tuple[GrammarState, list[int]]:
+    def _begin(self, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None
-        state = self._compiler.compile(sampling.grammar)
+        state = self._compiler.compile(sampling.grammar, before)
         return state, _opening(state, sampling)
 
     def bias(self, sampling: SamplingParams) -> Bias | None:
