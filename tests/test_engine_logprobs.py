@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from uma import LLM, SamplingParams, open_engine
-from uma.engine.worker.logprobs import BLOCK, LEAST, LogprobReader
+from uma.engine.worker import logprobs as module
+from uma.engine.worker.logprobs import BLOCK, LEAST, LEAST_BESIDE, LogprobReader
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
@@ -29,23 +30,23 @@ logits = st.integers(1, 3 * MAX_LOGPROBS * BLOCK).flatmap(
 @given(logits, st.integers(0, MAX_LOGPROBS))
 def test_the_likeliest_tokens_are_those_of_a_full_sort(logits: npt.NDArray[np.float32], count: int) -> None:
     known = LogprobReader(logits.shape[1])
-    known.read_some(np.concatenate([logits + 1, logits]), [2, 3])
-    ids, logprobs = known.top(count)
+    known.read(known.copied(np.concatenate([logits + 1, logits]), [2, 3]), count)
+    ids, logprobs = known.top()
     for row, values in enumerate(logits):
         exact = values.astype(np.float64)
         exact -= exact.max() + math.log(np.exp(exact - exact.max()).sum())
         order = np.lexsort((np.arange(len(values)), -values))
         assert ids[row] == order[:count].tolist()
         assert np.allclose(logprobs[row], exact[order[:count]], atol=1e-4)
-        token = int(order[-1])
-        (logprob,), (rank,) = known.of([row], [token])
-        assert logprob == pytest.approx(exact[token], abs=1e-4)
-        assert rank == 1 + int((values > values[token]).sum())
+        for token in order[[0, count // 2, -1]].tolist():
+            (logprob,), (rank,) = known.of([row], [token])
+            assert logprob == pytest.approx(exact[token], abs=1e-4)
+            assert rank == 1 + int((values > values[token]).sum())
 
 
 def test_an_impossible_token_is_told_as_a_number() -> None:
     known = LogprobReader(2)
-    known.read(np.array([[0, -np.inf]], np.float32))
+    known.read(np.array([[0, -np.inf]], np.float32), 2)
     assert known.of([0], [1]) == ([LEAST], [2])
     assert known.of([0], [0]) == ([0.0], [1])
 
@@ -85,7 +86,11 @@ VARIANTS = [
 ]
 
 
-async def test_they_are_the_models_own_before_anything_is_changed_or_cut(tiny: Path) -> None:
+@pytest.mark.parametrize("least", [LEAST_BESIDE, 0], ids=["at once", "beside"])
+async def test_they_are_the_models_own_before_anything_is_changed_or_cut(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(module, "LEAST_BESIDE", least)
     async with open_engine(config_for(tiny)) as engine:
         got = await answers(engine, VARIANTS)
     for request, each in zip(VARIANTS, got, strict=True):

@@ -51,15 +51,13 @@ _Place = tuple[int, Sequence, int]
 class _Step:
     """What was computed for one step: logits, the rows whose log probabilities are asked, the likeliest tokens."""
 
-    __slots__ = ("_likeliest", "asking", "chosen", "ends", "logits")
+    __slots__ = ("_likeliest", "asking", "chosen", "logits")
 
-    def __init__(self, logits: Logits, asking: list[int], ends: Logits | None) -> None:
+    def __init__(self, logits: Logits, asking: list[int]) -> None:
         self.logits = logits
         self.asking = asking
-        self.ends = ends
-        """What to put back before log probabilities are told; see `Sampling._read`."""
-        self.chosen: dict[int, tuple[int, int]] = {}
-        """Of those rows, the token that was chosen, and how many of the likeliest are asked for."""
+        self.chosen: dict[int, int] = {}
+        """Of those rows, the token that was chosen."""
         self._likeliest: list[int] = []
 
     @property
@@ -81,8 +79,9 @@ class Sampling:
         """Sequences whose masks are being computed, each with the number of its first."""
 
     def close(self) -> None:
-        """End the helper thread, if grammars made one."""
+        """End the helper threads, if grammars or log probabilities made some."""
         self._masks.close()
+        self._logprobs.close()
 
     def prepare(self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None) -> None:
         """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed.
@@ -120,19 +119,10 @@ class Sampling:
 
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
         """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
-        self._logprobs.read(self._context.logits(len(tokens)))
-        return self._logprobs.told(range(len(tokens)), tokens, [count] * len(tokens))
-
-    def _read(self, logits: Logits, asking: list[int], *, copies: bool) -> Logits | None:
-        """Read the log probabilities of these rows. Where no copy is made, returns the logits of the ends of text: they
-        are all that choosing a token changes then, and are put back before log probabilities are told.
-        """
-        if copies:
-            self._logprobs.read_some(logits, asking)
-            return None
-        self._logprobs.read(logits)
-        ends: Logits = logits[:, self._vocab.eog_ids]
-        return ends
+        rows = range(len(tokens))
+        self._logprobs.begin(self._context.logits(len(tokens)), rows, [count] * len(tokens), copies=False)
+        self._logprobs.wait()
+        return self._logprobs.told(rows, tokens)
 
     def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[Given]:
         """Sample rows of the batch just computed in which each sequence's last token is followed by a draft, all with
@@ -166,12 +156,25 @@ class Sampling:
     def _step(self, rows: int, places: list[_Place]) -> _Step:
         """The logits of the batch just computed, constrained."""
         logits = self._context.logits(rows)
-        asking = [each for row, sequence, size in places if sequence.wants_logprobs for each in range(row, row + size)]
         is_constrained = any(sequence.is_constrained for _, sequence, _ in places)
-        ends = self._read(logits, asking, copies=is_constrained or len(asking) < rows) if asking else None
+        asking = self._begin_logprobs(logits, places, is_constrained=is_constrained)
         if is_constrained:
             self._constrain(logits, places)
-        return _Step(logits, asking, ends)
+        return _Step(logits, asking)
+
+    def _begin_logprobs(self, logits: Logits, places: list[_Place], *, is_constrained: bool) -> list[int]:
+        """Start reading the rows whose log probabilities are asked, which are returned."""
+        asking: list[int] = []
+        counts: list[int] = []
+        for row, sequence, size in places:
+            if sequence.wants_logprobs:
+                asking += range(row, row + size)
+                counts += [sequence.request.sampling.logprobs or 0] * size
+        if asking:
+            # Where an end of text must not come, its logit will be changed.
+            is_changed = is_constrained or any(sequence.suppresses_end() for _, sequence, _ in places)
+            self._logprobs.begin(logits, asking, counts, copies=is_changed or len(asking) < len(logits))
+        return asking
 
     def _constrain(self, logits: Logits, places: list[_Place]) -> None:
         """Add logit biases and grammar masks to the rows that have them."""
@@ -195,7 +198,7 @@ class Sampling:
         except _CompleteError:
             return (Sampled(int(self._vocab.eog_ids[0]), is_end=True),)
         if sequence.wants_logprobs:
-            step.chosen[row] = token, sequence.request.sampling.logprobs or 0
+            step.chosen[row] = token
         sampled = Sampled(token)
         return (sampled,) if sequence.grammar is None else self._advance(sequence, sampled)
 
@@ -225,15 +228,12 @@ class Sampling:
 
     def _tell(self, step: _Step, places: list[_Place], given: list[Given]) -> None:
         """Put log probabilities into what the rows are given that ask for them."""
+        self._logprobs.wait()
         if not step.chosen:
             return
-        if step.ends is not None:
-            step.logits[:, self._vocab.eog_ids] = step.ends
         order = {row: place for place, row in enumerate(step.asking)}
-        tokens, counts = zip(*step.chosen.values(), strict=True)
-        known = dict(
-            zip(step.chosen, self._logprobs.told([order[row] for row in step.chosen], tokens, counts), strict=True)
-        )
+        told = self._logprobs.told([order[row] for row in step.chosen], list(step.chosen.values()))
+        known = dict(zip(step.chosen, told, strict=True))
         for index, (first, sequence, _) in enumerate(places):
             row = given[index]
             if sequence.wants_logprobs and isinstance(row, tuple):
