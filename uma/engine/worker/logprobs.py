@@ -2,8 +2,8 @@
 
 They are those of temperature 1, read from the logits before anything changes them. A vocabulary's worth of numbers for
 each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic.
-And a helper thread reads them while the decode thread chooses the tokens: samplers and numpy compute without the GIL, on
-cores that have nothing else to do until the next batch.
+And a helper thread reads them while the decode thread chooses the tokens: samplers and numpy compute without the GIL,
+on cores that have nothing else to do until the next batch.
 """
 
 from __future__ import annotations
