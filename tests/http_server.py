@@ -41,11 +41,14 @@ class Answered:
 class RawHttp:
     """A connection that writes and reads HTTP/1.1 as bytes."""
 
-    def __init__(self, port: int, receive_buffer: int | None = None) -> None:
+    def __init__(self, port: int, receive_buffer: int | None = None, segment_bytes: int | None = None) -> None:
+        """With small `segment_bytes` the system holds some 50 KB for a client that does not read, else megabytes."""
         self.sock = socket.socket()
         self.sock.settimeout(PATIENCE_SEC)
         if receive_buffer is not None:  # counts only where it is set before the connection is made
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if segment_bytes is not None:
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
         self.sock.connect(("127.0.0.1", port))
         self._file = self.sock.makefile("rb")
 

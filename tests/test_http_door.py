@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from http_server import Answered, HttpServer, RawHttp, running_http
+from script_model import write_script_model
 
 from harness import ServerProcess, run_to_end, short_directory, start_server, uma_command, until
+from uma.engine.delivery.flow import CREDITS
 from uma.http import page
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
@@ -429,32 +433,66 @@ def test_tls_serves_both_versions_and_cancels_both(certificate: tuple[Path, Path
         assert ended["requests_cancelled"] == 1
 
 
-def test_half_open_connections_and_slow_readers_do_not_keep_others_waiting(tiny: Path) -> None:
-    flags: tuple[str, ...] = ("--model", str(tiny), "--n-ctx", "32768", "--max-tokens", "20000")
-    flags += ("--max-sequences", "128")
-    flags += ("--http-any-model", "--max-tx-bytes", "65536")
-    body = {"prompt": "Once", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
-    # The name is in every event, so that a few tokens fill all buffers of a client that does not read.
+NUMBERS = "".join(f"{number:03} " for number in range(128))
+"""What the scripted model says: a token for each number."""
+
+
+def pieces(answer: Answered) -> list[str]:
+    """The text of each token's event in a stream of completions."""
+    events = [json.loads(each) for each in re.findall(rb"^data: (\{.*)$", answer.body, re.MULTILINE)]
+    return [choice["text"] for event in events for choice in event["choices"] if choice["text"]]
+
+
+def test_half_open_connections_and_slow_readers_cost_others_nothing(tmp_path: Path) -> None:
+    model = write_script_model(tmp_path / "script.gguf", NUMBERS, context_length=32_768)
+    flags: tuple[str, ...] = (
+        "--model",
+        str(model),
+        "--n-ctx",
+        "32768",
+        "--kv-unified",
+        "off",
+        "--max-sequences",
+        "128",
+    )
+    flags += ("--http-any-model", "--max-tx-bytes", "65536", "--http-timeout-sec", "600", "--tx-timeout-sec", "600")
+    body = {"prompt": "Count.\n", "max_tokens": 300, "stream": True, "temperature": 0}
+    # The name is in every event, so that a few tokens fill all buffers of a client that does not read: far fewer than
+    # those for which it would be given further credit.
     bulky = {**body, "model": "x" * 20_000}
-    with short_directory() as directory, running_http(directory, *flags) as server:
-        half_open = [RawHttp(server.port) for _ in range(300)]
-        slow = [RawHttp(server.port, receive_buffer=4096) for _ in range(100)]
-        normal = [RawHttp(server.port) for _ in range(8)]
-        try:
-            for raw in half_open:
-                raw.sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconte")
-            for raw in slow:
-                raw.send("POST", "/v1/completions", bulky)
-            for raw in normal:
-                raw.send("POST", "/v1/completions", {**body, "max_tokens": 50})
-            for raw in normal:
-                assert raw.answer().body.endswith(b"data: [DONE]\n\n")
-        finally:
-            for raw in [*half_open, *slow, *normal]:
-                raw.close()
+    with short_directory() as directory, running_http(directory, *flags) as server, ExitStack() as stack:
+
+        def connect(count: int, **options: int) -> list[RawHttp]:
+            return [stack.enter_context(closing(RawHttp(server.port, **options))) for _ in range(count)]
+
+        def generated() -> int:
+            return int(server.process.metrics()["tokens_generated_total"])
+
+        alone = pieces(server.ask("POST", "/v1/completions", body))
+        assert "".join(alone) == NUMBERS
+        half_open = connect(300)
+        for raw in half_open:
+            raw.sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconte")
+        slow = connect(100, receive_buffer=4096, segment_bytes=536)
+        for raw in slow:
+            raw.send("POST", "/v1/completions", bulky)
+        blocked = until(generated, lambda tokens: tokens == len(alone) + len(slow) * CREDITS)
+        normal = connect(8)
+        for raw in normal:
+            raw.send("POST", "/v1/completions", body)
+        assert [pieces(raw.answer()) for raw in normal] == len(normal) * [alone]
+        # Not one token was computed for the slow readers meanwhile: no stream has waited for them.
+        assert generated() == blocked + len(normal) * len(alone)
+        for raw in (half_open[0], half_open[-1]):
+            data = json.dumps(SMALL).encode()
+            raw.sock.sendall(b"nt-length: %d\r\n\r\n" % len(data) + data)
+            assert raw.answer().status == 200
+        slow[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_000_000)
+        assert pieces(slow[0].answer()) == alone
+        stack.close()
         settled = until(server.process.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0)
         assert settled["requests_error"] == 0
-        assert settled["requests_cancelled"] == 100
+        assert settled["requests_cancelled"] == len(slow) - 1
 
 
 def test_a_stopping_server_lets_streams_end_and_tells_those_that_last_too_long(tiny: Path) -> None:

@@ -1,15 +1,25 @@
-"""While a long prompt is read, its stream says that it is alive, and how far it is."""
+"""While a long prompt is read, its stream says that it is alive, and how far it is, unless its reader takes nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
+from engine_world import config_for, settled
 from http_server import HttpServer, running_http
+from starlette.types import Message, Scope
 
 from harness import short_directory
 from models import write_model
+from uma.engine import open_engine
+from uma.http.app import build_app
+from uma.http.gateway import Gateway
+from uma.http.generation import HEARTBEAT_SEC
 
 PROMPT = "x" * 60_000
 """With this model a CPU of any kind reads on it for longer than a stream is silent: 2 TFLOP for one thread."""
@@ -42,3 +52,41 @@ def progress(chunks: Iterator[bytes]) -> tuple[int, int]:
         if found := re.fullmatch(rb": prompt (\d+)/(\d+) tokens\n\n", chunk):
             return int(found[1]), int(found[2])
     raise AssertionError("the prompt was read before its stream said anything")
+
+
+class Steps(trio.abc.Instrument):
+    """Counts what all tasks do."""
+
+    count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+
+
+async def test_a_reader_that_takes_nothing_costs_no_turn_of_the_loop(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
+    body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    ask, asked = trio.open_memory_channel[Message](1)
+    ask.send_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+    is_writing = trio.Event()
+
+    async def take_nothing(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            is_writing.set()
+            await trio.sleep_forever()
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(build_app(Gateway.of(engine, engine.config)), scope, asked.receive, take_nothing)
+        await is_writing.wait()
+        generated = 0
+        while generated != (generated := (await settled(engine))["tokens_generated_total"]):
+            await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(HEARTBEAT_SEC)
+        trio.lowlevel.add_instrument(steps := Steps())
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        assert steps.count < 150  # a hundred are this task's own
+        trio.lowlevel.remove_instrument(steps)
+        nursery.cancel_scope.cancel()

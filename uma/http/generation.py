@@ -214,14 +214,16 @@ class _Streamed:
         self._room.unpark_all()
 
     async def _beat(self, source: Source) -> None:
+        due = self._wrote_at + HEARTBEAT_SEC
         while True:
-            due = self._wrote_at + HEARTBEAT_SEC
             await trio.sleep_until(due)
             if self._wrote_at + HEARTBEAT_SEC <= due and not self._unsent:
                 progress = await self._progress(source)
                 self._wrote_at = trio.current_time()
                 self._open()
                 self._push(self.job.heartbeat(progress))
+            # From `due` on: a reader that takes nothing leaves `_wrote_at` in the past, and this task must still sleep.
+            due = max(self._wrote_at, due) + HEARTBEAT_SEC
 
     async def _progress(self, source: Source) -> str:
         """How far the prompts have been read."""
