@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 
 from uma import LLM, SamplingParams, open_engine
 from uma.engine.worker import logprobs as module
-from uma.engine.worker.logprobs import BLOCK, LEAST, LEAST_BESIDE, LogprobReader
+from uma.engine.worker import runner
+from uma.engine.worker.logprobs import BLOCK, LEAST, LEAST_BESIDE, Logprober, LogprobReader
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
@@ -86,12 +87,31 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("least", [LEAST_BESIDE, 0], ids=["at once", "beside"])
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_a_helper_reads_is_what_is_read_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch, copies: bool) -> None:
+    found = []
+    with Model.load(tiny, vocab_only=True) as model:
+        drawn = np.random.default_rng(0).normal(size=(4, model.vocab.n_tokens)).astype(np.float32)
+        for least in (LEAST_BESIDE, 0):
+            monkeypatch.setattr(module, "LEAST_BESIDE", least)
+            known, given = Logprober(model.vocab), drawn.copy()
+            known.begin(given, range(4), [0, 1, 5, 20], copies=copies)
+            if copies:
+                given[:] = 0
+            known.wait()
+            found.append(known.told([3, 0, 1], [7, 8, int(drawn[1].argmax())]))
+            known.close()
+    assert found[0] == found[1]
+    assert [len(each.top) for each in found[0]] == [20, 0, 1]
+
+
+@pytest.mark.parametrize(("least", "threads"), [(LEAST_BESIDE, 1), (0, 2)], ids=["at once", "beside"])
 async def test_they_are_the_models_own_before_anything_is_changed_or_cut(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, least: int
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, least: int, threads: int
 ) -> None:
     monkeypatch.setattr(module, "LEAST_BESIDE", least)
-    async with open_engine(config_for(tiny)) as engine:
+    monkeypatch.setattr(runner, "MAX_LOAD_BESIDE", math.inf)
+    async with open_engine(config_for(tiny, threads=threads, threads_batch=threads)) as engine:
         got = await answers(engine, VARIANTS)
     for request, each in zip(VARIANTS, got, strict=True):
         known = tuple(token.logprobs for token in each.tokens if token.logprobs is not None)

@@ -156,6 +156,8 @@ class Logprober:
         self._reader = LogprobReader(vocab.n_tokens)
         self._likeliest: list[tuple[TokenLogprob, ...]] = []
         """Of each row that was read."""
+        self.has_idle_cores = True
+        """Whether another thread can run now; else rows are read by the one that asks."""
         self._helper: ThreadPoolExecutor | None = None
         self._job: Future[None] | None = None
 
@@ -165,7 +167,7 @@ class Logprober:
         """
         self.wait()  # for a step that a fault has ended
         read = self._reader.copied(logits, rows) if copies else logits
-        if read.size < LEAST_BESIDE:
+        if read.size < LEAST_BESIDE or not self.has_idle_cores:
             self._read(read, counts)
             return
         if self._helper is None:  # made on first use: where none are asked for, there is no thread

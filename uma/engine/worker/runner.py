@@ -31,6 +31,9 @@ from uma.metrics import EngineMetrics
 Work = list[tuple[Sequence, int]]
 """What a batch computes: sequences, each with the number of its tokens."""
 
+MAX_LOAD_BESIDE = 0.5
+"""Threads of other programs that want the cores, from which on the decode thread itself reads log probabilities: a
+helper would wait for a core, and the decode thread for the helper."""
 MAX_READ_BYTES = 32 * 2**20
 """Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""
 
@@ -344,8 +347,9 @@ class ModelRunner:
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
         """
-        self._sampling.prepare(sampled, drafts)
         threads = self.threads()
+        has_idle_cores = threads > 1 and self.neighbour_load < MAX_LOAD_BESIDE
+        self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
         self._cost.use(threads, is_split=self._pool.in_id_order)
         self.began_ms = now_ms()
         self.stall_watch.begin(expected_ms, threads)

@@ -83,11 +83,15 @@ class Sampling:
         self._masks.close()
         self._logprobs.close()
 
-    def prepare(self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None) -> None:
+    def prepare(
+        self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None, *, has_idle_cores: bool = True
+    ) -> None:
         """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed.
 
         With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
+        `has_idle_cores` says whether another thread can run once the batch is computed.
         """
+        self._logprobs.has_idle_cores = has_idle_cores
         rows = zip(sequences, drafts or [[]] * len(sequences), strict=True)
         masked = [
             (each, draft)
