@@ -23,7 +23,7 @@ BLOCK = 64
 """Tokens of which only the highest logit is looked at first: the k likeliest tokens are in k blocks at most."""
 MAX_PLAIN = 60.0
 """Up to this highest logit, powers of e and their sum stay within 32 bits as they are; beyond it all are shifted."""
-ROWS_AT_ONCE = 8
+ROWS_AT_ONCE = 4
 """Rows whose powers are added up in one pass: more would not stay in a processor's cache."""
 
 LEAST_BESIDE = 65_536
