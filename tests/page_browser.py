@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from required import missing
 
 from harness import PATIENCE_SEC
@@ -28,14 +28,8 @@ FLAGS = (
 )
 PATIENCE_MS = 2 * PATIENCE_SEC * 1000
 
-MAX_TABS = 60
-"""Nothing of the page is further away than this."""
-FOCUSED = """() => {
-    const it = document.activeElement;
-    const name = it.getAttribute("aria-label") ?? it.labels?.[0]?.textContent ?? it.textContent;
-    return name.trim().slice(0, 80);
-}"""
-"""The name of the element that has the focus."""
+LONG = {"system": "", "priority": 1, "sampling": {"temperature": 0.7, "min_tokens": 1900, "max_tokens": 1900}}
+"""Settings with which the built-in model goes on for some seconds."""
 
 
 def find_chromium() -> str:
@@ -50,7 +44,6 @@ def find_chromium() -> str:
 def chromium() -> Iterator[Browser]:
     """A browser of its own, with a fresh profile."""
     path = find_chromium()
-    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         try:
@@ -67,8 +60,6 @@ class Visitor:
         self.url = url
         self.problems: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
-        # The browser has to know beforehand that a test chooses the files: telling it takes a while.
-        page.on("filechooser", lambda _: None)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
 
@@ -82,14 +73,6 @@ class Visitor:
         """Type a message and send it with Enter."""
         self.page.get_by_label("Message", exact=True).fill(text)
         self.page.keyboard.press("Enter")
-
-    def tab_to(self, name: str) -> None:
-        """Press Tab until the focus is on the element of this name."""
-        seen: list[str] = []
-        while name not in seen:
-            assert len(seen) < MAX_TABS, f"{name!r} cannot be reached by Tab, only {seen}"
-            self.page.keyboard.press("Tab")
-            seen.append(self.page.evaluate(FOCUSED))
 
     def wait_for_answer(self, count: int = 1) -> str:
         """Wait until so many answers are complete; the text of the last."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
-from uma.engine.policy.cost import SIZES, TILE_TOKENS
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import can_be_covered
 from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
 from uma.engine.policy.pace import NEIGHBOUR_PACE_MS, is_kept
@@ -351,11 +351,11 @@ def test_a_piece_takes_longer_while_only_background_waits(lane: int, longest_ms:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     scheduler.cost.observe_decode(1, 0, 5.0)
     for tokens in SIZES[:9] * 5:
-        scheduler.cost.observe_prefill(tokens, 0, 100.0 + tokens)  # reads the faster the larger it is
+        scheduler.cost.observe_prefill(tokens, 0, 30.0 + tokens)  # reads the faster the larger it is
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
     prompt = make_row(2, lane=lane, remaining=4_096, prompt_tokens=4_096)
     ((_, tokens),) = scheduler.plan(state_of([stream, prompt], 100_000), NOW).prefill
-    assert longest_ms / 2 < 100.0 + tokens <= longest_ms
+    assert longest_ms / 2 < 30.0 + tokens <= longest_ms
 
 
 @pytest.mark.parametrize("has_reader", [True, False])
@@ -446,3 +446,67 @@ def test_without_flash_attention_the_cells_of_others_make_a_piece_smaller(
         assert piece(16_000) == piece(0)
     else:
         assert SMALLEST_CHUNK <= piece(16_000) < piece(0)
+
+
+def test_a_piece_of_background_prompts_alone_keeps_no_newcomer_waiting_that_smaller_ones_would_not() -> None:
+    def piece(lane: int, ms_a_token: float, fixed_ms: float) -> int:
+        scheduler = Scheduler(Targets(80.0, 2_048, 64))
+        for tokens in SIZES[:9] * 5:
+            scheduler.cost.observe_prefill(tokens, 0, fixed_ms + tokens * ms_a_token)
+        prompt = make_row(1, lane=lane, remaining=4_096, prompt_tokens=4_096)
+        ((_, tokens),) = scheduler.plan(state_of([prompt], 100_000), NOW).prefill
+        return tokens
+
+    assert piece(-1, 0.5, 0.0) == 512, "as many as take a quarter of the target for first tokens"
+    assert piece(-1, 2.0, 0.0) == 192, "no more than that, on a machine where they read no faster"
+    assert piece(-1, 2.0, 800.0) == 512, "more, where fewer would read far slower"
+    assert piece(0, 2.0, 0.0) == 512, "prompts that may be waited for are read as they come"
+
+
+def conversation(rest_ms: float, tile_ms: float, *, rereads: bool = True) -> Scheduler:
+    """A policy that has seen what 32 and 64 tokens take deep in a conversation."""
+    scheduler = Scheduler(Targets(80.0, 2_048, 64, rereads=rereads))
+    for _ in range(5):
+        scheduler.cost.observe_prefill(32, 1_500, rest_ms)
+        scheduler.cost.observe_prefill(64, 1_500, tile_ms)
+    return scheduler
+
+
+def test_the_rest_of_a_prompt_is_computed_with_tokens_before_it_where_a_whole_tile_takes_less() -> None:
+    row = make_row(1, remaining=40, prompt_tokens=1_500, rereadable=1_459)
+    state = state_of([row], 100_000)
+    assert conversation(600.0, 240.0).plan(state, NOW).prefill == ((1, 64),)
+    assert conversation(200.0, 240.0).plan(state, NOW).prefill == ((1, 40),), "it takes more"
+    assert conversation(600.0, 240.0, rereads=False).plan(state, NOW).prefill == ((1, 40),), "it cannot be cut"
+    unread = make_row(1, remaining=40, prompt_tokens=1_500)
+    assert conversation(600.0, 240.0).plan(state_of([unread], 100_000), NOW).prefill == ((1, 40),)
+
+
+def test_the_rest_of_a_prompt_is_computed_with_the_beginning_of_the_next_one_up_to_a_whole_tile() -> None:
+    stream = make_row(9, last_token_ms=NOW, target_tbt_ms=80.0)
+    rest = make_row(1, remaining=13, prompt_tokens=1_500, rereadable=1_486)
+    new = make_row(2, remaining=1_500, prompt_tokens=1_500, arrived_ms=1.0)
+    scheduler = conversation(600.0, 240.0)
+    plan = scheduler.plan(state_of([stream, rest, new], 100_000), NOW)
+    assert sum(count for _, count in plan.prefill) >= 64
+    assert dict(plan.prefill)[1] == 13
+
+
+def test_a_piece_takes_a_moment_longer_where_it_reads_clearly_faster() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    scheduler.cost.observe_decode(1, 0, 5.0)
+    for tokens, ms in ((64, 170.0), (128, 260.0), (256, 520.0)) * 5:
+        scheduler.cost.observe_prefill(tokens, 0, ms)
+    stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+    prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
+    assert scheduler.plan(state_of([stream, prompt], 100_000), NOW).prefill[0][1] >= 127
+
+
+def test_what_a_size_takes_is_not_guessed_from_sizes_that_attention_computes_in_another_way() -> None:
+    cost = CostModel()
+    for tokens, ms in ((512, 1_500.0), (32, 500.0)):
+        cost.observe_prefill(tokens, 1_400, ms)
+    for _ in range(4):
+        cost.observe_prefill(64, 1_400, 200.0)
+    assert cost.prefill_ms(40, 1_400) > 500.0
+    assert cost.prefill_ms(64, 1_400) < 300.0

@@ -323,4 +323,5 @@ def _targets(config: RuntimeConfig, context: Context) -> Targets:
         context.n_ubatch,
         mixes_prompts=context.params.kv_unified,
         has_flash_attention=context.params.flash_attn != "off",
+        rereads=context.model.memory == "attention",
     )

@@ -12,7 +12,8 @@ PREFIX = "uma_"
 HELP = {
     "tokens_generated_total": "Tokens handed to readers.",
     "prompt_tokens_total": "Prompt tokens of all requests that were started.",
-    "cached_tokens_total": "Prompt tokens that were in the cache and not computed.",
+    "cached_tokens_total": "Prompt tokens that were in the cache.",
+    "reread_tokens_total": "Cached tokens computed again, since a batch with them takes less time than one without.",
     "prefill_tokens_total": "Prompt tokens computed, again after preemptions included.",
     "batch_calls_total": "Calls of llama_decode.",
     "embed_requests_total": "Requests for embeddings or a ranking that were taken.",

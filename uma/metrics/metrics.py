@@ -54,7 +54,9 @@ class EngineMetrics:
     prompt_tokens_total: int = 0
     """Prompt tokens of all requests that were started."""
     cached_tokens_total: int = 0
-    """The part of them that was not computed, since it was in the cache."""
+    """The part of them that was in the cache."""
+    reread_tokens_total: int = 0
+    """Tokens of it that were computed again, since a batch with them takes less time than one without."""
     prefill_tokens_total: int = 0
     """Prompt tokens computed, those computed again after a preemption included."""
     embed_requests_total: int = 0

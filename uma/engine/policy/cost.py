@@ -145,34 +145,46 @@ class _Table:
         if not self._is_tiled or (line := self._lines[slot]) is None or line.seen >= SURE_SEEN:
             return own
         # Seen once: perhaps while memory was touched for the first time. What other sizes promise is worth trying.
-        return min(own, self._from_nearest(size, slot, x, least_seen=SURE_SEEN) or own)
+        return min(own, self._from_nearest(size, slot, x, least_seen=SURE_SEEN, kinds=(False,)) or own)
 
-    def _from_nearest(self, size: int, slot: int, x: float, *, least_seen: int) -> float:
-        for distance in range(len(self._sizes)):
-            for near in (slot - distance, slot + distance):
-                line = self._lines[near] if 0 <= near < len(self._sizes) else None
-                if line is not None and line.seen >= least_seen:
-                    # A larger size is never assumed cheaper a token, nor a smaller one cheaper than in proportion to
-                    # its fixed part: both errs are on the safe side, and one tick corrects them.
-                    own = self._sizes[near]
-                    ratio = size / own
-                    scale = max(ratio, 0.25) if distance else ratio
-                    if not self._is_tiled or _kind(size) == _kind(own):
-                        return line.at(x, self._usual[_kind(own)] * own) * scale
-                    # Another kernel: the level is scaled, but attention costs what it costs there.
-                    level = line.at(0.0, self._usual[_kind(own)] * own)
-                    return level * scale + x * self._usual[_kind(size)] * size
+    def _from_nearest(
+        self, size: int, slot: int, x: float, *, least_seen: int, kinds: tuple[bool, ...] = (False, True)
+    ) -> float:
+        # First those that attention computes in the same way.
+        for is_other in kinds if self._is_tiled else (False,):
+            for distance in range(len(self._sizes)):
+                for near in (slot - distance, slot + distance):
+                    line = self._lines[near] if 0 <= near < len(self._sizes) else None
+                    if line is not None and line.seen >= least_seen and self._is_other(size, near) is is_other:
+                        return self._from(line, near, size, x, is_own=not distance)
         return 0.0
+
+    def _from(self, line: _Line, slot: int, size: int, x: float, *, is_own: bool) -> float:
+        # A larger size is never assumed cheaper a token, nor a smaller one cheaper than in proportion to its fixed
+        # part: both errs are on the safe side, and one tick corrects them.
+        own = self._sizes[slot]
+        ratio = size / own
+        scale = ratio if is_own else max(ratio, 0.25)
+        if not self._is_other(size, slot):
+            return line.at(x, self._usual[_kind(own)] * own) * scale
+        # Another kernel: the level is scaled, but attention costs what it costs there.
+        return line.at(0.0, self._usual[_kind(own)] * own) * scale + x * self._usual[_kind(size)] * size
+
+    def _is_other(self, size: int, slot: int) -> bool:
+        """Whether attention computes `size` tokens in another way than those of this slot."""
+        return self._is_tiled and _kind(size) != _kind(self._sizes[slot])
 
     def learn(self, size: int, x: float, ms: float) -> None:
         slot = self._slot(size)
+        if self._is_tiled and self._sizes[0] < size < min(TILE_TOKENS, self._sizes[slot]):
+            slot -= 1  # without tiles, tokens cost about the same each: as `predict` has it
         own = self._sizes[slot]
         line = self._lines[slot]
         if line is None:
             # Seen at another size of the same slot: booked as if it had been the slot's own.
             self._lines[slot] = _Line(x, ms * own / size)
-        elif size == own or not self._is_tiled:
-            # (A part of a tile says nothing of the whole: it costs as much, or runs another kernel.)
+        elif size == own or not self._is_tiled or own < size < TILE_TOKENS:
+            # (A part of a tile costs as much as the whole, or takes another way altogether: it says nothing of it.)
             line.learn(x, ms * own / size)
             usual = self._usual[_kind(own)]
             self._usual[_kind(own)] += (line.slope(usual * own) / own - usual) * LEARN_SLOPE
@@ -277,6 +289,10 @@ class CostModel:
         """Whether a chunk of about so many tokens was seen."""
         return self._chunks.has_seen(tokens)
 
+    def has_read_rest(self, tokens: int) -> bool:
+        """Whether what fewer tokens than a tile take was seen, of about so many."""
+        return self._chunks.has_seen(tokens) if tokens in SIZES else self._chunks.has_seen_below(tokens)
+
     def decode_ms(self, rows: int, cells: int) -> float:
         """A batch of decode rows, with so many cells in use; 0 while nothing is known."""
         return self._rows.predict(rows, cells) * self._drift if rows else 0.0
@@ -344,6 +360,16 @@ class CostModel:
         fast = [size for size, rate in rates.items() if rate >= enough]
         return next((size for size in fast if self._chunks.has_seen(size)), max(fast, default=0))
 
+    def fast_chunk(self, position: Position, most: int) -> int:
+        """The fewest prefill tokens, up to `most`, that read nearly as many tokens a millisecond as any; `most` while
+        nothing is known.
+        """
+        took = {size: self.prefill_ms(size, position(size)) for size in SIZES if size <= most}
+        if not all(took.values()):
+            return most
+        best = max(size / ms for size, ms in took.items())
+        return next(size for size, ms in took.items() if size / ms >= NEARLY * best)
+
     def has_tried_beyond(self, chunk: int) -> bool:
         """Whether the next size after `chunk` was ever seen."""
         return self._chunks.has_seen(chunk + 1)
@@ -388,11 +414,11 @@ class CostModel:
 
     def observe_prefill(self, tokens: int, position: float, ms: float) -> None:
         """Learn from a chunk that was really read."""
-        expected = self.prefill_ms(tokens, position)
+        expected, was_seen = self.prefill_ms(tokens, position), self._chunks.has_seen(tokens)
         ms = _without_hiccup(ms, expected)
         self._chunks.learn(tokens, position + tokens / 2, ms / self._drift)
-        # The prediction for a rest that fills no tile has a margin: its error says nothing of the machine.
-        if tokens in SIZES:
+        # How far off a margin is, or what other sizes promise, says nothing of the machine.
+        if tokens in SIZES and was_seen:
             self._follow(ms, expected)
 
     def _follow(self, ms: float, expected: float) -> None:

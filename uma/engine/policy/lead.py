@@ -21,7 +21,10 @@ PACE_SHARE = 0.9
 MOST_PACE_MS = 250.0
 """Maximum interval of delivery: a longer target asks for throughput, not for slower reading."""
 SAFETY = 1.1
-"""Multiple of its predicted time that a piece can take before a reader waits."""
+"""Multiple of its predicted time that a piece can take before a reader waits, at least."""
+COMFORT = 1.5
+"""The same, where the longest lead allows it: a machine that is not quiet is slower for a moment now and then, and what
+is decoded ahead is not decoded later."""
 MAX_STEPS = 16
 """Maximum decode steps before a piece: what is computed ahead is lost when the reader cancels, and takes its credit."""
 MAX_LEAD_STEPS = 8
@@ -69,5 +72,6 @@ def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> i
 
     `pace` must be longer than `step_ms`.
     """
-    short_ms = SAFETY * piece_ms + step_ms - lead
+    least_ms, comfortable_ms = SAFETY * piece_ms + step_ms, COMFORT * piece_ms + step_ms
+    short_ms = max(least_ms, min(comfortable_ms, max_lead_ms(pace))) - lead
     return max(1, math.ceil(short_ms / (pace - step_ms))) if short_ms > 0 else 1

@@ -27,7 +27,7 @@ from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
-from uma.engine.policy.state import Row, State, Targets
+from uma.engine.policy.state import PlainRow, Row, State, Targets
 
 BACKGROUND_STARVES_MS = 2_000.0
 """Maximum time between two tokens of a background stream, whatever is at risk."""
@@ -35,9 +35,13 @@ MOST_WAITS = 8
 """Maximum ticks in a row that read nothing, until what was decoded ahead covers the smallest piece."""
 TRY_LARGER_EVERY = 16
 """Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
+WORTH_REREADING = 1.25
+"""Times as long as a whole tile that the rest of a prompt must take for tokens before it to be computed again."""
 PATIENT, WORTH_WAITING = 2.0, 1.4
 """Maximum time of a piece, as a multiple of the usual limit, that is accepted where it reads at least this factor more
 tokens a millisecond."""
+WORTH_A_MOMENT = 1.2
+"""The same for a piece that takes little longer: how much faster it must read, of how much longer it takes."""
 AT_RISK = 0.3
 """Spare time, as a share of its target, below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
@@ -50,7 +54,8 @@ class Plan:
 
     decode: tuple[int, ...]
     prefill: tuple[tuple[int, int], ...] = ()
-    """Each a row and its number of tokens, in order of service."""
+    """Each a row and its number of tokens, in order of service. More than its `remaining`: so many of those before are
+    computed again."""
     preempt: tuple[int, ...] = ()
     """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
     held: int = 0
@@ -236,11 +241,15 @@ class Scheduler:
         waiting = self._readable_together(first_token_first(waiting))
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(not row.has_reader or row.lane < min(waiting[0].lane, 0) for row in decode):
-            solo_tokens = self._solo_tokens(state)
+            solo_tokens = self._solo_tokens(waiting, state)
             waiting = self._ending_together(waiting, solo_tokens)
+            filled = self._in_a_tile(waiting, room)
             piece = Piece(solo_tokens)
         else:
-            piece = self._choose_piece(waiting, decode, pacing, state, free_cells, now_ms)
+            filled = self._in_a_tile(waiting, room)
+            piece = self._choose_piece(filled, decode, pacing, state, free_cells, now_ms)
+        if piece.tokens >= TILE_TOKENS:
+            waiting = filled
         piece = self._in_one_batch(piece, waiting, len(decode), state, room)
         left = min(room - max(0, piece.steps - 1) * len(decode), piece.tokens)
         chosen: list[tuple[int, int]] = []
@@ -249,7 +258,9 @@ class Scheduler:
                 break
             count = min(row.remaining, left)
             if not piece.is_mixed:
-                count = _in_whole_tiles(row, count)
+                # Not where that would leave this batch without a whole tile.
+                fewer, read = _in_whole_tiles(row, count), piece.tokens - left
+                count = count if read and read + fewer < TILE_TOKENS <= read + count else fewer
             if chosen and count < row.remaining and not self.targets.mixes_prompts:
                 break
             chosen.append((row.key, count))
@@ -257,6 +268,24 @@ class Scheduler:
                 break
             left -= count
         return piece, tuple(chosen)
+
+    def _in_a_tile(self, waiting: list[Row], room: int) -> list[Row]:
+        """The same rows; where they fill no tile, one of them with tokens before its rest that are computed again, if a
+        whole tile takes less time. Deep in a conversation that is several times less.
+        """
+        wanted = sum(row.remaining for row in waiting)
+        extra = TILE_TOKENS - wanted
+        if not self.targets.rereads or extra <= 0 or room < TILE_TOKENS:
+            return waiting
+        if len(waiting) > 1 and not self.targets.mixes_prompts:
+            return waiting
+        deepest = max(waiting, key=lambda row: row.rereadable)
+        if not self.cost.has_read_rest(wanted) or deepest.rereadable < max(extra, TILE_TOKENS):
+            return waiting
+        rest_ms = self.cost.prefill_ms(wanted, _mean_position(waiting, wanted))
+        filled = [_reading_again(row, extra) if row is deepest else row for row in waiting]
+        tile_ms = self.cost.prefill_ms(TILE_TOKENS, _mean_position(filled, TILE_TOKENS))
+        return filled if WORTH_REREADING * tile_ms < rest_ms else waiting
 
     def _in_one_batch(self, piece: Piece, waiting: list[Row], rows: int, state: State, room: int) -> Piece:
         """The same piece in one batch with a decode step, where that reads more tokens a millisecond than both apart.
@@ -290,19 +319,21 @@ class Scheduler:
         others = (row for row in waiting[1:] if row.remaining == head.remaining or row.position == head.position == 0)
         return [head, *others]
 
-    def _solo_tokens(self, state: State) -> int:
+    def _solo_tokens(self, waiting: list[Row], state: State) -> int:
         """Prefill tokens of one batch while nothing decodes, for whose end the next request waits.
 
-        Where they take time with the cells of others too, so many that they take no longer than a first token should.
+        Where they take time with the cells of others too, or only background prompts wait, so many that they take no
+        longer than a first token should; of background prompts no fewer than read nearly as fast as any.
         """
         most = self.targets.solo_tokens
-        if not self.targets.attends_all:
+        is_background = all(row.lane < 0 for row in waiting)
+        if not (is_background or self.targets.attends_all):
             return most
-        longest_ms = TTFT_SHARE * self.targets.slo_ttft_ms
-        fitting = [
-            size for size in SIZES if size <= most and self.cost.prefill_ms(size, state.used_cells) <= longest_ms
-        ]
-        return max(fitting, default=SMALLEST_CHUNK)
+        position = self._position(waiting, state)
+        longest_ms = (BACKGROUND_TTFT_SHARE if is_background else TTFT_SHARE) * self.targets.slo_ttft_ms
+        fitting = [size for size in SIZES if size <= most and self._reads_within(longest_ms, position, size)]
+        least = self.cost.fast_chunk(position, most) if is_background else SMALLEST_CHUNK
+        return max([*fitting, least])
 
     def _ending_together(self, waiting: list[Row], solo_tokens: int) -> list[Row]:
         """Of the rows in their order, those of one lane that end in a batch as large as is computed at once.
@@ -369,19 +400,28 @@ class Scheduler:
         is_deep = position(TILE_TOKENS) >= TILE_TOKENS
         if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, position, TILE_TOKENS):
             tokens = TILE_TOKENS
-        if covered_ms > longest_ms:
-            tokens = self._larger(tokens, min(covered_ms, PATIENT * longest_ms), position, wanted)
+        tokens = self._larger(tokens, longest_ms, covered_ms, position, wanted)
         if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and self._reads_within(covered_ms, position, wanted):
             tokens = wanted  # the rest would fill no tile
         return tokens
 
-    def _larger(self, tokens: int, longest_ms: float, position: Position, wanted: int) -> int:
-        """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too."""
-        larger = self.cost.best_chunk(longest_ms, position, wanted)
-        if larger <= tokens:
-            return tokens
-        gain = self.cost.prefill_ms(tokens, position(tokens)) * larger
-        return larger if gain > WORTH_WAITING * tokens * self.cost.prefill_ms(larger, position(larger)) else tokens
+    def _larger(self, tokens: int, longest_ms: float, covered_ms: float, position: Position, wanted: int) -> int:
+        """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too.
+
+        The longer it takes, the more it must gain.
+        """
+        rate = tokens / max(self.cost.prefill_ms(tokens, position(tokens)), 1e-9)
+        most_ms = min(covered_ms, PATIENT * longest_ms)
+        while most_ms > longest_ms:
+            larger = self.cost.best_chunk(most_ms, position, wanted)
+            if larger <= tokens:
+                break
+            larger_ms = self.cost.prefill_ms(larger, position(larger))
+            worth = min(WORTH_WAITING, 1 + WORTH_A_MOMENT * (larger_ms / longest_ms - 1))
+            if larger > worth * rate * larger_ms:
+                return larger
+            most_ms = 0.99 * larger_ms
+        return tokens
 
     def _reads_within(self, longest_ms: float, position: Position, tokens: int) -> bool:
         return self.cost.prefill_ms(tokens, position(tokens)) <= longest_ms
@@ -397,6 +437,21 @@ class Scheduler:
 
 
 NOTHING = Piece(0)
+
+
+def _reading_again(row: Row, extra: int) -> Row:
+    """The row as it is where so many of its tokens are computed again, with those that follow."""
+    return PlainRow(
+        row.key,
+        row.lane,
+        row.arrived_ms,
+        row.position + row.remaining,
+        row.remaining + extra,
+        row.target_ttft_ms,
+        row.target_tbt_ms,
+        row.due_ms,
+        cells=row.cells,
+    )
 
 
 def _in_whole_tiles(row: Row, tokens: int) -> int:

@@ -36,6 +36,10 @@ class Row(Protocol):
         """Tokens computed."""
 
     @property
+    def rereadable(self) -> int:
+        """Computed tokens at its end that may be computed again, with those that follow (`Scheduler._in_a_tile`)."""
+
+    @property
     def target_ttft_ms(self) -> float | None:
         """The request's own target for its first token; None: it has none."""
 
@@ -90,6 +94,7 @@ class PlainRow:
     is_paused: bool = False
     has_own_target: bool = False
     has_reader: bool = True
+    rereadable: int = 0
 
     @property
     def position(self) -> int:
@@ -120,6 +125,8 @@ class Targets:
     """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
     has_flash_attention: bool = True
     """Whether attention skips the cells of other sequences."""
+    rereads: bool = False
+    """Whether memory can be cut, so that tokens can be computed again."""
 
     @property
     def attends_all(self) -> bool:

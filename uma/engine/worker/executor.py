@@ -94,7 +94,7 @@ class Executor:
             if not (yield from self._decode_ahead(tick)):
                 return
         # Sequences whose cells the decode rows needed have lost their slots.
-        prefill = [each for each in tick.prefill if each[0].holding is not None]
+        prefill = [self._begin_again(*each) for each in tick.prefill if each[0].holding is not None]
         if tick.is_mixed:
             yield from self._mixed(tick, prefill)
         elif prefill:
@@ -186,6 +186,18 @@ class Executor:
             # The retries of an earlier batch can have taken its slot.
             left = [each for each in batch if each[0].holding is not None]
             yield from self._until_done(self._runner.prefill, left)
+
+    def _begin_again(self, sequence: Sequence, count: int) -> tuple[Sequence, int]:
+        """Cut a sequence back, where the plan has more tokens computed than are missing; what can be computed then."""
+        extra = count - sequence.missing
+        if (
+            extra > 0
+            and sequence.holding is not None
+            and self._pool.truncate(sequence.holding, sequence.computed - extra)
+        ):
+            sequence.computed -= extra
+            self._metrics.reread_tokens_total += extra
+        return sequence, min(count, sequence.missing)
 
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[Results]:
         """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""

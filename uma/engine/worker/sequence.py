@@ -244,6 +244,11 @@ class Sequence:
         return self.computed
 
     @property
+    def rereadable(self) -> int:
+        """Computed tokens that may be computed again: all but the first, unless their logits were told of."""
+        return self.computed - 1 if self.report is None and self.remaining else 0
+
+    @property
     def is_paused(self) -> bool:
         """Its reader is behind; it takes no part until the reader has caught up."""
         return self.status is Status.PAUSED
