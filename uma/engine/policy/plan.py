@@ -396,7 +396,7 @@ class Scheduler:
 
         Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
         """
-        tokens = self._tokens_within(longest_ms, position, wanted)
+        tokens = self._tokens_within(longest_ms, min(covered_ms, PATIENT * longest_ms), position, wanted)
         is_deep = position(TILE_TOKENS) >= TILE_TOKENS
         if is_deep and tokens < TILE_TOKENS <= wanted and self._reads_within(covered_ms, position, TILE_TOKENS):
             tokens = TILE_TOKENS
@@ -426,13 +426,13 @@ class Scheduler:
     def _reads_within(self, longest_ms: float, position: Position, tokens: int) -> bool:
         return self.cost.prefill_ms(tokens, position(tokens)) <= longest_ms
 
-    def _tokens_within(self, longest_ms: float, position: Position, wanted: int) -> int:
+    def _tokens_within(self, longest_ms: float, trial_ms: float, position: Position, wanted: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
         chunk = self.cost.best_chunk(longest_ms, position, wanted)
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self.cost.has_tried_beyond(chunk):
-                chunk = self.cost.worth_trying(chunk, longest_ms, position, wanted)
+                chunk = self.cost.worth_trying(chunk, trial_ms, position, wanted)
         return max(chunk, min(SMALLEST_CHUNK, wanted))
 
 
