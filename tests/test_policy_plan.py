@@ -395,7 +395,7 @@ def test_a_prompt_is_read_in_whole_tiles_but_for_its_first_piece() -> None:
 
 def test_a_chunk_is_smaller_the_deeper_in_its_prompt_it_is_read() -> None:
     scheduler = Scheduler(Targets(80.0, 2048, 64))
-    for size in (8, 16, 32, 64, 128, 192) * 3:
+    for size in SIZES[:9] * 3:
         for position in (0, 1_000, 2_000):
             scheduler.cost.observe_prefill(size, position, 20 + size * (0.5 + position / 2_000))
     chunks = [scheduler.plan(reading_beside_a_stream(position), NOW).prefill[0][1] for position in (0, 1_000, 4_000)]
