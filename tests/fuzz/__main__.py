@@ -39,6 +39,8 @@ MAX_GROWN_BYTES = 512 * 2**20
 """By how much the server may have grown: its cache, buffers of 64 sessions, and what the allocator keeps of both."""
 PERCENT = 99
 """Of the canary's waits, those that count as usual: they may take half as long as the longest."""
+LATE = 3
+"""Exit code where only the canary's waits were too long: beside a host that is away for a second, that is chance."""
 FAULTS = ("Traceback", "traceback=", "session.crashed", " error ")
 
 
@@ -52,7 +54,7 @@ def allowed_ms(alone_ms: float) -> float:
 
 
 def main() -> int:
-    """Run the fuzzer. Returns the exit code: 1 where a claim is false."""
+    """Run the fuzzer. Returns the exit code: 1 where a claim is false, `LATE` where only those about waits are."""
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to attack")
     parser.add_argument("--frames", type=int, default=sys.maxsize, help="end after so many frames")
@@ -64,7 +66,7 @@ def main() -> int:
         server = start_server(Path(folder) / "s", "--model", str(model), *FLAGS)
         try:
             _await_ready(server)
-            problems = _fuzz(server, args.seconds, args.frames, args.seed, args.only or list(ATTACKERS))
+            problems, late = _fuzz(server, args.seconds, args.frames, args.seed, args.only or list(ATTACKERS))
             server.signal(signal.SIGTERM)
             code = server.wait()
         finally:
@@ -72,8 +74,8 @@ def main() -> int:
         log = server.log.join()
     problems += [f"the log has: {line[:300]}" for line in log.splitlines() if any(word in line for word in FAULTS)]
     problems += [f"the server ended with {code}"] if code else []
-    print("\n".join(f"FAILED: {problem}" for problem in problems[:20]) or "passed", flush=True)
-    return bool(problems)
+    print("\n".join(f"FAILED: {problem}" for problem in (problems + late)[:20]) or "passed", flush=True)
+    return 1 if problems else LATE if late else 0
 
 
 def _await_ready(server: ServerProcess) -> None:
@@ -94,7 +96,10 @@ def _is_ready(server: ServerProcess) -> bool:
         return [each["status"] for each in raw.rest()] == ["ok"]
 
 
-def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: list[str]) -> list[str]:
+def _fuzz(
+    server: ServerProcess, seconds: float, frames: int, seed: int, ways: list[str]
+) -> tuple[list[str], list[str]]:
+    """Attack. Returns what was wrong, and which waits were too long."""
     process = psutil.Process(server.pid)
     canary = Canary(server.socket, server.pid)
     alone = canary.watch(lambda: time.monotonic() - began < ALONE_SEC) if (began := time.monotonic()) else None
@@ -113,8 +118,10 @@ def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: l
     for worker in workers:
         worker.kill()
     if server.process.poll() is not None:
-        return [*problems, "the server died"]
-    problems += _told(alone, amid)
+        return [*problems, "the server died"], []
+    problems += amid.problems
+    if amid.answers == 0:
+        problems.append("the canary got no answer at all")
     settled = server.settled()
     grown = process.memory_info().rss - rss
     print(f"{_value(budget.sent):,} frames in {took:.0f} s, seed {seed}; canary: {amid.answers:,} answers")
@@ -134,21 +141,19 @@ def _fuzz(server: ServerProcess, seconds: float, frames: int, seed: int, ways: l
         "cache_ram_bytes",
     )
     print(", ".join(f"{name} {settled[name]:,}" for name in wanted))
-    return problems
+    return problems, _late(alone, amid)
 
 
-def _told(alone: Any, amid: Any) -> list[str]:
-    problems = list(amid.problems)
-    if amid.answers == 0:
-        problems.append("the canary got no answer at all")
+def _late(alone: Any, amid: Any) -> list[str]:
+    late = []
     if amid.longest_own_ms > _allowed(alone):
-        problems.append(f"the canary waited {amid.longest_own_ms:.0f} ms; {_allowed(alone):.0f} ms are allowed")
+        late.append(f"the canary waited {amid.longest_own_ms:.0f} ms; {_allowed(alone):.0f} ms are allowed")
     usual_ms, allowed = amid.usual_ms(PERCENT), _allowed_usually(alone)
     if usual_ms > allowed:
-        problems.append(
+        late.append(
             f"{100 - PERCENT} % of the canary's waits took {usual_ms:.0f} ms or more; {allowed:.0f} ms are allowed"
         )
-    return problems
+    return late
 
 
 def _allowed_usually(alone: Any) -> float:

@@ -184,7 +184,8 @@ class _Table:
             # Seen at another size of the same slot: booked as if it had been the slot's own.
             self._lines[slot] = _Line(x, ms * own / size)
         elif size == own or not self._is_tiled or own < size < TILE_TOKENS:
-            # (A part of a tile costs as much as the whole, or takes another way altogether: it says nothing of it.)
+            # (From a tile on, a part of one costs as much as the whole: it says nothing of it. Below, tokens cost about
+            # the same each.)
             line.learn(x, ms * own / size)
             usual = self._usual[_kind(own)]
             self._usual[_kind(own)] += (line.slope(usual * own) / own - usual) * LEARN_SLOPE

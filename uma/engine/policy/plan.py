@@ -41,7 +41,8 @@ PATIENT, WORTH_WAITING = 2.0, 1.4
 """Maximum time of a piece, as a multiple of the usual limit, that is accepted where it reads at least this factor more
 tokens a millisecond."""
 WORTH_A_MOMENT = 1.2
-"""The same for a piece that takes little longer: how much faster it must read, of how much longer it takes."""
+"""The same for a piece that takes little longer: how much faster it must read, as a multiple of how much longer it
+takes, both as shares (a piece of 1.1 times the usual limit must read 1.12 times as fast)."""
 AT_RISK = 0.3
 """Spare time, as a share of its target, below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
@@ -427,7 +428,10 @@ class Scheduler:
         return self.cost.prefill_ms(tokens, position(tokens)) <= longest_ms
 
     def _tokens_within(self, longest_ms: float, trial_ms: float, position: Position, wanted: int) -> int:
-        """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all."""
+        """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all.
+
+        A larger batch that was never tried, of at most `trial_ms`, is tried now and then.
+        """
         chunk = self.cost.best_chunk(longest_ms, position, wanted)
         if chunk < wanted:
             self._limited += 1
