@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.policy import Targets
-from uma.engine.policy.cost import SIZES
+from uma.engine.policy.cost import SIZES, CostModel
 from uma.engine.policy.embed import (
     LEAST_SHARE,
     TRY_LARGER_EVERY,
@@ -21,6 +21,7 @@ from uma.engine.policy.embed import (
 )
 
 BUDGET_MS = 80.0
+TARGETS = Targets(BUDGET_MS, batch_tokens=4_096, start_chunk_tokens=64)
 
 
 @given(
@@ -33,7 +34,7 @@ BUDGET_MS = 80.0
 def test_a_batch_of_texts_takes_what_a_step_leaves_of_the_target(
     fixed_ms: float, token_ms: float, target_ms: float, step_ms: float, demands: list[tuple[int, int]]
 ) -> None:
-    turns = EmbedTurns(Targets(BUDGET_MS, batch_tokens=4_096, start_chunk_tokens=64))
+    turns = EmbedTurns(TARGETS, CostModel())
     for size in SIZES:
         turns.cost.observe_prefill(size, 0.0, fixed_ms + token_ms * size)
     streams = [make_row(1, target_tbt_ms=target_ms), make_row(2, lane=-1, target_tbt_ms=1.0)]
@@ -51,8 +52,18 @@ def test_a_batch_of_texts_takes_what_a_step_leaves_of_the_target(
     assert beyond <= len(demands) / TRY_LARGER_EVERY
 
 
+def test_the_first_batch_of_texts_is_judged_by_what_prompts_take() -> None:
+    prompts = CostModel()
+    turns = EmbedTurns(TARGETS, prompts)
+    stream, demand = make_row(1, target_tbt_ms=80.0), EmbedDemand(1_000, 0, lane=1, position=0.0)
+    assert turns.tokens(demand, [stream], 10.0, now_ms=0.0) == TARGETS.start_chunk_tokens
+    for size in SIZES:
+        prompts.observe_prefill(size, 0.0, 10.0 + 2.0 * size)
+    assert turns.tokens(demand, [stream], 10.0, now_ms=0.0) == 16  # 42 ms of the 70 that a step leaves; 32 take 74
+
+
 def test_no_text_is_embedded_while_a_stream_is_late() -> None:
-    turns = EmbedTurns(Targets(BUDGET_MS, batch_tokens=4_096, start_chunk_tokens=64))
+    turns = EmbedTurns(TARGETS, CostModel())
     demand = EmbedDemand(1_000, 0, lane=1, position=0.0)
     late = make_row(1, target_tbt_ms=80.0, last_token_ms=0.0)
     assert turns.tokens(demand, [late], 10.0, now_ms=80.0) > 0

@@ -46,8 +46,10 @@ class EmbedDemand:
 class EmbedTurns:
     """Says when embedding has its turn and how many tokens of it. It learns in `cost`."""
 
-    def __init__(self, targets: Targets) -> None:
+    def __init__(self, targets: Targets, prompts: CostModel) -> None:
+        """`prompts`: what the same model's prompts take, by which the first batch of texts is judged."""
         self._targets = targets
+        self._prompts = prompts
         self.cost = CostModel()
         self._guard = LatencyGuard()
         self._credit = 0.0
@@ -70,7 +72,7 @@ class EmbedTurns:
         if not self._guard.allows_prefill(rows, now_ms, step_ms):
             return 0
         least = max(demand.least_tokens, min(SIZES[0], demand.tokens))
-        if not self.cost.knows_prefill:
+        if not (self.cost.knows_prefill or self._prompts.knows_prefill):
             return max(least, min(self._targets.start_chunk_tokens, demand.tokens))
         if not rows:
             return max(least, self._within(TTFT_SHARE * self._targets.slo_ttft_ms, demand))
@@ -81,6 +83,8 @@ class EmbedTurns:
         def position(_tokens: int) -> float:
             return demand.position
 
+        if not self.cost.knows_prefill:
+            return self._prompts.best_chunk(longest_ms, position, demand.tokens)
         chunk = self.cost.best_chunk(longest_ms, position, demand.tokens)
         if chunk < demand.tokens:
             self._limited += 1

@@ -40,9 +40,10 @@ WORTH_REREADING = 1.25
 PATIENT, WORTH_WAITING = 2.0, 1.4
 """Maximum time of a piece, as a multiple of the usual limit, that is accepted where it reads at least this factor more
 tokens a millisecond."""
-WORTH_A_MOMENT = 1.2
+WORTH_A_MOMENT = 0.25
 """The same for a piece that takes little longer: how much faster it must read, as a multiple of how much longer it
-takes, both as shares (a piece of 1.1 times the usual limit must read 1.12 times as fast)."""
+takes, both as shares (a piece of 1.2 times the usual limit must read 1.05 times as fast). All that wait gain by the
+one, a request that comes meanwhile loses by the other."""
 AT_RISK = 0.3
 """Spare time, as a share of its target, below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
@@ -95,7 +96,7 @@ class Scheduler:
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.cost = CostModel()
-        self.embeds = EmbedTurns(targets)
+        self.embeds = EmbedTurns(targets, self.cost)
         self._guard = LatencyGuard()
         self._one_by_one = OneByOne(self.cost)
         self._mixed = MixedBatches()
