@@ -3,7 +3,7 @@
     git worktree add ../before COMMIT
     python -m benchmarks.compare ../before             # 1, 8 and 32 streams, 5 rounds; a few minutes
 
-Both servers are loaded and take turns, burst by burst, and a ratio is the median of those of the rounds: the machine
+Both servers are loaded and take turns, burst by burst, and a ratio is the median of those of the turns: the machine
 drifts by more than what is looked for. Each runs with its defaults; the client is this tree's.
 """
 
@@ -47,7 +47,7 @@ async def _round(before: Path, model: BenchModel, index: int, streams: int) -> l
         for kind, tree in rotated([(BEFORE, before), (AFTER, HERE)], index):
             ask[kind] = partial(serve, await stack.enter_async_context(uma_server(model, {}, threads=None, tree=tree)))
         found = await in_turn(ask, streams, model, Random(f"compare {index} {streams}"), LEAST_TOKENS)
-    return [Row(_case(streams), kind, measures) for kind, measures in found.items()]
+    return [Row(_case(streams), kind, measures) for kind, measures in found]
 
 
 def _case(streams: int) -> str:

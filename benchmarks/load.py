@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
+import psutil
 import trio
 
 from benchmarks.models import BenchModel
@@ -13,6 +14,9 @@ from benchmarks.samples import Ask, Sample
 from benchmarks.targets.base import Target
 from uma import Request
 from uma.types import Finished, Source
+
+QUIET_PERCENT, MOST_WAITED_S = 10.0, 20.0
+"""What all CPUs do of what they could, on a machine that is quiet, and for how long that is waited for."""
 
 
 async def burst(target: Target, asks: Iterable[Ask], *, spacing_s: float = 0) -> list[Sample]:
@@ -87,6 +91,18 @@ async def open_loop(
             due += rng.expovariate(per_second)
         nursery.cancel_scope.deadline = trio.current_time() + patience_s
     return samples
+
+
+async def until_quiet() -> None:
+    """Wait until this machine's CPUs have had nothing to do for a while: a process that has just started goes on
+    loading for some time after it says that it is ready. Bounded, for some machine is never quiet.
+    """
+    with trio.move_on_after(MOST_WAITED_S):
+        psutil.cpu_percent()
+        busy = 100.0
+        while busy > QUIET_PERCENT:
+            await trio.sleep(1)
+            busy = psutil.cpu_percent()
 
 
 async def warm_up(target: Target, model: BenchModel) -> None:

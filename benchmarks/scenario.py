@@ -52,17 +52,25 @@ class Summary:
     """Medians over the rounds, by case and target, in the order they were first measured."""
 
     medians: dict[tuple[str, str], Measures]
-    rounds: tuple[dict[tuple[str, str], Measures], ...] = ()
-    """What each round measured by itself."""
+    turns: tuple[dict[tuple[str, str], Measures], ...] = ()
+    """What was measured side by side: what the targets of a round did first, then what they did second, and so on."""
 
     @classmethod
     def of(cls, rounds: Sequence[Sequence[Row]]) -> Summary:
         """The medians of all rounds' rows."""
         rows: dict[tuple[str, str], list[Measures]] = {}
-        for row in (row for each in rounds for row in each):
-            rows.setdefault((row.case, row.target), []).append(row.measures)
-        by_round = tuple({(row.case, row.target): row.measures for row in each} for each in rounds)
-        return cls({key: median_of(measures) for key, measures in rows.items()}, by_round)
+        turns: list[dict[tuple[str, str], Measures]] = []
+        for each in rounds:
+            of_round: dict[tuple[str, str], list[Measures]] = {}
+            for row in each:
+                of_round.setdefault((row.case, row.target), []).append(row.measures)
+            for key, measured in of_round.items():
+                rows.setdefault(key, []).extend(measured)
+            most = max(map(len, of_round.values()), default=0)
+            turns += [
+                {key: found[turn] for key, found in of_round.items() if turn < len(found)} for turn in range(most)
+            ]
+        return cls({key: median_of(measures) for key, measures in rows.items()}, tuple(turns))
 
     @property
     def cases(self) -> list[str]:
@@ -90,8 +98,8 @@ class Summary:
         return (max if wanted == "high" else min)(known, key=lambda target: known[target])
 
     def ratio(self, case: str, ours: str, theirs: str, measure: str) -> float:
-        """The median of the ratios of each round: the machine's speed changes from one to the next. NaN without any."""
-        pairs = [(each.get((case, ours), {}), each.get((case, theirs), {})) for each in self.rounds]
+        """The median of the ratios of each turn: the machine's speed changes from one to the next. NaN without any."""
+        pairs = [(each.get((case, ours), {}), each.get((case, theirs), {})) for each in self.turns]
         ratios = [mine[measure] / base[measure] for mine, base in pairs if mine.get(measure) and base.get(measure)]
         return median(ratios) if ratios else math.nan
 

@@ -18,6 +18,8 @@ from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
 from benchmarks.targets.dynamo import Dynamo, Router, dynamo, is_installed
 
 CONVERSATIONS, PREFIX, TURNS, ASKED, ANSWER = 8, 768, 3, 24, 16
+MOST_THINKING_S = 4.0
+"""Before each question, up to so long: people do not ask in step."""
 LONG = 160
 CELLS = 4_352
 """KV cells of a worker, which keeps nothing in host memory: half of the conversations fit, as in a fleet whose prefixes
@@ -65,18 +67,26 @@ async def _opened(
 
 
 async def _converse(target: Dynamo, model: BenchModel, rng: Random) -> Measures:
-    """Conversations begin in pairs, so that each worker has half; their turns come in another order each time."""
+    """Conversations begin in pairs, so that each worker has half. Then all go on at the same time, each with a question
+    after its last answer, which it thinks about for a while.
+    """
     said = [model.prompt(rng, PREFIX) for _ in range(CONVERSATIONS)]
     for first in range(0, CONVERSATIONS, 2):
         await burst(target, [Ask(each, ANSWER) for each in said[first : first + 2]])
     later: list[Sample] = []
     prompts = 0
-    for _ in range(TURNS):
-        for number in rng.sample(range(CONVERSATIONS), CONVERSATIONS):
-            said[number] += model.prompt(rng, ASKED)
-            sample = await one(target, Ask(said[number], ANSWER))
-            later.append(sample)
-            prompts += len(said[number])
+
+    async def go_on(said: tuple[int, ...], rng: Random) -> None:
+        nonlocal prompts
+        for _ in range(TURNS):
+            await trio.sleep(rng.uniform(0, MOST_THINKING_S))
+            said += model.prompt(rng, ASKED)
+            later.append(await one(target, Ask(said, ANSWER)))
+            prompts += len(said)
+
+    async with trio.open_nursery() as nursery:
+        for number, each in enumerate(said):
+            nursery.start_soon(go_on, each, Random(f"{rng.random()} {number}"))
     return {
         "ttft_p50_ms": percentile([each.ttft_ms for each in later], 0.5),
         "ttft_p95_ms": percentile([each.ttft_ms for each in later], 0.95),
@@ -156,9 +166,9 @@ def checks(summary: Summary) -> list[Check]:
 SCENARIO = Scenario(
     name="many_machines",
     about="Two workers behind Dynamo's frontend on one machine, half the cores each (left out where Dynamo is not "
-    f"installed): {CONVERSATIONS} conversations with {PREFIX} tokens each go on in turns, with the KV router and round "
-    "robin; then a worker is killed, stopped, or added, while eight streams run. Workers that start on the built-in "
-    "model.",
+    f"installed): {CONVERSATIONS} conversations with {PREFIX} tokens each go on side by side, with the KV router "
+    "and round robin; then a worker is killed, stopped, or added, while eight streams run. Workers that start on the "
+    "built-in model.",
     columns=("ttft_p50_ms", "ttft_p95_ms", "cached_share", "ended_whole", "of", "out_of_routing_s", "failed",
              "start_to_registered_ms", "registered_to_answer_s"),
     measure=measure,

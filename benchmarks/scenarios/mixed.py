@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from statistics import mean
 
@@ -11,13 +12,15 @@ from benchmarks.load import one, start
 from benchmarks.measure import CpuMeter, Measures, latency, qoe
 from benchmarks.report import figure
 from benchmarks.samples import Ask, Sample
-from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, by_decode_alone
 from benchmarks.targets.base import Target
 from benchmarks.targets.contenders import OURS, contenders, open_contender
+from benchmarks.targets.raw import raw
 
 PEOPLE, QUESTIONS, QUESTION, ANSWER = 3, 4, 64, 48
 DOCUMENT, SUMMARY_TOKENS = 4000, 32
 BATCH, BATCH_PROMPT, BATCH_ANSWER = 8, 256, 48
+RAW = "raw, one kind of request after another"
 SLOTS = PEOPLE + 1 + BATCH
 N_CTX = 4352 * SLOTS
 """In the split layout each slot has its own share, and the document has to fit one."""
@@ -29,6 +32,26 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
         async with open_contender(kind, bench, n_ctx=N_CTX, slots=SLOTS) as target:
             for case, measures in (await _mixed(target, bench, Random(f"mixed {index}"))).items():
                 emit(case, target.name, measures)
+    await _by_raw(bench, index, emit)
+
+
+async def _by_raw(bench: Bench, index: int, emit: Emit) -> None:
+    """The same work by `llama_decode` alone: first the people's questions, then the batch, and the document last."""
+    rng = Random(f"mixed {index} raw")
+    prompts = [
+        *([bench.model.prompt(rng, QUESTION) for _ in range(PEOPLE)] for _ in range(bench.pick(QUESTIONS, 2))),
+        [bench.model.prompt(rng, BATCH_PROMPT) for _ in range(BATCH)],
+        [bench.model.prompt(rng, DOCUMENT)],
+    ]
+    answers = [*[ANSWER] * (len(prompts) - 2), BATCH_ANSWER, SUMMARY_TOKENS]
+    async with raw(bench.model, streams=SLOTS, n_ctx=N_CTX, layout="unified", threads=bench.threads) as baseline:
+        await baseline.run(prompts[0], ANSWER)  # the first touches memory
+        took = [await baseline.run(each, tokens) for each, tokens in zip(prompts, answers, strict=True)]
+    all_s = sum(each.total_s for each in took)
+    tokens = sum(each.generated for each in took)
+    emit("all", RAW, {"all_done_s": all_s, "tokens_per_s": tokens / all_s})
+    first_ms = sorted(each.first_s * 1000 for each in took[:-2])
+    emit("people", RAW, {"ttft_p50_ms": first_ms[len(first_ms) // 2], "ttft_p95_ms": first_ms[-1]})
 
 
 async def _mixed(target: Target, bench: Bench, rng: Random) -> dict[str, Measures]:
@@ -81,8 +104,12 @@ def checks(summary: Summary) -> list[Check]:
     gap, peer_gap = both("people", "inter_token_worst_ms")
     ttft, peer_ttft = both("people", "ttft_p95_ms")
     quality, peer_quality = both("people", "mean_qoe")
+    raw_done = summary.get("all", RAW, "all_done_s") / summary.best("all", "llama-server", "all_done_s", "low")
+    raw_ttft = summary.get("people", RAW, "ttft_p95_ms")
+    if not math.isnan(raw_ttft):
+        peer_ttft += f"; `llama_decode` alone, three questions and nothing else: {figure('ttft_p95_ms', raw_ttft)}"
     return [
-        Check("mixed: everything done, of llama-server's", done, "≤", 1.05, "x"),
+        Check("mixed: everything done, of llama-server's", done, "≤", 1.05, "x", by_decode_alone(raw_done)),
         Check("mixed: people's worst gap", gap, "≤", 120, "ms", peer_gap),
         Check("mixed: people's TTFT p95", ttft, "≤", 400, "ms", peer_ttft),
         Check("mixed: mean QoE of people's streams", quality, "≥", 0.98, "", peer_quality),

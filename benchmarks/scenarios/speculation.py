@@ -24,7 +24,7 @@ from uma.types import Source
 
 WORDS, GENERATED = 256, 128
 REPEATS = {1: 3, 8: 1}
-"""Bursts by streams, for which the median counts."""
+"""Bursts by streams; of their ratios the median counts."""
 PLAIN, AUTO, DRAFT = "plain", "--speculate auto", "--draft"
 SMALL = Shape(layers=2, width=256, heads=4, kv_heads=2, feed_forward=512)
 """Of the model that drafts: a tenth of the weights, nearly all of them its vocabulary."""
@@ -75,7 +75,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
                 for kind in kinds if streams == 1 else kinds[:2][-1:]:
                     case = f"{streams} streams, {kind.name}" if streams > 1 else f"{ONE}, {kind.name}"
                     rng = Random(f"speculation {index} {case}")
-                    for target, measures in (await _case(bench, index, engines, model, kind, streams, rng)).items():
+                    for target, measures in await _case(bench, index, engines, model, kind, streams, rng):
                         emit(case, target, measures)
     emit(BATCH, f"{ROWS_TIMED} tokens", await trio.to_thread.run_sync(_batch_cost, bench.model, bench.threads))
 
@@ -89,9 +89,9 @@ def _small(model: BenchModel) -> BenchModel:
 
 async def _case(
     bench: Bench, index: int, engines: Mapping[str, Source], model: BenchModel, kind: Text, streams: int, rng: Random
-) -> dict[str, Measures]:
-    """The same requests to either engine, burst by burst; the first burst of each only shows it what batches cost."""
-    found: dict[str, list[Measures]] = {name: [] for name in engines}
+) -> list[tuple[str, Measures]]:
+    """The same requests to each engine, burst by burst; the first burst of each only shows it what batches cost."""
+    found: list[tuple[str, Measures]] = []
     for repeat in range(bench.pick(REPEATS[streams], 1) + 1):
         prompts = [model.recital(rng) if model.shape.recites else model.prompt(rng, WORDS) for _ in range(streams)]
         for name in rotated(list(engines), index + repeat):
@@ -107,8 +107,8 @@ async def _case(
             ]
             measures = await _burst(engines[name], requests)
             if repeat:
-                found[name].append(measures)
-    return {name: {key: median(each[key] for each in runs) for key in runs[0]} for name, runs in found.items()}
+                found.append((name, measures))
+    return found
 
 
 async def _burst(engine: Source, requests: list[Request]) -> Measures:

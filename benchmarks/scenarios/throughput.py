@@ -9,8 +9,8 @@ from random import Random
 
 import trio
 
-from benchmarks.load import burst
-from benchmarks.measure import CpuMeter, Measures, latency, median_of, throughput
+from benchmarks.load import burst, until_quiet
+from benchmarks.measure import CpuMeter, Measures, latency, throughput
 from benchmarks.models import BenchModel
 from benchmarks.raw import Result
 from benchmarks.samples import Ask, Sample
@@ -67,25 +67,26 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
                     open_contender(kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM)
                 )
                 ask[kind] = partial(serve, target)
-        for kind, measures in (await in_turn(ask, streams, model, rng)).items():
+        for kind, measures in await in_turn(ask, streams, model, rng):
             emit(case, kind, measures)
 
 
 async def in_turn(
     ask: Mapping[str, Burst], streams: int, model: BenchModel, rng: Random, least_tokens: int = LEAST_TOKENS
-) -> dict[str, Measures]:
-    """Medians of each target's bursts, which generate `least_tokens` in all. They are in turn, with all targets loaded:
-    within a minute the machine's speed changes.
+) -> list[tuple[str, Measures]]:
+    """Each target's bursts, which generate `least_tokens` in all. They are in turn, with all targets loaded: within a
+    minute the machine's speed changes.
     """
-    found: dict[str, list[Measures]] = {kind: [] for kind in ask}
-    for kind in found:
+    found: list[tuple[str, Measures]] = []
+    for kind in ask:
         # All streams at once: the first batch of a size touches memory for the first time.
         await ask[kind]([model.prompt(rng, PROMPT // 2) for _ in range(streams)], WARM_UP_TOKENS)
+    await until_quiet()
     for number in range(max(1, least_tokens // (streams * GENERATED))):
-        for kind in rotated(list(found), number):
+        for kind in rotated(list(ask), number):
             await trio.sleep(SETTLE_S)
-            found[kind].append(await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)], GENERATED))
-    return {kind: median_of(measured) for kind, measured in found.items()}
+            found.append((kind, await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)], GENERATED)))
+    return found
 
 
 async def decode(baseline: Raw, prompts: Prompts, max_tokens: int) -> Measures:
@@ -154,7 +155,7 @@ SCENARIO = Scenario(
     name="throughput",
     about=f"N requests at once, {PROMPT} tokens in, {GENERATED} out each: tokens a second, first send to last token; "
     f"burst by burst in turn, and the median of several where {LEAST_TOKENS:,} tokens take more than one. "
-    "Ratios are those of the same round.",
+    "Ratios are those of the same turn.",
     columns=(
         "tokens_per_s",
         "ttft_p50_ms",

@@ -59,7 +59,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
                     )
                     ask[server.name] = partial(serve, server)
             ask = {kind: ask[kind] for kind in rotated(list(ask), index)}
-            for kind, measures in (await in_turn(ask, streams, bench.model, rng)).items():
+            for kind, measures in await in_turn(ask, streams, bench.model, rng):
                 emit(f"{streams} streams" if streams > 1 else "1 stream", kind, measures)
 
 
