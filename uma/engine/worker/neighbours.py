@@ -36,9 +36,12 @@ from uma.metrics import EngineMetrics
 SAMPLE_MS = 120.0
 """Minimum time between two samples."""
 SAMPLE_COST_SHARE = 0.002
-"""Maximum share of its time that the decode thread spends on samples: where /proc is slow, they are rarer."""
+"""Maximum share of its time that the decode thread spends on samples between batches: where /proc is slow, they are
+rarer."""
 REST_MS = 20.0
-"""A time without work that is at least as long is told from the time before and after it."""
+"""Minimum time without work that has a sample of its own."""
+REST_COST_SHARE = 0.01
+"""Maximum time of that sample, as a share of the rest: the batch after it waits for the sample."""
 _log = logging.getLogger("uma.engine")
 
 
@@ -53,6 +56,8 @@ class Neighbours:
         """Threads that the configuration names; 0: as many as compute fastest on the CPUs at hand."""
         self._policy = ThreadPolicy(self._wanted or backend.core_count())
         self._due_ms = now_ms() + SAMPLE_MS
+        self._cost_ms = 0.0
+        """CPU time of the last sample."""
         self._last = _Reading.take(proc, now_ms())
         metrics.compute_threads = self._policy.threads
 
@@ -68,22 +73,17 @@ class Neighbours:
 
     def has_rested(self, rested_ms: float) -> None:
         """The decode thread had nothing to compute for so long, until now."""
-        if rested_ms < REST_MS or self._due_ms == math.inf:
-            return
-        now = now_ms()
-        reading, last = _Reading.take(self._proc, now), self._last
-        if reading is not None and last is not None:
-            self._choose(reading.since(last, self._wanted), self._policy.observe_rest)
-        self._last, self._due_ms = reading, now + SAMPLE_MS
+        if rested_ms >= max(REST_MS, self._cost_ms / REST_COST_SHARE) and self._due_ms < math.inf:
+            self._sample(now_ms(), self._policy.observe_rest)
 
     def before_batch(self) -> int:
         """Sample, if it is time; returns the number of compute threads in force."""
         now = now_ms()
         if now >= self._due_ms:
-            self._sample(now)
+            self._sample(now, self._policy.observe)
         return self._policy.threads
 
-    def _sample(self, now: float) -> None:
+    def _sample(self, now: float, observe: Callable[[CpuSample], int]) -> None:
         cpu_began = time.thread_time()
         reading, last = _Reading.take(self._proc, now), self._last
         self._last = reading
@@ -91,9 +91,9 @@ class Neighbours:
             self._due_ms = math.inf
             return
         if last is not None:
-            self._choose(reading.since(last, self._wanted), self._policy.observe)
-        cost_ms = (time.thread_time() - cpu_began) * 1000
-        self._due_ms = now + max(SAMPLE_MS, cost_ms / SAMPLE_COST_SHARE)
+            self._choose(reading.since(last, self._wanted), observe)
+        self._cost_ms = (time.thread_time() - cpu_began) * 1000
+        self._due_ms = now + max(SAMPLE_MS, self._cost_ms / SAMPLE_COST_SHARE)
 
     def _choose(self, sample: CpuSample, observe: Callable[[CpuSample], int]) -> None:
         before, threads = self._policy.threads, observe(sample)
