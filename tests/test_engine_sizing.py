@@ -16,6 +16,7 @@ from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
 from uma.errors import ConfigError
 from uma.llama.catalog import builtin_path
+from uma.llama.context import Context
 from uma.llama.model import Model
 
 GIB, MIB = 2**30, 2**20
@@ -129,6 +130,9 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
 
 
 def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:
+    config = config_for(Path("model"), n_batch=48, n_ubatch=32, max_sequences=12)
     with Model.load(write_model(tmp_path / "model.gguf", kind="sliding-window")) as model:
-        found = sizing.context_params(model, config_for(Path("model"), n_batch=48, n_ubatch=32, max_sequences=12))
-    assert found.n_batch == found.n_ubatch == 32
+        found = sizing.context_params(model, config)
+        with Context(model, found) as target:
+            draft = sizing.draft_params(model, target, config)
+    assert [found.n_batch, found.n_ubatch, draft.n_batch, draft.n_ubatch] == [32] * 4

@@ -69,15 +69,12 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
     n_ctx = config.n_ctx or _pool_tokens(model, config, 0 if unified else streams)
     has_cells = model.memory in CUTTABLE
-    # llama.cpp finds cells for all ubatches of a batch before it computes the first. With a sliding window, a later one
-    # is given cells that an earlier one still has to attend to, and these stay lost: so there, a batch is one ubatch.
-    most = config.n_ubatch if model.memory == "sliding-window" else config.n_batch
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
-    n_batch = min(max(most, streams + SIZES[0]), n_ctx)
+    n_batch = min(max(_most_batch_tokens(model, config), streams + SIZES[0]), n_ctx)
     return ContextParams(
         n_ctx=n_ctx,
         n_batch=n_batch,
-        n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, config.n_batch, n_ctx),
+        n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
         # Ids cost nothing in one buffer of cells; a recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else streams,
         n_threads=config.threads,
@@ -89,6 +86,15 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         offload_kqv=config.offload_kqv,
         swa_full=config.swa_full,
     )
+
+
+def _most_batch_tokens(model: Model, config: RuntimeConfig) -> int:
+    """Maximum tokens of a batch: with a sliding window those of one ubatch.
+
+    llama.cpp finds cells for all ubatches of a batch before it computes the first, so a later one can be given cells
+    that have left the window only by then: an earlier one still attends to them, and they stay lost.
+    """
+    return config.n_ubatch if model.memory == "sliding-window" else config.n_batch
 
 
 def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT_TOKENS) -> ContextParams:
@@ -294,8 +300,8 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig) -> Contex
         raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
     return ContextParams(
         n_ctx=n_ctx,
-        n_batch=min(config.n_batch, n_ctx),
-        n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
+        n_batch=min(_most_batch_tokens(model, config), n_ctx),
+        n_ubatch=min(config.n_ubatch, n_ctx),
         n_seq_max=max_active(target, config),
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
