@@ -210,12 +210,8 @@ _converter.register_unstructure_hook_func(
     lambda value: _converter.unstructure(value),  # noqa: PLW0108
 )
 _converter.register_unstructure_hook(tuple, _unstructure_items)
-for _sparse in (
-    Message,
-    Tool,
-    Answer,
-    Usage,
-):  # what they have besides what they always had is written where it is given
+# Fields that they did not always have are written where they are given.
+for _sparse in (Message, Tool, Answer, Usage):
     _converter.register_unstructure_hook(
         _sparse, make_dict_unstructure_fn(_sparse, _converter, _cattrs_omit_if_default=True)
     )

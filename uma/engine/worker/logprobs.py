@@ -2,8 +2,8 @@
 
 They are those of temperature 1, read from the logits before anything changes them. A vocabulary's worth of numbers for
 each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic.
-And a helper thread reads them while the decode thread chooses the tokens: samplers and numpy compute without the GIL,
-on cores that have nothing else to do until the next batch.
+A helper thread reads them while the decode thread chooses the tokens: samplers and numpy compute without the GIL, on
+cores that are idle until the next batch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from uma.types import Logprobs, TokenLogprob
 LEAST = -9999.0
 """What a probability of zero is told as: JSON has no infinity."""
 BLOCK = 64
-"""Tokens of which only the highest logit is looked at first: the k likeliest tokens are in k blocks at most."""
+"""Tokens whose highest logit stands for all of them at first: the k likeliest tokens are in k blocks at most."""
 MAX_PLAIN = 60.0
-"""Up to this highest logit, powers of e and their sum stay within 32 bits as they are; beyond it all are shifted."""
+"""Maximum logit up to which powers of e and their sum stay within 32 bits; beyond it all logits are shifted."""
 ROWS_AT_ONCE = 4
-"""Rows whose powers are added up in one pass: more would not stay in a processor's cache."""
-
+"""Maximum rows whose powers are added up in one pass: more would not stay in a processor's cache."""
 LEAST_BESIDE = 65_536
-"""Logits to read from which on that is worth the way to another thread and back: about 0.1 ms of work."""
+"""Minimum logits that the helper thread reads: fewer, about 0.1 ms of work, are not worth the way there and back."""
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.intp]
@@ -56,7 +55,7 @@ class LogprobReader:
         """Of each row the likeliest tokens, the likeliest first."""
 
     def copied(self, logits: Floats, rows: Sequence[int]) -> Floats:
-        """A copy of these rows, to be read: the caller can change its own. The next call overwrites it."""
+        """A copy of these rows: the caller can change its own. The next call overwrites it."""
         size = len(rows)
         if size > len(self._kept):
             self._kept = np.empty((size, self._n_vocab), np.float32)
@@ -157,7 +156,7 @@ class Logprober:
         self._likeliest: list[tuple[TokenLogprob, ...]] = []
         """Of each row that was read."""
         self.has_idle_cores = True
-        """Whether another thread can run now; else rows are read by the one that asks."""
+        """Whether a helper thread would find a core; else the caller's thread reads the rows."""
         self._helper: ThreadPoolExecutor | None = None
         self._job: Future[None] | None = None
 

@@ -245,7 +245,7 @@ class Sequence:
 
     @property
     def rereadable(self) -> int:
-        """Computed tokens that may be computed again: all but the first, unless their logits were told of."""
+        """Computed tokens that can be computed again: all but the first; none where their logits are reported."""
         return self.computed - 1 if self.report is None and self.remaining else 0
 
     @property
