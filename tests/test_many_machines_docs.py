@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -155,9 +156,18 @@ def test_every_command_of_the_page_is_one() -> None:
         build_parser().parse_args(arguments)
 
 
-def test_a_worker_s_name_becomes_an_address_which_the_event_plane_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_s_name_becomes_an_address_which_the_event_plane_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ip_address(address_of("localhost")).is_loopback
     assert address_of("192.0.2.7") == "192.0.2.7"
+    known = [(socket.AF_INET, ("127.0.1.1", 0)), (socket.AF_INET6, ("2001:db8::7", 0)), (socket.AF_INET, ("192.0.2.7", 0))]
+    with monkeypatch.context() as resolved:
+        for count, address in ((1, "127.0.1.1"), (2, "2001:db8::7"), (3, "192.0.2.7")):
+            found = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in known[:count]]
+            resolved.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+            assert address_of("worker-1") == address
+    assert capsys.readouterr().err.count("worker-1 is 127.0.1.1 here, which no other machine reaches") == 1
     assert main(["worker", "--host", "x" * 64]) == 2
     assert "--host: xxxx" in capsys.readouterr().err
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+from ipaddress import ip_address
 
+from uma.cli import say
 from uma.cli.options import load_settings
 from uma.errors import ConfigError
 
@@ -41,9 +43,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def address_of(host: str) -> str:
-    """The IP address of a machine's name, IPv4 where it has one: Dynamo's event plane takes no names.
+    """The IP address of a machine's name: Dynamo's event plane takes no names. One that other machines reach is preferred
+    to a loopback address, and IPv4 to IPv6.
 
-    Raises `ConfigError` where the name has no address. Waits for the system's resolver.
+    Raises `ConfigError` where the name has no address, and warns where a name has loopback addresses alone, as many
+    systems give their own name one in `/etc/hosts`. Waits for the system's resolver.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -52,8 +56,11 @@ def address_of(host: str) -> str:
         raise ConfigError(
             f"--host: {host} has no address: {reason}; give the address that the frontend reaches"
         ) from None
-    (*_, address) = min(found, key=lambda each: each[0] is not socket.AF_INET)
-    return str(address[0])
+    (*_, place) = min(found, key=lambda each: (ip_address(each[4][0]).is_loopback, each[0] is not socket.AF_INET))
+    address = str(place[0])
+    if ip_address(address).is_loopback and host not in ("localhost", address):
+        say.warn(f"--host: {host} is {address} here, which no other machine reaches; give the machine's own address")
+    return address
 
 
 def _check_system_port(value: str | None) -> None:
