@@ -14,7 +14,7 @@ HELP = {
     "prompt_tokens_total": "Prompt tokens of all requests that were started.",
     "cached_tokens_total": "Prompt tokens that were in the cache.",
     "reread_tokens_total": "Cached tokens computed again, since a batch with them takes less time than one without.",
-    "prefill_tokens_total": "Prompt tokens computed, again after preemptions included.",
+    "prefill_tokens_total": "Prompt tokens computed, those computed again included: after preemptions, or reread.",
     "batch_calls_total": "Calls of llama_decode.",
     "embed_requests_total": "Requests for embeddings or a ranking that were taken.",
     "embed_texts_total": "Texts, or pairs of query and document, that were computed.",

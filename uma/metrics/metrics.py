@@ -58,7 +58,7 @@ class EngineMetrics:
     reread_tokens_total: int = 0
     """Tokens of it that were computed again, since a batch with them takes less time than one without."""
     prefill_tokens_total: int = 0
-    """Prompt tokens computed, those computed again after a preemption included."""
+    """Prompt tokens computed, those computed again included: after a preemption, or `reread_tokens_total`."""
     embed_requests_total: int = 0
     """Requests for embeddings or a ranking that were taken."""
     embed_texts_total: int = 0
