@@ -161,10 +161,11 @@ def test_a_worker_s_name_becomes_an_address_which_the_event_plane_needs(
 ) -> None:
     assert ip_address(address_of("localhost")).is_loopback
     assert address_of("192.0.2.7") == "192.0.2.7"
-    known = [(socket.AF_INET, ("127.0.1.1", 0)), (socket.AF_INET6, ("2001:db8::7", 0)), (socket.AF_INET, ("192.0.2.7", 0))]
+    names = {"127.0.1.1": socket.AF_INET, "2001:db8::7": socket.AF_INET6, "192.0.2.7": socket.AF_INET}
+    known = [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for address, family in names.items()]
     with monkeypatch.context() as resolved:
-        for count, address in ((1, "127.0.1.1"), (2, "2001:db8::7"), (3, "192.0.2.7")):
-            found = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in known[:count]]
+        for count, address in enumerate(names, 1):
+            found = known[:count]
             resolved.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
             assert address_of("worker-1") == address
     assert capsys.readouterr().err.count("worker-1 is 127.0.1.1 here, which no other machine reaches") == 1

@@ -43,8 +43,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def address_of(host: str) -> str:
-    """The IP address of a machine's name: Dynamo's event plane takes no names. One that other machines reach is preferred
-    to a loopback address, and IPv4 to IPv6.
+    """The IP address of a machine's name, for Dynamo's event plane takes no names: rather one that other machines reach
+    than a loopback address, and rather IPv4 than IPv6.
 
     Raises `ConfigError` where the name has no address, and warns where a name has loopback addresses alone, as many
     systems give their own name one in `/etc/hosts`. Waits for the system's resolver.

@@ -32,7 +32,7 @@ Work = list[tuple[Sequence, int]]
 """What a batch computes: sequences, each with the number of its tokens."""
 
 MAX_LOAD_BESIDE = 0.5
-"""Maximum load of other programs, in threads, beside which a helper thread reads log probabilities: beyond it the helper
+"""Maximum load of other programs, in threads, beside which a helper thread reads log probabilities: over it the helper
 would wait for a core, and the decode thread for the helper."""
 MAX_READ_BYTES = 32 * 2**20
 """Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""

@@ -58,9 +58,7 @@ class Trace:
             return f"{key}={active[key].request.id!r}"
 
         # A piece can begin before what is computed: those tokens are computed again.
-        chunks = [
-            (tokens, min(active[key].computed, len(active[key].tokens) - tokens)) for key, tokens in plan.prefill
-        ]
+        chunks = [(tokens, min(active[key].computed, len(active[key].tokens) - tokens)) for key, tokens in plan.prefill]
         decode_ms = cost.decode_ms(len(plan.decode), state.used_cells)
         expected_ms = decode_ms + sum(cost.prefill_ms(*each) for each in chunks)
         self._write(
