@@ -54,8 +54,7 @@ from uma.protocol.states import (
     State,
     Step,
 )
-from uma.protocol.wire import SINCE_1_1
-from uma.types import Grammar, Health, Request, SamplingParams, Token, Tokenized
+from uma.types import Grammar, Health, Request, SamplingParams, Speculation, Token, Tokenized
 
 HELLO = {"type": "hello", "versions": ["1.0"], "client": "test/1"}
 
@@ -253,18 +252,34 @@ def test_a_hello_session_carries_many_requests_and_stays_open() -> None:
 
 
 def test_a_session_of_version_1_0_sees_what_it_always_saw() -> None:
+    """The literal names are those that the first version of the protocol had."""
     session = ServerSession()
     give(session, HELLO)
-    welcome = session.welcome(
-        attrs.evolve(INFO, capabilities=attrs.evolve(INFO.capabilities, echo=True, max_answers=8))
-    )
-    assert SINCE_1_1["capabilities"].isdisjoint(json.loads(welcome[HEADER_BYTES:])["capabilities"])
+    able = attrs.evolve(INFO.capabilities, echo=True, max_answers=8, sampling_params=("seed", "n", "grammar"))
+    limits = attrs.evolve(INFO.limits, max_sequences=4)
+    welcome = json.loads(session.welcome(attrs.evolve(INFO, capabilities=able, limits=limits))[HEADER_BYTES:])
+    assert set(welcome) == {"event", "version", "server", "model", "capabilities", "limits"}
+    known = "streaming chat cancel tokenize token_ids_input prefix_sharing kv_unified max_stop_sequences"
+    assert set(welcome["capabilities"]) == {*known.split(), "sampling_params"}
+    assert welcome["capabilities"]["sampling_params"] == ["seed"]
+    known = "n_ctx max_tokens max_prompt_bytes max_frame_bytes max_sessions max_queue"
+    assert set(welcome["limits"]) == set(known.split())
     (asked,) = give(session, {"id": "a", "prompt": "x", "n": 3, "grammar": "anything"})
     assert isinstance(asked, Generate)
     assert asked.request.sampling == SamplingParams()
     assert sorted(asked.warnings) == ["grammar: unknown field, ignored", "n: unknown field, ignored"]
-    last = session.relay(finished("a", stop_string="x"))
-    assert SINCE_1_1["eos"].isdisjoint(json.loads(last[HEADER_BYTES:]))
+    end = finished("a", stop_string="x", text="y")
+    metrics = attrs.evolve(end.metrics, qoe=0.5, speculation=Speculation(3, 2, 1.0))
+    end = attrs.evolve(end, usage=attrs.evolve(end.usage, reasoning_tokens=1), metrics=metrics)
+    last = json.loads(session.relay(end)[HEADER_BYTES:])
+    assert set(last) == {"event", "id", "reason", "usage", "metrics", "seed", "text", "warnings"}
+    assert set(last["usage"]) == {"prompt_tokens", "cached_tokens", "completion_tokens"}
+    known = "queue_ms prefill_ms decode_ms ttft_ms batch_size tokens_per_second decode_iterations"
+    assert set(last["metrics"]) == set(known.split())
+    (asked,) = give(session, {"type": "tokenize", "id": "t", "token_ids": [1]})
+    assert isinstance(asked, TokenizeQuery)
+    told = json.loads(session.answer(asked, Tokenized((1,), "x", 1))[HEADER_BYTES:])
+    assert told == {"event": "tokenize", "id": "t", "token_ids": [1]}
 
 
 def test_a_strict_session_of_version_1_0_refuses_what_1_1_has() -> None:

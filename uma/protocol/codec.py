@@ -24,11 +24,9 @@ from uma.protocol.messages import (
     ClientMessage,
     EmbedQuery,
     Encoding,
-    EosEvent,
     Generate,
     HealthQuery,
     Hello,
-    HelloEvent,
     MetricsEvent,
     MetricsQuery,
     RerankQuery,
@@ -40,6 +38,7 @@ from uma.protocol.messages import (
 from uma.protocol.wire import (
     CANCEL,
     EVENTS,
+    FIELDS_OF_1_0,
     KINDS_SINCE_1_1,
     REQUESTS,
     SAMPLING_FIELDS,
@@ -157,20 +156,26 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
     """A server's event as a whole frame, for a session of this `version` (None: the newest)."""
     if isinstance(event, TokenEvent):
         return encode_token(event.token, event.metadata)
-    if isinstance(event, HelloEvent) and version == "1.0":
-        fields = unstructure(event)
-        for name in SINCE_1_1["capabilities"]:
-            fields["capabilities"].pop(name, None)
-        return _frame({"event": "hello", **fields})
-    if isinstance(event, EosEvent) and version == "1.0":
-        fields = unstructure(event)
-        fields["metrics"].pop("speculation", None)
-        return _frame({"event": "eos"} | {name: each for name, each in fields.items() if name not in SINCE_1_1["eos"]})
     if isinstance(event, MetricsEvent):
         return _frame({**event.snapshot, "event": "metrics", **_if_any(id=event.id, warnings=event.warnings)})
     if isinstance(event, UnknownEvent):
         return _frame({"event": event.event, **_if_any(id=event.id)})
-    return _frame({"event": _EVENT_NAMES[type(event)], **unstructure(event)})
+    name, fields = _EVENT_NAMES[type(event)], unstructure(event)
+    return _frame({"event": name, **(_as_of_1_0(name, fields) if version == "1.0" else fields)})
+
+
+def _as_of_1_0(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Those fields of an event, or of what stands at `path` in it, that version 1.0 has."""
+    names = FIELDS_OF_1_0.get(path)
+    if names is None:
+        return fields
+    kept = {name: each for name, each in fields.items() if name in names}
+    for name, each in kept.items():
+        if isinstance(each, dict):
+            kept[name] = _as_of_1_0(f"{path}.{name}", each)
+    if "sampling_params" in kept:
+        kept["sampling_params"] = [each for each in kept["sampling_params"] if each not in SINCE_1_1["generate"]]
+    return kept
 
 
 def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | None = None) -> bytes:

@@ -374,7 +374,7 @@ class ServerSession:
                 event = MetricsEvent(result, query.id, query.warnings)
             case _:
                 raise LocalProtocolError(f"a {type(result).__name__} does not answer a {type(query).__name__}")
-        data = encode_event(event)
+        data = encode_event(event, self.version)
         self._end(_key(query))
         return data
 

@@ -41,7 +41,6 @@ from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankReq
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
-_EMBEDDING = ("generate", "embeddings", "pooling", "embedding_dimensions", "rerank")
 KINDS_SINCE_1_1 = frozenset(("embed", "rerank"))
 """Requests that a session of version 1.0 does not have."""
 SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -56,14 +55,26 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "tokenize": frozenset(("tools", "tool_choice", "reasoning")),
         "messages": frozenset(("tool_calls", "tool_call_id", "name")),
-        "eos": frozenset(("stop_string",)),
-        "capabilities": frozenset(
-            ("grammars", "max_logprobs", "max_answers", "echo", "tools", "reasoning", "speculation", *_EMBEDDING)
-        ),
     }
 )
-"""Fields that a session of version 1.0 does not have: of a request and its messages it ignores them, of the hello it
-leaves them out."""
+"""Fields of a request and its messages that a session of version 1.0 does not have: it ignores them."""
+
+FIELDS_OF_1_0: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        path: frozenset(names.split())
+        for path, names in {
+            "hello": "version server model capabilities limits warnings",
+            "hello.capabilities": "streaming chat cancel tokenize token_ids_input prefix_sharing kv_unified "
+            "max_stop_sequences sampling_params",
+            "hello.limits": "n_ctx max_tokens max_prompt_bytes max_frame_bytes max_sessions max_queue",
+            "eos": "id reason usage metrics seed text token_ids warnings metadata",
+            "eos.usage": "prompt_tokens cached_tokens completion_tokens",
+            "eos.metrics": "queue_ms prefill_ms decode_ms ttft_ms batch_size tokens_per_second decode_iterations",
+            "tokenize": "id token_ids warnings",
+        }.items()
+    }
+)
+"""By path, the fields of events that a session of version 1.0 has; it is sent no other."""
 
 
 OWNERS: dict[type, tuple[type, ...]] = {}
