@@ -12,18 +12,19 @@ from typing import Any, Literal
 import attrs
 import pytest
 from http_server import HttpServer, running_http
+from script_model import write_script_model
 
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
-from models import write_encoder
+from models import CHATML, write_encoder, write_model
 from uma import RuntimeConfig, open_engine
 from uma.cli.contract import Interview, check, prove
 from uma.client.http_interview import HttpInterview
 from uma.client.interview import SocketInterview
 from uma.contracts.claims import claims_of
-from uma.contracts.proofs import Claim, DisprovenError, Question, Reply
+from uma.contracts.proofs import NOT_SHOWN, Claim, DisprovenError, Question, Reply
 from uma.engine import Engine
 from uma.errors import ConnectionLost
-from uma.types import EmbedRequest, Request, ServerInfo
+from uma.types import EmbedRequest, Message, Request, ServerInfo
 
 
 def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
@@ -31,7 +32,8 @@ def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
     found = json.loads(done.stdout)
     assert done.returncode == 0, [each for each in found if not each["is_true"]]
     assert done.stderr == f"{len(found)} claims, 0 false\n"
-    assert {"streaming", "cancel", "logprobs", "health", "metrics", "embeddings"} <= {each["claim"] for each in found}
+    names = {"streaming", "cancel", "chat", "reasoning", "logprobs", "speculation", "health", "metrics", "embeddings"}
+    assert names <= {each["claim"] for each in found}
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +96,17 @@ POOLINGS: tuple[Literal["mean", "cls", "last"], ...] = ("mean", "cls", "last")
 
 
 async def is_proven_in_process(claim: Claim, engine: Engine) -> bool:
-    """Whether a claim about embeddings is true of an engine in this process."""
+    """Whether a claim about embeddings or the chat template is true of an engine in this process."""
     proof = claim.prove()
     try:
         question = next(proof)
         while True:
             event: dict[str, Any]
             if question.fields["type"] == "tokenize":
-                event = {"token_ids": (await engine.tokenize(Request("t", prompt=question.fields["prompt"]))).token_ids}
+                fields = {name: value for name, value in question.fields.items() if name != "type"}
+                if "messages" in fields:
+                    fields["messages"] = [Message(**each) for each in fields["messages"]]
+                event = attrs.asdict(await engine.tokenize(Request("t", **fields)))
             else:
                 found = await engine.embed(EmbedRequest("e", token_ids=question.fields["token_ids"]))
                 event = {"embeddings": [each.tolist() for each in found.vectors]}
@@ -121,11 +126,61 @@ async def test_each_pooling_proves_itself_and_no_other(tiny: Path, pooling: Lite
             assert await is_proven_in_process(claim, engine) == (told == pooling)
 
 
-def test_each_declared_sampling_parameter_is_among_the_claims(server: ServerProcess) -> None:
+@pytest.mark.parametrize("template", [CHATML, None])
+async def test_a_template_of_the_models_own_is_told_from_the_plain_one(template: str | None, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", chat_template=template)
+    async with open_engine(RuntimeConfig(model=str(path), n_ctx=512)) as engine:
+        for told in (True, False):
+            info = attrs.evolve(engine.info, capabilities=attrs.evolve(engine.info.capabilities, chat=told))
+            (claim,) = (each for each in claims_of(info) if each.name == "chat")
+            assert await is_proven_in_process(claim, engine) == (told == (template is not None))
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server whose model thinks, and that drafts whatever can be guessed."""
+    path = tmp_path_factory.mktemp("model") / "thinks.gguf"
+    template = "{# <think></think> #}{% for m in messages %}{{ m.content }}|{% endfor %}{{ '\\n' }}"
+    write_script_model(path, "<think>Which city is it?</think>Oslo.", template=template)
+    options = ("--model", str(path), "--speculate", "always", *ONE_THREAD)
+    with short_directory() as directory, running_http(directory, *options) as process:
+        yield process
+
+
+DENIALS: dict[str, Any] = {"reasoning": False, "speculation": "none: for no reason"}
+
+
+@pytest.mark.parametrize("is_http", [False, True], ids=["socket", "HTTP"])
+def test_thinking_and_drafts_show_and_their_denial_is_found(thinker: HttpServer, is_http: bool) -> None:
+    interview: Interview = HttpInterview(thinker.url) if is_http else SocketInterview(thinker.process.socket)
+    found = {each.name: prove(each, interview) for each in claims_of(interview.introduce()) if each.name in DENIALS}
+    assert all(each.is_true and not each.seen.startswith(NOT_SHOWN) for each in found.values()), found
+    for name, lie in DENIALS.items():
+        assert not is_proven(name, Liar(interview, {name: lie}))
+
+
+def test_thinking_that_stays_in_the_text_is_found(thinker: HttpServer) -> None:
+    assert not is_proven("reasoning", Liar(SocketInterview(thinker.process.socket), mishears=without("reasoning")))
+
+
+def test_there_is_a_claim_for_each_capability(server: ServerProcess) -> None:
+    """Whatever is declared otherwise, other claims are made."""
     info = SocketInterview(server.socket).introduce()
-    assert {f"sampling: {name}" for name in info.capabilities.sampling_params} <= {
-        each.name for each in claims_of(info)
-    }
+    other: dict[str, Any] = {"prefix_sharing": "none: x", "pooling": "cls", "speculation": "prompt look-up"}
+
+    def claims(**declared: Any) -> list[tuple[str, str]]:
+        changed = attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, **declared))
+        return [(each.name, each.declared) for each in claims_of(changed)]
+
+    for name, value in attrs.asdict(info.capabilities, recurse=False).items():
+        if isinstance(value, tuple):
+            assert value, name
+            for each in value:
+                assert claims(**{name: tuple(kept for kept in value if kept != each)}) != claims(), (name, each)
+        elif isinstance(value, bool):
+            assert claims(**{name: not value}) != claims(), name
+        else:
+            assert claims(**{name: other[name] if isinstance(value, str) else value + 1}) != claims(), name
 
 
 @attrs.frozen
@@ -162,6 +217,7 @@ def is_proven(name: str, liar: Liar) -> bool:
         ({"sampling_params": ("temperature", "entropy_dial")}, "sampling: entropy_dial"),
         ({"max_stop_sequences": 17}, "max_stop_sequences"),
         ({"tools": ()}, "tools"),
+        ({"reasoning": True}, "reasoning"),
         ({"max_stop_sequences": 2}, "3 stop sequences"),
         ({"prefix_sharing": "none: for no reason"}, "prefix_sharing"),
         ({"kv_unified": False}, "kv_unified"),

@@ -177,13 +177,14 @@ _FAMILIES: tuple[tuple[str, Family | Callable[[str], Family | str]], ...] = (
 )
 """By a text that templates of the family contain; the first that fits counts."""
 
-_THINKING = (
+THINKING = (
     Thinking("<|channel|>analysis<|message|>", "<|end|>"),
     Thinking("<|channel>", "<channel|>", label="thought\n"),
     Thinking("<seed:think>", "</seed:think>"),
     Thinking("<think>", "</think>"),
     Thinking("[THINK]", "[/THINK]"),
 )
+"""Marks of thinking that are known; the first that a template has counts."""
 
 
 def family_of(template: str) -> Family | str:
@@ -196,7 +197,7 @@ def family_of(template: str) -> Family | str:
 
 def thinking_of(template: str) -> Thinking | None:
     """The thinking marks that a chat template knows; None where it has none."""
-    return next((marks for marks in _THINKING if all(part in template for part in _parts(marks))), None)
+    return next((marks for marks in THINKING if all(part in template for part in _parts(marks))), None)
 
 
 def _parts(marks: Thinking) -> tuple[str, ...]:

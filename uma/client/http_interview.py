@@ -35,6 +35,12 @@ POLL_SEC = 0.05
 
 _NATIVE_NAMES = {"max_tokens": "n_predict", "logprobs": "n_probs"}
 """The socket's names of `/completion`'s fields, where they differ."""
+_OTHER_NAMES = (
+    ("grammar", "json_schema"),
+    ("token_ids", "prompt"),
+    ("reasoning", "chat_template_kwargs.enable_thinking"),
+)
+"""The socket's names of fields that other endpoints have, as their errors name them."""
 _ONLY_OPENAI = ("n", "best_of", "echo")
 """Fields for which a prompt goes to `/v1/completions`."""
 
@@ -218,6 +224,8 @@ class OpenAi:
             last["warnings"] = [*last["warnings"], *event.get("warnings", ())]
             for choice in event["choices"]:
                 delta = choice.get("delta") or {}
+                if thought := delta.get("reasoning_content"):
+                    yield {"event": "reasoning", "text": thought}
                 if text := choice.get("text") or delta.get("content"):
                     yield {"event": "token", "text": text}
                 for part in delta.get("tool_calls", ()):
@@ -235,11 +243,13 @@ class OpenAi:
         """The answer in one piece as the socket would tell it."""
         texts = [each.get("text") or each.get("message", {}).get("content") or "" for each in answer["choices"]]
         first = answer["choices"][0]
+        thought = first.get("message", {}).get("reasoning_content")
         yield {
             "event": "eos",
             "reason": first["finish_reason"],
             **self._prompt_and_text(texts[0], first.get("logprobs")),
             "answers": [{"text": text} for text in texts],
+            **({"reasoning": thought} if thought else {}),
             "usage": _usage(answer["usage"]),
             "warnings": [*warnings, *answer.get("warnings", ())],
         }
@@ -285,6 +295,8 @@ def _as_openai(body: Event) -> Event:
     made = {**body, "stream_options": {"include_usage": True}} if body["stream"] else dict(body)
     if "tools" in made:
         made["tools"] = [{"type": "function", "function": each} for each in made["tools"]]
+    if "reasoning" in made:
+        made["chat_template_kwargs"] = {"enable_thinking": made.pop("reasoning") != "off"}
     if "prompt_logprobs" in made:
         made["logprobs"] = made.pop("prompt_logprobs")
     if (choice := made.get("tool_choice")) not in (None, "auto", "none", "required"):
@@ -302,8 +314,10 @@ def _position(found: Fields) -> Event:
 
 
 def _usage(told: Fields) -> Event:
-    cached = told.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-    return {**{name: told[name] for name in ("prompt_tokens", "completion_tokens")}, "cached_tokens": cached}
+    cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    thought = (told.get("completion_tokens_details") or {}).get("reasoning_tokens", 0)
+    counts = {name: told[name] for name in ("prompt_tokens", "completion_tokens")}
+    return {**counts, "cached_tokens": cached, "reasoning_tokens": thought}
 
 
 # Other questions, by kind
@@ -314,14 +328,20 @@ def _embed_body(fields: Fields) -> tuple[str, Event]:
     return "/v1/embeddings", {"input": fields.get("texts") or fields.get("token_ids"), **body}
 
 
+def _tokenize_body(fields: Fields) -> tuple[str, Event]:
+    if "messages" in fields:
+        return "/apply-template", dict(fields)
+    return "/tokenize", {"content": fields["prompt"], "add_special": True}
+
+
 _ENDPOINTS: dict[str, Callable[[Event], tuple[str, Event]]] = {
-    "tokenize": lambda fields: ("/tokenize", {"content": fields["prompt"], "add_special": True}),
+    "tokenize": _tokenize_body,
     "embed": _embed_body,
     "rerank": lambda fields: ("/rerank", fields),
     "health": lambda fields: ("/health/check", {"type": "generation", **fields}),
 }
 _ANSWERS: dict[str, Callable[[Any], Event]] = {
-    "tokenize": lambda found: {"token_ids": found["tokens"]},
+    "tokenize": lambda found: {"text": found["prompt"]} if "prompt" in found else {"token_ids": found["tokens"]},
     "embed": lambda found: {"embeddings": [each["embedding"] for each in found["data"]]},
     "rerank": lambda found: {
         "results": [{"index": each["index"], "score": each["relevance_score"]} for each in found["results"]]
@@ -369,7 +389,7 @@ def _message(answer: Any) -> str:
 def _error(status: int, answer: Any) -> Event:
     """An error with the code that the socket has for it, and the socket's names of fields."""
     message = _message(answer)
-    for ours, theirs in (*_NATIVE_NAMES.items(), ("grammar", "json_schema"), ("token_ids", "prompt")):
+    for ours, theirs in (*_NATIVE_NAMES.items(), *_OTHER_NAMES):
         if message.startswith((f"{theirs}:", f"{theirs}[")):
             message = f"{ours}: {message}"
     is_refusal = status in (400, 404)

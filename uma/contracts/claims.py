@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from uma.contracts.capabilities import declared
+from uma.contracts.chat_proofs import about_chat
 from uma.contracts.embedding_proofs import about_embeddings
 from uma.contracts.proofs import (
     PROMPT,
@@ -30,7 +31,8 @@ from uma.contracts.proofs import (
     refused,
     with_ids,
 )
-from uma.contracts.sampling_proofs import about_sampling, stops_at_last_of
+from uma.contracts.sampling_proofs import about_sampling, echoes, stops_at_last_of
+from uma.contracts.speculation_proofs import about_speculation
 from uma.types import ServerInfo
 
 
@@ -39,8 +41,10 @@ def claims_of(info: ServerInfo) -> Iterator[Claim]:
     if declared(info.capabilities, "generate", True):
         yield from _about_output(info)
         yield from _about_input(info)
+        yield from about_chat(info)
         yield from about_sampling(info, _BESIDE)
         yield from _about_extras(info)
+        yield from about_speculation(info)
         yield from _about_bounds(info)
         yield Claim("metrics", "snapshot", _metrics)
     else:
@@ -142,6 +146,10 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     if most > 1:
         yield Claim("answers", f"up to {most}", _two_answers)
     yield Claim(f"answers: n = {most + 1}", "no", partial(refused, ask(n=most + 1).fields, "n"))
+    if declared(capabilities, "echo", False):
+        yield Claim("echo", "yes", echoes)
+    else:
+        yield Claim("echo", "no", partial(refused, ask(echo=True).fields, "echo"))
     yield from _about_tools(declared(capabilities, "tools", ()))
     if not declared(capabilities, "vision", False):
         yield Claim("vision", "no", partial(refused, ask(images=["data:,"]).fields, "images"))

@@ -15,6 +15,7 @@ PROMPT = "Once upon a time, there was a little fox who lived in the forest. One 
 TOKENS = 24
 """Tokens of an answer: enough for a parameter to show, few enough for a slow model."""
 REFUSALS = ("E_PROTO_BAD_REQUEST", "E_LIMIT_PROMPT_TOO_LARGE")
+NOT_SHOWN = "accepted, effect not shown"
 TRIES = 8
 """Times that two answers can differ which should be the same. With flash attention on a CPU logits differ in the third
 digit with what else is in a batch, and with how much of a prompt was cached and where: near ties can turn a draw."""

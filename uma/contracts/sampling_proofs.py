@@ -14,6 +14,7 @@ import attrs
 
 from uma.constraints import Range, hints_of
 from uma.contracts.proofs import (
+    NOT_SHOWN,
     PROMPT,
     TOKENS,
     TRIES,
@@ -33,7 +34,6 @@ SHORT = 8
 """Tokens of an answer that is compared with others: eight hot draws are never all greedy by chance."""
 LONG = 64
 """Tokens within which a chat's answer can end by itself."""
-NOT_SHOWN = "accepted, effect not shown"
 WORD = object()
 """Stands for the text of the token that a proof forces."""
 
@@ -219,7 +219,8 @@ def _is_word(text: str) -> bool:
 # What comes beside the answer
 
 
-def _echoes() -> Proof:
+def echoes() -> Proof:
+    """The prompt comes back beside the answer."""
     reply = answered((yield ask(echo=True, stream=False, max_tokens=1)), ignoring="echo")
     demand(PROMPT in _prompt_of(reply).get("text", ""), "the prompt's text did not come")
     return "the prompt's text comes before the answer"
@@ -279,7 +280,7 @@ _EFFECTS: dict[str, Callable[[], Proof]] = {
     "dry_allowed_length": partial(_releases, "dry_allowed_length", 4_096, 1, **_DRY),
     "dry_window": partial(_releases, "dry_window", 0, 4_096, **_DRY),
     "dry_sequence_breakers": partial(_releases, "dry_sequence_breakers", WORD, [], dry_multiplier=100.0),
-    "echo": _echoes,
+    "echo": echoes,
     "prompt_logprobs": _tells_of_prompt,
     "best_of": _draws_more,
 }

@@ -149,8 +149,8 @@ class Engine:
             raise
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
-        spellings = self._chat.spellings(asked)
-        stream = self._requests.submit(Prepared(request, tokens, grammar, forced, bias, report, spellings))
+        spellings, warnings = self._chat.spellings(asked), self._chat.warnings(asked)
+        stream = self._requests.submit(Prepared(request, tokens, grammar, forced, bias, report, spellings, warnings))
         try:
             yield stream if prompt is None else self._parsed(asked, prompt, stream)
         finally:

@@ -43,6 +43,8 @@ class Prepared:
     report: PromptReport | None
     spellings: Mapping[int, bytes]
     """Bytes of special tokens that are part of the output's text."""
+    warnings: tuple[str, ...] = ()
+    """For its last event: what the request asks for that has no effect."""
 
 
 class Submission:
@@ -109,7 +111,7 @@ class Submission:
             has_own_target=request.slo.target_tbt_ms is not None,
             credits=CREDITS,
             is_paced=self._is_paced(request),
-            warnings=(cut,) if asked > limit else (),
+            warnings=(cut, *prepared.warnings) if asked > limit else prepared.warnings,
             index=index,
             seed=seed,
             grammar=grammar if grammar is None or is_first else grammar.fork(),

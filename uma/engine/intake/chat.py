@@ -71,6 +71,12 @@ class ChatAbilities:
             return request
         return attrs.evolve(request, messages=told(messages, tools, family), tools=())
 
+    def warnings(self, request: Request) -> tuple[str, ...]:
+        """What the request asks for that has no effect with this model."""
+        if request.reasoning != "auto" or self.has_thinking:
+            return ()
+        return ("reasoning: no thinking is told apart; this model's chat template has no marks of it that are known",)
+
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
         if _can_call(request) or request.sampling.grammar is None:

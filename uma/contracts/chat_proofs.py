@@ -1,0 +1,74 @@
+"""Proofs of what a server says of its model's chat template, and of the thinking that it tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from uma.chat.families import THINKING
+from uma.contracts.capabilities import declared
+from uma.contracts.proofs import (
+    NOT_SHOWN,
+    TRIES,
+    Claim,
+    DisprovenError,
+    Proof,
+    Question,
+    Reply,
+    answered,
+    demand,
+    refused,
+)
+from uma.types import ServerInfo
+
+ASKED = "Hello!"
+PLAIN = f"User: {ASKED}\n\nAssistant:"
+"""What a model without a chat template of its own is given."""
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": ASKED}]}
+THOUGHT_TOKENS = 64
+"""Tokens within which a model that thinks has begun to."""
+
+
+def about_chat(info: ServerInfo) -> Iterator[Claim]:
+    """Claims of the chat template, and of thinking."""
+    capabilities = info.capabilities
+    if capabilities.tokenize:
+        yield Claim("chat", "yes" if capabilities.chat else "no", partial(_renders, capabilities.chat))
+    wanted = {**CHAT, "reasoning": "auto", "temperature": 0.0, "max_tokens": THOUGHT_TOKENS}
+    if declared(capabilities, "reasoning", False):
+        yield Claim("reasoning", "yes", partial(_thinks, wanted))
+    else:
+        yield Claim("reasoning", "no", partial(refused, wanted, "reasoning"))
+
+
+def _renders(has_own: bool) -> Proof:
+    """The conversation as the model is given it: as its own template has it, or as the plain one does."""
+    text = answered((yield Question({"type": "tokenize", **CHAT}))).last.get("text", "")
+    if not has_own:
+        demand(text == PLAIN, f"{text!r}, which the plain template does not make of it")
+        return f"plain: {text!r}"
+    demand(ASKED in text, f"{text!r}, which does not have the message")
+    demand(text != PLAIN, f"{text!r}, as the plain template has it")
+    return repr(text)
+
+
+def _thinks(wanted: dict[str, Any]) -> Proof:
+    """Thinking comes apart from the text, streamed as in one piece, and is counted."""
+    for _ in range(TRIES):
+        streamed = answered((yield Question(wanted)), ignoring="reasoning")
+        whole = answered((yield Question({**wanted, "stream": False})), ignoring="reasoning")
+        thought = _thinking_of(streamed)
+        if (streamed.text, thought) == (whole.text, whole.last.get("reasoning") or ""):
+            break
+    else:
+        raise DisprovenError(f"streamed {thought!r}, whole {whole.last.get('reasoning')!r}")
+    marks = [mark for each in THINKING for mark in (each.open, each.close) if mark in streamed.text]
+    demand(not marks, f"{marks} in the text {streamed.text!r}, and not told apart")
+    counted = streamed.last["usage"].get("reasoning_tokens", 0)
+    demand((counted > 0) == bool(thought), f"{counted} tokens of thinking counted for {thought!r}")
+    return f"{counted} tokens of thinking, told apart" if thought else f"{NOT_SHOWN}: no thinking came"
+
+
+def _thinking_of(reply: Reply) -> str:
+    return "".join(each["text"] for each in reply.events if each["event"] == "reasoning")
