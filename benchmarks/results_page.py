@@ -8,6 +8,7 @@ import attrs
 from rich.console import Console
 
 from benchmarks import plots, report
+from benchmarks.document import replace_between
 from benchmarks.scenario import Check, Scenario, Summary
 from benchmarks.scenarios import ALL
 from benchmarks.store import Store
@@ -83,7 +84,5 @@ def _figures(results: Path) -> str:
 
 
 def publish(readme: Path, page: str) -> None:
-    """Replace what stands between the two marks in a document. Raises `ValueError` where they are missing."""
-    text = readme.read_text()
-    before, after = text.index(BEGIN) + len(BEGIN), text.index(END)
-    readme.write_text(f"{text[:before]}\n\n{page}\n{text[after:]}")
+    """Replace the results in a document. Raises `ValueError` where their marks are missing."""
+    replace_between(readme, BEGIN, END, page)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.document import replace_between
 from benchmarks.simulation import scale
 from benchmarks.simulation.cluster import ROUTER_BLOCKS_PER_SECOND, Setup
 from benchmarks.simulation.load import Load
@@ -28,7 +29,9 @@ from benchmarks.simulation.policies import Greedy, Policy, Uma, default_targets
 from benchmarks.simulation.worker import Worker, run
 from uma.engine.policy import Targets
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+KEPT = RESULTS / "scale.json"
 LOADS = (0.6, 0.75, 0.9, 1.5)
 MOST_WORKERS = 1_000
 POLICIES: dict[str, Callable[[Targets], Policy]] = {"greedy": Greedy, "uma": Uma}
@@ -61,6 +64,21 @@ def _workers(text: str) -> int:
     return count
 
 
+def scale_out(args: argparse.Namespace) -> None:
+    """Many workers: run what earlier runs have not, and print the table or publish it."""
+    if args.fresh:
+        KEPT.unlink(missing_ok=True)
+    base = Setup(
+        args.workers[0], "kv", requests_per_second=args.rate, seconds=args.seconds,
+        router_blocks_per_second=args.router_blocks,
+    )  # fmt: skip
+    outcomes = scale.run(MACHINES["gpu"], args.workers, base, KEPT, Console(stderr=True))
+    scale.show(outcomes, Console(width=200))
+    if args.publish:
+        replace_between(HERE / "README.md", scale.BEGIN, scale.END, f"{scale.markdown(outcomes)}\n")
+        scale.plot(outcomes, RESULTS / "scale.png")
+
+
 def main() -> None:
     """Run all, print the table, write the plot."""
     parser = argparse.ArgumentParser(
@@ -82,16 +100,11 @@ def main() -> None:
         "--router-blocks", type=float, default=ROUTER_BLOCKS_PER_SECOND, metavar="N",
         help=f"with --workers: blocks a second that the router can apply (default {ROUTER_BLOCKS_PER_SECOND:,.0f})",
     )  # fmt: skip
+    parser.add_argument("--fresh", action="store_true", help="with --workers: forget what earlier runs have found")
+    parser.add_argument("--publish", action="store_true", help="with --workers: write table and plot into README.md")
     args = parser.parse_args()
     if args.workers:
-        console = Console(width=200)
-        base = Setup(
-            args.workers[0], "kv", requests_per_second=args.rate, seconds=args.seconds,
-            router_blocks_per_second=args.router_blocks,
-        )  # fmt: skip
-        scaled = scale.run(MACHINES["gpu"], args.workers, base, Console(stderr=True))
-        scale.show(scaled, console)
-        scale.plot(scaled, RESULTS / "scale.png")
+        scale_out(args)
         return
     outcomes = [
         simulate(MACHINES[name], policy, Load(args.sessions, utilization))

@@ -6,6 +6,8 @@ import asyncio
 import importlib.util
 import json
 import os
+import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from queue import Queue
@@ -18,11 +20,12 @@ from engine_world import config_for
 from harness import PATIENCE_SEC
 from models import BOS, write_encoder, write_model, write_vocabulary
 from uma.bridges.dynamo.mapping import Chunks
+from uma.bridges.dynamo.model_directory import FILES
 from uma.bridges.dynamo.tokenizer import make_tokenizer
 from uma.contracts.capabilities import capabilities_of
 from uma.contracts.card import checksum, parse_card
 from uma.contracts.response import OutputChecker
-from uma.errors import BadRequest, ConfigError, InternalError, ModelError, Overloaded, PromptTooLarge, ShuttingDown
+from uma.errors import BadRequest, ConfigError, InternalError, ModelError, PromptTooLarge, ShuttingDown
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("dynamo") is None and os.environ.get("TEST_DYNAMO") != "required",
@@ -92,6 +95,17 @@ def test_a_request_that_comes_again_with_its_id_is_answered_beside_the_first_and
     on_a_backend(tmp_path, body)
 
 
+def test_an_answer_of_which_a_migration_left_only_the_end_ends(tmp_path: Path) -> None:
+    """Its worker died between the last token and the end; the frontend takes what came off `max_tokens`."""
+
+    async def body(backend: Any) -> None:
+        (chunk,) = [each async for each in backend.generate(wanted(0), context=Context())]
+        assert (chunk["token_ids"], chunk["finish_reason"]) == ([], "length")
+        assert chunk["completion_usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+
+    on_a_backend(tmp_path, body)
+
+
 def test_a_health_probe_is_answered_where_no_other_request_would_be(tmp_path: Path) -> None:
     async def body(backend: Any) -> None:
         running = backend.generate(wanted(), context=Context("a"))
@@ -103,6 +117,24 @@ def test_a_health_probe_is_answered_where_no_other_request_would_be(tmp_path: Pa
         await running.aclose()
 
     on_a_backend(tmp_path, body, max_sequences=1)
+
+
+def test_a_probe_of_an_engine_that_stands_still_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo neither aborts nor stops a probe that takes too long."""
+    from dynamo.llm.exceptions import Unknown
+
+    monkeypatch.setattr("uma.engine.health.PROBE_TIMEOUT_SEC", 0.05)
+    goes_on = threading.Event()
+
+    async def body(backend: Any) -> None:
+        backend._engine.inspect_kv(lambda _: goes_on.wait(PATIENCE_SEC))
+        try:
+            with pytest.raises(Unknown, match="the engine is stalled"):
+                await anext(backend.generate(await backend.health_check_payload(), context=Context()))
+        finally:
+            goes_on.set()
+
+    on_a_backend(tmp_path, body)
 
 
 def test_a_prompt_that_the_frontend_did_not_measure_is_the_client_s_mistake(tmp_path: Path) -> None:
@@ -133,10 +165,81 @@ def test_an_error_is_the_client_s_or_ours_by_its_class(error: Exception, name: s
     assert type(_mapped(error)) is getattr(exceptions, name)
 
 
-def test_a_full_queue_is_status_429() -> None:
-    from uma.bridges.dynamo.worker import _mapped
+def test_a_full_queue_is_status_429(tmp_path: Path) -> None:
+    from dynamo.llm.exceptions import HttpError
 
-    assert _mapped(Overloaded("the queue is full")).code == 429  # type: ignore[attr-defined]
+    async def body(backend: Any) -> None:
+        running = backend.generate(wanted(), context=Context("a"))
+        await anext(running)
+        waits = asyncio.create_task(anext(backend.generate(wanted(), context=Context("b"))))
+        while backend._engine.snapshot()["queued_requests"] == 0:  # noqa: ASYNC110  (another thread counts)
+            await asyncio.sleep(0.01)
+        with pytest.raises(HttpError, match="max_queue is 1") as refused:
+            await anext(backend.generate(wanted(), context=Context("c")))
+        assert refused.value.code == 429
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        await running.aclose()
+
+    on_a_backend(tmp_path, body, max_sequences=1, max_queue=1)
+
+
+def test_a_worker_whose_engine_failed_ends_itself_and_its_requests_go_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dynamo.llm.exceptions import EngineShutdown
+
+    from uma.bridges.dynamo import worker
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    async def body(backend: Any) -> None:
+        told: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        monkeypatch.setattr(worker.os, "kill", lambda *arguments: told.put_nowait(arguments))
+        running = backend.generate(wanted(), context=Context())
+        await anext(running)
+        monkeypatch.setattr(backend._engine.worker, "_tick", fail)
+        with pytest.raises(EngineShutdown):
+            while True:
+                await anext(running)
+        assert await told.get() == (os.getpid(), signal.SIGTERM)
+        assert backend.has_failed
+        with pytest.raises(EngineShutdown):
+            await anext(backend.generate(wanted(), context=Context("b")))
+
+    on_a_backend(tmp_path, body)
+
+
+def test_a_newer_frontend_s_field_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(backend: Any) -> None:
+        for name in "ab":
+            assert [each async for each in backend.generate(wanted(2, sparkle=1), context=Context(name))]
+
+    on_a_backend(tmp_path, body)
+    assert [each for each in caplog.messages if "ignored_field" in each] == ["event=dynamo.ignored_field field=sparkle"]
+
+
+def test_workers_of_one_model_on_any_machines_register_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frontend keeps the first card of a model, and leaves a worker with another one idle without telling it."""
+    from uma.bridges.dynamo.worker import WorkerOptions, _prepare, _worker_config
+
+    options = WorkerOptions("dynamo", None, "Tiny 1.5", 16, None, "127.0.0.1", "file", "tcp", "zmq")
+    found = set()
+    for machine in ("one", "other"):
+        (tmp_path / machine).mkdir()
+        path = write_model(tmp_path / machine / f"{machine}.gguf")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        monkeypatch.chdir(tmp_path)  # and back, when the test is over
+        # Without --n-ctx the running context is chosen from the memory that is free.
+        card, name = _prepare(config_for(path, n_ctx=0), options)
+        made = _worker_config(options, card, name)
+        assert not Path(made.model_name).is_absolute()
+        assert {each.name for each in Path(made.model_name).iterdir()} == set(FILES)
+        found.add((card, made.model_name, made.served_model_name, made.component))
+    ((card, _, served, component),) = found
+    assert (card.context_length, served, component) == (512, "Tiny 1.5", "tiny-1-5")
 
 
 def test_a_model_that_does_not_generate_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -65,6 +65,31 @@ def test_a_drain_lets_answers_end_whole_and_takes_no_more(tmp_path: Path) -> Non
     on_a_host(tmp_path, body)
 
 
+def test_a_fault_of_the_engine_is_told_and_cuts_answers_off_as_the_worker_s_end_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    async def main() -> None:
+        told = asyncio.Event()
+        path = write_model(tmp_path / "tiny.gguf", context_length=8_192)
+        host = EngineHost(config_for(path, n_ctx=8_192), on_fault=told.set)
+        engine = await host.start()
+        job = host.submit(ask(max_tokens=8_000, ignore_eos=True))
+        await job.next()
+        monkeypatch.setattr(engine.worker, "_tick", fail)
+        with pytest.raises(ShuttingDown):
+            await to_the_end(job)
+        await told.wait()
+        assert isinstance(host.fault, ZeroDivisionError)
+        with pytest.raises(ShuttingDown):
+            host.submit(ask())
+        await host.close(0)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SEC))
+
+
 def test_an_engine_that_could_not_start_can_be_closed(tmp_path: Path) -> None:
     async def main() -> None:
         host = EngineHost(config_for(tmp_path / "missing.gguf"))

@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from harness import ONE_THREAD, PATIENCE_SEC, Log, clean_environ, uma_command
+from uma.contracts.card import checksum, parse_card
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("dynamo") is None and os.environ.get("TEST_DYNAMO") != "required",
@@ -199,17 +200,35 @@ def test_conversations_go_where_their_prefix_is_and_mistakes_are_the_client_s(cl
     refused = cluster.ask("/v1/completions", prompt="word " * 4_000, max_tokens=2)
     assert refused["status"] == 400
     assert "do not fit the context" in refused["message"]
-    whole = cluster.ask("/v1/completions", prompt="Once upon a time", max_tokens=24)["choices"][0]["text"]
+    story = {"prompt": LONG_CHAT[0]["content"], "max_tokens": 24}
+    whole = cluster.ask("/v1/completions", **story)["choices"][0]["text"]
     stop = whole[len(whole) // 2 :][:4]
-    stopped = cluster.ask("/v1/completions", prompt="Once upon a time", max_tokens=24, stop=[stop])
+    # (The frontend passes on whatever number of tokens is asked for.)
+    stopped = cluster.ask("/v1/completions", **(story | {"max_tokens": 300_000}), stop=[stop])
     assert stopped["choices"][0]["text"] == whole.partition(stop)[0]
     assert stopped["choices"][0]["finish_reason"] == "stop"
+    # A frontend that cuts at a stop string by itself loses these.
+    assert stopped["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_what_a_client_asks_for_beyond_text_comes_through_the_frontend(cluster: Cluster) -> None:
+    asked: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 6, "logprobs": 2}
+    got = cluster.ask("/v1/completions", **asked, nvext={"extra_fields": ["engine_data"]})
+    (choice,) = got["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["top_logprobs"]) == 6
+    assert got["nvext"]["engine_data"]["uma"]["batch_size"] >= 1
+    chosen = cluster.ask("/v1/completions", prompt="Choose: ", max_tokens=20, guided_choice=["an owl", "a bear"])
+    assert chosen["choices"][0]["text"] in ("an owl", "a bear")
+    both = cluster.ask("/v1/completions", prompt=["Once upon a time", "The owl said:"], max_tokens=4)
+    assert [each["index"] for each in both["choices"]] == [0, 1]
+    assert both["usage"]["completion_tokens"] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stream_ends_whole_although_its_worker_dies_or_is_told_to_stop(cluster: Cluster, number: int) -> None:
     prompt_tokens = cluster.ask("/v1/completions", prompt="Once upon a time", max_tokens=1)["usage"]["prompt_tokens"]
-    stream = cluster.stream(1_000)
+    stream = cluster.stream(1_000, min_tokens=1_000)
     chunks = [next(stream)]
     worker = cluster.busiest()
     worker.popen.send_signal(number)
@@ -236,6 +255,9 @@ def test_a_worker_tells_its_health_and_load_and_only_the_event_plane_listens_on_
         assert "uma_worker_request_total_slots" in told(worker, port, "/metrics", "uma_worker_report_timestamp_seconds")
         listens = [each.laddr.ip for each in psutil.Process(worker.popen.pid).net_connections("tcp")
                    if each.status == psutil.CONN_LISTEN]  # fmt: skip
+        (registered,) = (tmp_path / "kv/v1/mdc/dynamo" / MODEL / "generate").iterdir()  # as docs/many-machines.md has it
+        ours = json.loads(registered.read_text())["runtime_config"]["runtime_data"]["uma"]
+        assert checksum(parse_card(ours["card"])) == ours["checksum"]
         # docs/many-machines.md tells of these three.
         assert sorted(ip for ip in listens if ip != "127.0.0.1") == ["0.0.0.0"] * 3
         assert "127.0.0.1" in listens

@@ -31,7 +31,7 @@ COMPOSE = yaml.safe_load((DOCS / "many-machines.compose.yaml").read_text(encodin
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 WORKERS = {name: each for name, each in SERVICES.items() if each["command"].startswith("uma ")}
 FRONTEND = ["python", "-m", "dynamo.frontend"]
-FRONTEND_FLAGS = {"--http-port", "--router-mode", "--kv-cache-block-size", "--migration-limit"}
+FRONTEND_FLAGS = {"--http-host", "--http-port", "--router-mode", "--kv-cache-block-size", "--migration-limit"}
 """Of Dynamo 1.6's frontend, those that are used here."""
 DYNAMO_DRAIN_SEC = 30
 """From SIGTERM on, Dynamo ends a worker after this long."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 import pytest
+from rich.console import Console
 
-from benchmarks.simulate import simulate
-from benchmarks.simulation.cluster import Cluster, Setup
+from benchmarks.document import between
+from benchmarks.simulate import HERE, KEPT, simulate
+from benchmarks.simulation import scale
+from benchmarks.simulation.cluster import Cluster, ClusterOutcome, Setup
 from benchmarks.simulation.conversations import Conversations
 from benchmarks.simulation.load import Load, Session
 from benchmarks.simulation.machines import MACHINES
@@ -64,6 +69,34 @@ def test_a_router_that_knows_the_prefixes_finds_more_of_them_and_late_events_cos
     informed, ignorant = hit_rate("kv", 10.0), hit_rate("round robin", 10.0)
     assert informed > hit_rate("kv", 60_000.0)
     assert informed > ignorant
+
+
+def test_what_was_simulated_is_kept_and_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setups, runs, kept, silent = (
+        (Setup(1, "kv", seconds=1), Setup(2, "kv", seconds=1)),
+        [],
+        tmp_path / "scale.json",
+        Console(quiet=True),
+    )
+
+    class Counted(Cluster):
+        def run(self) -> ClusterOutcome:
+            runs.append(self._setup)
+            return super().run()
+
+    monkeypatch.setattr(scale, "Cluster", Counted)
+    monkeypatch.setattr(scale, "setups", lambda *_: setups[:1])
+    (first,) = scale.run(MACHINES["gpu"], [1], setups[0], kept, silent)
+    monkeypatch.setattr(scale, "setups", lambda *_: setups)
+    assert scale.run(MACHINES["gpu"], [1, 2], setups[0], kept, silent)[0] == first
+    assert tuple(runs) == setups
+
+
+def test_the_page_s_table_of_many_machines_is_what_was_simulated() -> None:
+    outcomes = scale.read(KEPT)
+    wanted = list(scale.setups((1, 10, 100, 1_000), Setup(1, "kv")))
+    published = between(HERE / "README.md", scale.BEGIN, scale.END)
+    assert published.strip() == scale.markdown([outcomes[setup] for setup in wanted])
 
 
 def test_every_simulated_block_that_is_told_is_held_or_told_away() -> None:

@@ -1,13 +1,17 @@
 """How hit rate, attainment and events change with the number of workers, and with delay, block size, load and the
 router's own speed.
+
+Each outcome is on disk as soon as it is there: a run broken off goes on where it was.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
+import cattrs
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +20,9 @@ from benchmarks.simulation.cluster import Cluster, ClusterOutcome, Setup
 from benchmarks.simulation.machines import Machine
 from benchmarks.simulation.router import ROUTERS
 
+BEGIN, END = "<!-- scale: written by `python -m benchmarks.simulate --workers N --publish` -->", "<!-- end of scale -->"
 STUDY_WORKERS = 100
-"""Workers at which all else is varied."""
+"""Workers at which all else is varied. With more, only the block size is: that is what helps a busy router."""
 RATES = (2.0, 3.0)
 """Times the requests a second."""
 ROUTER_RATES = (0.1, 0.05)
@@ -43,15 +48,27 @@ def setups(workers: Sequence[int], base: Setup) -> Iterator[Setup]:
             yield attrs.evolve(most, router=router, requests_per_second=times * base.requests_per_second)
     for share in ROUTER_RATES:
         yield attrs.evolve(most, router_blocks_per_second=share * base.router_blocks_per_second)
+    if max(workers) > STUDY_WORKERS:
+        yield attrs.evolve(base, workers=max(workers), block_size=BLOCK_SIZES[1])
 
 
-def run(machine: Machine, workers: Sequence[int], base: Setup, console: Console) -> list[ClusterOutcome]:
-    """Run them all, as `base` but for what each varies, and tell of each as it ends."""
-    outcomes = []
-    for setup in setups(workers, base):
-        outcomes.append(Cluster(machine, setup).run())
-        console.print(f"{setup.workers} workers, {setup.router}: hit rate {outcomes[-1].hit_rate:.1%}", style="dim")
-    return outcomes
+def read(path: Path) -> dict[Setup, ClusterOutcome]:
+    """The outcomes that a file keeps; none where there is no file."""
+    kept = cattrs.structure(json.loads(path.read_text()) if path.exists() else [], list[ClusterOutcome])
+    return {each.setup: each for each in kept}
+
+
+def run(machine: Machine, workers: Sequence[int], base: Setup, kept: Path, console: Console) -> list[ClusterOutcome]:
+    """Run all that `kept` does not have, as `base` but for what each varies; keep and tell each as it ends."""
+    outcomes = read(kept)
+    wanted = list(setups(workers, base))
+    for setup in wanted:
+        if setup not in outcomes:
+            outcomes[setup] = found = Cluster(machine, setup).run()
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(cattrs.unstructure(list(outcomes.values())), indent=1) + "\n")
+            console.print(f"{setup.workers} workers, {setup.router}: hit rate {found.hit_rate:.1%}", style="dim")
+    return [outcomes[setup] for setup in wanted]
 
 
 def bytes_per_second(outcome: ClusterOutcome) -> float:
@@ -59,32 +76,49 @@ def bytes_per_second(outcome: ClusterOutcome) -> float:
     return outcome.events_per_second * EVENT_BYTES + outcome.blocks_per_second * BLOCK_BYTES
 
 
+WORDS = ("workers", "requests/s each", "router", "its blocks/s", "events late by", "block size")
+FIGURES = (
+    "requests", "refused", "hit rate", "SLO attainment", "TTFT p50", "TTFT p95", "events/s", "blocks/s", "MB/s",
+    "router behind p99",
+)  # fmt: skip
+
+
+def cells(outcome: ClusterOutcome) -> tuple[str, ...]:
+    """An outcome's row of the table: `WORDS`, then `FIGURES`. What a router without events does not have is empty."""
+    setup, is_kv = outcome.setup, outcome.setup.router == "kv"
+    low, high = setup.event_delay_ms
+    late = f"{low:g} ms" if low == high else f"{low:g} to {high:g} ms"
+    told = (f"{outcome.events_per_second:,.0f}", f"{outcome.blocks_per_second:,.0f}",
+            f"{bytes_per_second(outcome) / 1e6:.2f}", f"{outcome.router_behind_p99_ms:,.1f} ms")  # fmt: skip
+    return (
+        str(setup.workers), f"{outcome.requests_per_second:.1f}", setup.router,
+        *((f"{setup.router_blocks_per_second:,.0f}", late, str(setup.block_size)) if is_kv else [""] * 3),
+        f"{outcome.requests:,}", f"{outcome.refused:,}", f"{outcome.hit_rate:.1%}", f"{outcome.attained:.1%}",
+        f"{outcome.ttft_p50_ms:,.0f} ms", f"{outcome.ttft_p95_ms:,.0f} ms", *(told if is_kv else [""] * 4),
+    )  # fmt: skip
+
+
+def markdown(outcomes: Sequence[ClusterOutcome]) -> str:
+    """The table, for the published page."""
+    rules = ["---"] * len(WORDS) + ["---:"] * len(FIGURES)
+    rows = [(*WORDS, *FIGURES), rules, *map(cells, outcomes)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def show(outcomes: Sequence[ClusterOutcome], console: Console) -> None:
-    """The table, as Markdown."""
+    """Print the table."""
     table = Table(box=box.MARKDOWN)
-    for column in ("workers", "requests/s each", "router", "its blocks/s", "events late by", "block size"):
+    for column in WORDS:
         table.add_column(column)
-    for column in ("requests", "refused", "hit rate", "SLO attainment", "TTFT p50", "TTFT p95", "events/s", "blocks/s",
-                   "MB/s", "router behind p99"):  # fmt: skip
+    for column in FIGURES:
         table.add_column(column, justify="right")
     for each in outcomes:
-        low, high = each.setup.event_delay_ms
-        is_kv = each.setup.router == "kv"
-        table.add_row(
-            str(each.setup.workers), f"{each.requests_per_second:.1f}", each.setup.router,
-            f"{each.setup.router_blocks_per_second:,.0f}" if is_kv else "",
-            (f"{low:g} ms" if low == high else f"{low:g} to {high:g} ms") if is_kv else "",
-            str(each.setup.block_size) if is_kv else "",
-            f"{each.requests:,}", f"{each.refused:,}", f"{each.hit_rate:.1%}", f"{each.attained:.1%}",
-            f"{each.ttft_p50_ms:,.0f} ms", f"{each.ttft_p95_ms:,.0f} ms",
-            *((f"{each.events_per_second:,.0f}", f"{each.blocks_per_second:,.0f}",
-               f"{bytes_per_second(each) / 1e6:.2f}", f"{each.router_behind_p99_ms:,.1f} ms") if is_kv else [""] * 4),
-        )  # fmt: skip
+        table.add_row(*cells(each))
     console.print(table)
 
 
 def plot(outcomes: Sequence[ClusterOutcome], path: Path) -> None:
-    """Hit rate and attainment by number of workers, and what the router receives."""
+    """Hit rate, attainment and first tokens by number of workers, what the router receives, and what blocks change."""
     import matplotlib  # noqa: PLC0415  (only the plot needs it)
 
     matplotlib.use("Agg")
@@ -92,7 +126,7 @@ def plot(outcomes: Sequence[ClusterOutcome], path: Path) -> None:
 
     base = outcomes[0].setup
     plain = [each for each in outcomes if attrs.evolve(each.setup, workers=base.workers, router=base.router) == base]
-    figure, (quality, delay, load) = plt.subplots(1, 3, figsize=(14, 3.8))
+    figure, ((quality, delay), (load, blocks)) = plt.subplots(2, 2, figsize=(11, 7.6))
     for router in dict.fromkeys(each.setup.router for each in plain):
         group = {each.setup.workers: each for each in plain if each.setup.router == router}
         quality.plot(list(group), [each.hit_rate for each in group.values()], "o-", label=f"hit rate, {router}")
@@ -101,10 +135,25 @@ def plot(outcomes: Sequence[ClusterOutcome], path: Path) -> None:
     routed = {each.setup.workers: each for each in plain if each.setup.router == "kv"}
     load.plot(list(routed), [each.blocks_per_second for each in routed.values()], "o-", label="blocks a second")
     load.plot(list(routed), [each.events_per_second for each in routed.values()], "o-", label="events a second")
+    study = max(each.setup.workers for each in outcomes if each.setup.workers <= STUDY_WORKERS)
+    sizes = {
+        each.setup.block_size: each
+        for each in outcomes
+        if attrs.evolve(each.setup, block_size=base.block_size) == attrs.evolve(base, workers=study)
+    }
+    blocks.plot(list(sizes), [each.hit_rate for each in sizes.values()], "o-", label="hit rate")
+    most = max(each.blocks_per_second for each in sizes.values())
+    blocks.plot(
+        list(sizes),
+        [each.blocks_per_second / most for each in sizes.values()],
+        "s:",
+        label="blocks a second, of the most",
+    )
+    blocks.set(title=f"{study} workers, by block size", xlabel="tokens of a block", xscale="log", ylim=(0, 1.05))
     quality.set(title="Hit rate and attainment", xlabel="workers", xscale="log", ylim=(0, 1.05))
     delay.set(title="First token p95, ms", xlabel="workers", xscale="log", yscale="log")
     load.set(title="What the router takes in", xlabel="workers", xscale="log", yscale="log")
-    for axis in (quality, delay, load):
+    for axis in (quality, delay, load, blocks):
         axis.legend(fontsize=7)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,21 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
     return Asked(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
 
 
+def end_of_what_is_left(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The only chunk of an answer that a migration has left nothing of; None where tokens are left.
+
+    The frontend takes what has come off `max_tokens`, and a worker can die between its last token and the end that
+    follows it. Of clients the frontend takes no `max_tokens` of 0.
+    """
+    stop = fields.get("stop_conditions")
+    left = stop.get("max_tokens") if isinstance(stop, Mapping) else None
+    prompt = fields.get("token_ids")
+    if type(left) is int and left == 0 and isinstance(prompt, list):
+        usage = CompletionUsage(len(prompt), 0, len(prompt))
+        return chunk_of(BackendOutput((), finish_reason="length", completion_usage=usage))
+    return None
+
+
 def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     """What is right in the contract, but not to be had from this engine, as lines."""
     unavailable = _unavailable(wanted)

@@ -26,7 +26,7 @@ from dynamo.llm import exceptions
 
 from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.host import EngineHost, Job
-from uma.bridges.dynamo.mapping import Asked, asked, chunks_for
+from uma.bridges.dynamo.mapping import Asked, asked, chunks_for, end_of_what_is_left
 from uma.bridges.dynamo.model_directory import ModelFiles
 from uma.bridges.dynamo.router_view import RouterView
 from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer, read_tokenizer
@@ -96,22 +96,26 @@ class Card:
 
 
 def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process."""
+    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process: with exit code 1 where the
+    engine failed.
+    """
     for name in ("DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST"):
         os.environ.setdefault(name, options.host)
     card, name = _prepare(config, options)
     # asyncio's own answer to SIGINT would cancel everything instead of draining.
     signal.signal(signal.SIGINT, lambda *_: None)
 
+    backend = UmaBackend(config, options, card, name)
+
     async def make(_: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
-        return UmaBackend(config, options, card, name), _worker_config(options, card, name)
+        return backend, _worker_config(options, card, name)
 
     run(UmaBackend, [], make)
     # Dynamo's threads outlive `run`. One that reaches for Python while the interpreter ends would abort the process.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(int(backend.has_failed))
 
 
 def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
@@ -165,7 +169,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
 
     def __init__(self, config: RuntimeConfig, options: WorkerOptions, card: Card, name: str) -> None:
         self._options, self._card, self._name = options, card, name
-        self._host = EngineHost(config, (self._publish_load,))
+        self._host = EngineHost(config, (self._publish_load,), _end_process)
         self._max_running = config.max_sequences
         self._engine: Engine | None = None
         self._jobs: dict[str, list[Job]] = {}
@@ -180,6 +184,11 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._views: set[int] = set()
         """By how many tokens the worker puts before a request's: each has a view of the KV blocks that is published."""
         self._violations = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine ended by a fault, with which the worker ends."""
+        return self._host.fault is not None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> NoReturn:
@@ -212,6 +221,9 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         try:
             if is_health_check(request):
                 yield await self._probe()
+                return
+            if (end := end_of_what_is_left(request)) is not None:
+                yield end
                 return
             wanted = asked(request, self._engine.info, f"{context.id()}.{next(self._ids)}", self._card.bos)
             self._tell_ignored(wanted)
@@ -353,6 +365,14 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
                     self._load.publish(0, _component_snapshot(report, figures))
                     published_ms = now_ms
             await trio.sleep(POLL_SEC)
+
+
+def _end_process() -> None:
+    """End this worker as a signal from outside does: Dynamo's runtime takes it out of routing first.
+
+    Without its engine it would stay registered, and be sent requests that it can only refuse.
+    """
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _unix_ms() -> int:
