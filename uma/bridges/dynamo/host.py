@@ -82,7 +82,8 @@ class Job:
                         if isinstance(event, Prompt | Token | Finished):
                             self.put(event)
         except UmaError as error:
-            self.put(error)
+            # As for all ends of the worker: an answer that its engine's fault broke off can go on elsewhere.
+            self.put(ShuttingDown("the worker's engine failed") if engine.worker.has_failed else error)
         except Exception:  # noqa: BLE001  (the request's own; other requests go on)
             _log.exception("event=dynamo.internal_error request=%s", request.id)
             self.put(InternalError("the request failed in the worker; its log has the traceback"))
