@@ -204,6 +204,33 @@ async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context:
     assert "is running already" in got["Inference"]["error"]
 
 
+async def test_a_request_over_a_peer_s_bound_or_at_the_end_is_refused_in_the_form_that_it_waits_for(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
+) -> None:
+    def refusals(peer: Peer) -> list[Any]:
+        for id, stream in (("chunk", True), ("whole", False)):
+            peer.ask(inference(request_id=id, stream=stream))
+        found: list[Any] = []
+        while len(found) < 2:
+            got = peer.receive()
+            found += [got] if got.get("request_id") != "runs" else []
+        return sorted(found, key=lambda each: "Inference" in each)
+
+    async with serving(socket_dir, tiny, n_ctx=32_768) as world:
+        world.bridge.max_peer_requests = 1
+        peer = Peer(context, world.endpoint)
+        peer.ask(inference(request_id="runs", prompt=ENDLESS, stream=True, max_tokens=100_000))
+        await run(peer.receive)
+        many = await run(refusals, peer)
+        world.bridge.begin_drain()
+        late = await run(refusals, peer)
+        peer.close()
+    for (chunk, whole), code in ((many, "E_LIMIT_OVERLOADED: "), (late, "E_RUNTIME_SHUTDOWN: ")):
+        assert (chunk["request_id"], chunk["chunk_type"]) == ("chunk", "Error")
+        assert chunk["finish_reason"].startswith(code)
+        assert whole["Inference"]["error"].startswith(code)
+
+
 async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
     async with serving(socket_dir, tiny, n_ctx=8_192) as world:
         peer = Peer(context, world.endpoint)

@@ -100,19 +100,21 @@ class RustInferEngine:
         caller = Caller(to, form)
         if isinstance(request, MetricsQuery):
             nursery.start_soon(self._tell_metrics, caller)
-        elif (problem := self._objection(to.peer, request)) is not None:
-            self._refuse(caller, request.request_id, problem, nursery)
+        elif (key := (to.peer, request.request_id)) in self._running:
+            # Never as a chunk: that would be read as the end of the stream that runs.
+            why = f"E_PROTO_BAD_REQUEST: request_id: {request.request_id!r} is running already"
+            self._refuse(caller, request.request_id, why, nursery)
+        elif (problem := self._objection(to.peer)) is not None:
+            nursery.start_soon(self._post, caller, _failure(request, problem))
         else:
-            key = (to.peer, request.request_id)
             self._running[key] = trio.CancelScope()
             self._connections.setdefault(to.connection, set()).add(key)
             nursery.start_soon(self._serve, caller, request, key)
 
-    def _objection(self, peer: bytes, request: InferenceRequest) -> str | None:
+    def _objection(self, peer: bytes) -> str | None:
+        """Why no request of this peer is taken just now."""
         if self._draining.is_set():
             return "E_RUNTIME_SHUTDOWN: the engine is stopping and takes no new requests"
-        if (peer, request.request_id) in self._running:
-            return f"E_PROTO_BAD_REQUEST: request_id: {request.request_id!r} is running already"
         if sum(each == peer for each, _ in self._running) >= self.max_peer_requests:
             return f"E_LIMIT_OVERLOADED: {self.max_peer_requests} requests of this server run or wait already"
         return None

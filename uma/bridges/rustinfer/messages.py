@@ -53,7 +53,7 @@ NO_METRICS = InferenceMetrics(0, 0, 0, 0, 0.0, 0)
 
 @attrs.frozen
 class InferenceResponse:
-    """The answer to a request with `stream` false, and to any that cannot be run."""
+    """The answer to a request with `stream` false, and to what cannot be taken for a request."""
 
     request_id: str
     status: Literal["Success", "Error"]
