@@ -101,7 +101,8 @@ def test_an_answer_of_which_a_migration_left_only_the_end_ends(tmp_path: Path) -
     async def body(backend: Any) -> None:
         (chunk,) = [each async for each in backend.generate(wanted(0), context=Context())]
         assert (chunk["token_ids"], chunk["finish_reason"]) == ([], "length")
-        assert chunk["completion_usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+        usage = chunk["completion_usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 0, 3)
 
     on_a_backend(tmp_path, body)
 
@@ -190,14 +191,12 @@ def test_a_worker_whose_engine_failed_ends_itself_and_its_requests_go_elsewhere(
 ) -> None:
     from dynamo.llm.exceptions import EngineShutdown
 
-    from uma.bridges.dynamo import worker
-
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a fault")
 
     async def body(backend: Any) -> None:
         told: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
-        monkeypatch.setattr(worker.os, "kill", lambda *arguments: told.put_nowait(arguments))
+        monkeypatch.setattr(os, "kill", lambda *arguments: told.put_nowait(arguments))
         running = backend.generate(wanted(), context=Context())
         await anext(running)
         monkeypatch.setattr(backend._engine.worker, "_tick", fail)

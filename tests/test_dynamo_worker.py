@@ -6,12 +6,14 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -255,14 +257,37 @@ def test_a_worker_tells_its_health_and_load_and_only_the_event_plane_listens_on_
         assert "uma_worker_request_total_slots" in told(worker, port, "/metrics", "uma_worker_report_timestamp_seconds")
         listens = [each.laddr.ip for each in psutil.Process(worker.popen.pid).net_connections("tcp")
                    if each.status == psutil.CONN_LISTEN]  # fmt: skip
-        (registered,) = (tmp_path / "kv/v1/mdc/dynamo" / MODEL / "generate").iterdir()  # as docs/many-machines.md has it
-        ours = json.loads(registered.read_text())["runtime_config"]["runtime_data"]["uma"]
+        key, entry = registered(worker, tmp_path / "kv")
+        assert re.fullmatch(rf"v1/mdc/dynamo/{MODEL}/generate/[0-9a-f]+", key)  # as docs/many-machines.md has it
+        (told_of_us,) = within(entry, "runtime_data")
+        ours = told_of_us["uma"]
         assert checksum(parse_card(ours["card"])) == ours["checksum"]
         # docs/many-machines.md tells of these three.
         assert sorted(ip for ip in listens if ip != "127.0.0.1") == ["0.0.0.0"] * 3
         assert "127.0.0.1" in listens
         worker.popen.send_signal(signal.SIGTERM)
         assert worker.popen.wait(PATIENCE_SEC) == 0, worker.log.text
+
+
+def registered(worker: Process, folder: Path) -> tuple[str, dict[str, Any]]:
+    """The key of the card that a worker has registered in this folder, and what stands there."""
+    until = time.monotonic() + PATIENCE_SEC
+    while time.monotonic() < until:
+        assert worker.popen.poll() is None, worker.log.text
+        for path in filter(Path.is_file, folder.rglob("*")):
+            key = urllib.parse.unquote(str(path.relative_to(folder)))
+            # (A file that is not whole yet is no JSON.)
+            with suppress(ValueError, OSError):
+                if key.startswith("v1/mdc/"):
+                    return key, json.loads(path.read_text())
+        time.sleep(0.1)
+    raise AssertionError([str(path) for path in folder.rglob("*")])
+
+
+def within(value: Any, name: str) -> list[Any]:
+    """What this name stands for, wherever a JSON object has it."""
+    inner = value.values() if isinstance(value, dict) else ()
+    return [value[name]] if inner and name in value else [found for each in inner for found in within(each, name)]
 
 
 def told(worker: Process, port: int, path: str, word: str) -> str:

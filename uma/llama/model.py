@@ -61,7 +61,8 @@ class Model:
         self.is_mapped = is_mapped
         """Whether the weights are pages of their file, and not memory of this process's own."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
-        self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
+        # (Of a vocabulary alone, llama.cpp says 0.)
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
         self.memory = _memory_of(handle, parts[0].architecture)
         self.is_causal = _is_causal(handle, parts[0])
         """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
