@@ -20,7 +20,7 @@ class Usage:
     completion_tokens: int
     reasoning_tokens: int = 0
     """The part of `completion_tokens` that the model thought with, the marks around its thinking included; counted
-    where `reasoning` asked for the thinking to be told apart."""
+    where `reasoning` asked for the thinking to be told apart, and with `best_of` only in the answers that are given."""
 
 
 @attrs.frozen
