@@ -20,7 +20,7 @@ from uma.engine.worker.logprobs import Logprober
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
 from uma.llama.context import Context
-from uma.llama.grammar import GrammarMasks
+from uma.llama.grammar import GrammarMasks, GrammarState
 from uma.types import Logprobs
 
 MAX_FORCED = 32
@@ -92,13 +92,15 @@ class Sampling:
         `has_idle_cores` says whether another thread can run once the batch is computed.
         """
         self._logprobs.has_idle_cores = has_idle_cores
+        self._masked = {}
+        if all(each.grammar is None for each in sequences):
+            return
         rows = zip(sequences, drafts or [[]] * len(sequences), strict=True)
         masked = [
             (each, draft)
             for each, draft in rows
             if each.grammar is not None and not each.forced and not each.grammar.is_over
         ]
-        self._masked = {}
         count = 0
         for each, draft in masked:
             self._masked[each] = count
@@ -109,8 +111,9 @@ class Sampling:
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
-        is_plain = not any(each.is_constrained or each.wants_logprobs for each in sequences)
-        places = [] if is_plain else [(row, sequence, 1) for row, sequence in enumerate(sequences)]
+        if not any(each.is_constrained or each.wants_logprobs for each in sequences):
+            return self._sample_plain(sequences, batch_indices)
+        places = [(row, sequence, 1) for row, sequence in enumerate(sequences)]
         step = self._step(len(sequences), places)
         given: list[Given] = []
         for row, sequence in enumerate(sequences):
@@ -119,6 +122,19 @@ class Sampling:
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                 given.append(error)
         self._tell(step, places, given)
+        return given
+
+    def _sample_plain(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
+        """The same for rows without grammar, bias or log probabilities. Between two batches each line of code comes
+        from memory again, so most batches take this shorter way.
+        """
+        step = _Step(self._context.logits(len(sequences)), [])
+        given: list[Given] = []
+        for row, sequence in enumerate(sequences):
+            try:
+                given.append((Sampled(self._draw(step, row, batch_indices[row], sequence, 0)),))
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
+                given.append(error)
         return given
 
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
@@ -211,19 +227,20 @@ class Sampling:
         if sequence.sampler is not None:
             if sequence.suppresses_end(ahead):
                 logits[row, vocab.eog_ids] = -np.inf
-            self._check_any(logits, row, sequence, ahead)
+            if sequence.grammar is not None:
+                self._check_any(logits, row, sequence.grammar, sequence, ahead)
             return sequence.sampler.sample(self._context, batch_index)
         token = step.likeliest[row]
         if token in vocab.eog and sequence.suppresses_end(ahead):
             logits[row, vocab.eog_ids] = -np.inf
             token = int(logits[row].argmax())
-        self._check_any(logits, row, sequence, ahead)
+        if sequence.grammar is not None:
+            self._check_any(logits, row, sequence.grammar, sequence, ahead)
         return token
 
-    def _check_any(self, logits: Logits, row: int, sequence: Sequence, ahead: int) -> None:
+    def _check_any(self, logits: Logits, row: int, grammar: GrammarState, sequence: Sequence, ahead: int) -> None:
         """Raise `_CompleteError` where the only allowed token was the end, which must not come: nothing can follow."""
-        grammar = sequence.grammar
-        if grammar is None or not (grammar.is_over or np.isneginf(logits[row].max())):
+        if not (grammar.is_over or np.isneginf(logits[row].max())):
             return
         grammar.check()
         if not grammar.is_over and not sequence.suppresses_end(ahead):
