@@ -449,19 +449,31 @@ def script(path: Path, body: str) -> subprocess.Popen[str]:
     )
 
 
+ANNOUNCED = """
+from contextlib import contextmanager
+import uma.llm.llm
+
+words = ["started"]
+
+@contextmanager
+def announcing(total, wanted):
+    yield lambda: words and print(words.pop(), flush=True)
+
+uma.llm.llm.progress_bar = announcing
+work = ["Once"] * 500, [SamplingParams(max_tokens=1)] * 250 + [params] * 250
+"""
+"""A script that says "started" in place of a bar's first step: one answer is there, and many long ones are to come."""
+
+
 def test_ctrl_c_ends_a_generation_and_leaves_the_llm_usable(tiny: Path) -> None:
     body = """
-import threading
-def announce():
-    print("started", flush=True)
 try:
-    threading.Timer(0.3, announce).start()
-    llm.generate(["Once"] * 500, params)
+    llm.generate(*work)
 except KeyboardInterrupt:
     out = llm.generate("Again", SamplingParams(max_tokens=3, ignore_eos=True))
     print("stopped", len(out[0].outputs[0].token_ids))
 """
-    process = script(tiny, body)
+    process = script(tiny, ANNOUNCED + body)
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGINT)
@@ -470,9 +482,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_that_is_not_caught_ends_the_script(tiny: Path) -> None:
-    process = script(
-        tiny, "import threading; threading.Timer(0.3, print, ('started',)).start()\nllm.generate('Once', params)"
-    )
+    process = script(tiny, ANNOUNCED + "llm.generate(*work)")
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGINT)
