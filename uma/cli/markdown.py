@@ -12,8 +12,9 @@ import re
 from typing import IO
 
 import attrs
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markdown import Markdown
+from rich.segment import SegmentLines
 from rich.text import Text
 
 from uma.cli.harmless import harmless
@@ -53,14 +54,20 @@ def settled(text: str) -> int:
 
 def rendered(text: str, width: int, console: Console) -> list[str]:
     """Markdown as lines for a terminal of `width` columns, without blank lines around them."""
-    with console.capture() as capture:
-        console.print(Markdown(harmless(text), code_theme="ansi_dark", hyperlinks=False), width=min(width, WIDEST))
-    lines = [_trimmed(line) for line in capture.get().split("\n")]
+    lines = _laid_out(Markdown(harmless(text), code_theme="ansi_dark", hyperlinks=False), width, console)
     while lines and not lines[-1]:
         lines.pop()
     while lines and not lines[0]:
         lines.pop(0)
     return lines
+
+
+def _laid_out(what: RenderableType, width: int, console: Console) -> list[str]:
+    """Lines of at most `width` columns, also where the terminal has got narrower since that was read."""
+    options = console.options.update(width=min(width, WIDEST))
+    with console.capture() as capture:
+        console.print(SegmentLines(console.render_lines(what, options, pad=False), new_lines=True), crop=False, end="")
+    return [_trimmed(line) for line in capture.get().removesuffix("\n").split("\n")]
 
 
 def _trimmed(line: str) -> str:
@@ -102,15 +109,15 @@ class LiveMarkdown:
 
     def draw(self) -> None:
         """Show the answer as far as it has come, where it is not shown already, and dots where there is nothing yet."""
-        now = (len(self._text), len(self._thought), *self._size())
+        width, height = self._size()
+        now = (len(self._text), len(self._thought), width, height)
         if now == self._drawn:
             return
         self._drawn = now
         end = self._n_printed + settled(self._text[self._n_printed :])
-        width, height = self._size()
         # Lines that the terminal has wrapped again count as one for it, until they are erased.
         out = HIDE_CURSOR + (ERASE_BELOW if width != self._width else "")
-        out += (self._thought_for_good() if self._text.strip() else "") + self._for_good(end)
+        out += (self._thought_for_good(width) if self._text.strip() else "") + self._for_good(end, width)
         self._width = width
         open_lines = rendered(self._text[self._n_printed :], width, self._console) or self._thinking(width)
         # The gap before this block is drawn with it; a block taller than the screen shows its end.
@@ -127,29 +134,29 @@ class LiveMarkdown:
 
     def finish(self) -> None:
         """Print what is open for good, and leave the cursor on the line below it."""
-        self._write(self._thought_for_good() + self._for_good(len(self._text)) + ERASE_BELOW + SHOW_CURSOR)
+        width, _ = self._size()
+        out = self._thought_for_good(width) + self._for_good(len(self._text), width)
+        # The terminal can have wrapped the open block again since it was drawn.
+        self._write(ERASE_BELOW + out + SHOW_CURSOR)
 
     def _thinking(self, width: int) -> list[str]:
         """The last lines of the thinking, or dots where there is none yet."""
         if not self._thought.strip() or self._is_thought_told:
             return ["…"]
         recent = harmless(self._thought[-THOUGHT_LINES * WIDEST :].strip())
-        with self._console.capture() as capture:
-            self._console.print(Text(recent, style="dim"), width=min(width, WIDEST))
-        return [_trimmed(line) for line in capture.get().rstrip("\n").split("\n")][-THOUGHT_LINES:]
+        return _laid_out(Text(recent, style="dim"), width, self._console)[-THOUGHT_LINES:]
 
-    def _thought_for_good(self) -> str:
+    def _thought_for_good(self, width: int) -> str:
         """The one line that stays of the thinking."""
         if not self._thought.strip() or self._is_thought_told:
             return ""
         self._is_thought_told, self._is_first_block = True, False
         n_words = len(self._thought.split())
-        with self._console.capture() as capture:
-            self._console.print(Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim"))
-        return f"{capture.get().rstrip()}{ERASE_TO_LINE_END}\r\n"
+        told = Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim")
+        return "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in _laid_out(told, width, self._console))
 
-    def _for_good(self, end: int) -> str:
-        lines = rendered(self._text[self._n_printed : end], self._size()[0], self._console)
+    def _for_good(self, end: int, width: int) -> str:
+        lines = rendered(self._text[self._n_printed : end], width, self._console)
         self._n_printed = end
         if not lines:
             return ""

@@ -4,6 +4,7 @@ a slow or vanished reader never blocks anything but that output.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import termios
@@ -91,10 +92,21 @@ class SilentTyping:
             quiet[3] &= ~(termios.ECHO | termios.ECHONL)
             # Ctrl-C and Ctrl-Z would drop what the terminal has not shown yet: half a drawing, with its cursor moves.
             quiet[3] |= termios.NOFLSH
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, quiet)
+            self._set(quiet)
 
     def end(self) -> None:
-        """The terminal is as it was before."""
+        """The terminal is as it was before, once it has taken all that was written."""
         if self._before is not None:
             with suppress(termios.error):
-                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+                self._set(self._before)
+
+    def _set(self, modes: list[Any]) -> None:
+        while True:
+            try:
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, modes)
+            except termios.error as error:
+                # A signal has ended the wait for the output, and nothing is set yet.
+                if error.args[0] != errno.EINTR:
+                    raise
+            else:
+                return

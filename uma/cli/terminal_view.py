@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import attrs
 import trio
@@ -55,16 +55,22 @@ class TerminalView:
     async def answering(self) -> AsyncIterator[Answer]:
         """As `View.answering`. However the block is left, the terminal is as it was before."""
         live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
-        silence.begin()
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_draw, live)
-                nursery.start_soon(_suspend, live, silence)
-                yield LiveAnswer(live)
-                nursery.cancel_scope.cancel()
-        finally:
-            silence.end()
-            live.finish()
+        # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
+        with _suspensions() as arrivals:
+            silence.begin()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_draw, live)
+                    if arrivals is not None:
+                        nursery.start_soon(_suspend, arrivals, live, silence)
+                    yield LiveAnswer(live)
+                    nursery.cancel_scope.cancel()
+            finally:
+                # In this order: without `silence` a second Ctrl-C would drop what the terminal has not shown yet.
+                try:
+                    live.finish()
+                finally:
+                    silence.end()
 
 
 @attrs.frozen
@@ -88,13 +94,20 @@ async def _draw(live: LiveMarkdown) -> None:
         await trio.sleep(FRAME_SEC)
 
 
-async def _suspend(live: LiveMarkdown, silence: SilentTyping) -> None:
-    """Let Ctrl-Z leave the shell a terminal as it should be, and go on from there when the shell says so."""
+@contextmanager
+def _suspensions() -> Iterator[AsyncIterator[int] | None]:
+    """Ctrl-Z as it comes, instead of its stopping the process; None where the parent ignores it."""
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+        yield None
         return
     with trio.open_signal_receiver(signal.SIGTSTP) as arrivals:
-        async for _ in arrivals:
-            live.pause()
-            silence.end()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            silence.begin()
+        yield arrivals
+
+
+async def _suspend(arrivals: AsyncIterator[int], live: LiveMarkdown, silence: SilentTyping) -> None:
+    """Let Ctrl-Z leave the shell a terminal as it should be, and go on from there when the shell says so."""
+    async for _ in arrivals:
+        live.pause()
+        silence.end()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        silence.begin()
