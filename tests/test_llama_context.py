@@ -331,9 +331,10 @@ def test_no_context_is_an_error_with_llamas_reason(tmp_path: Path) -> None:
             prefill(context, [1, 2])
 
 
-def test_a_model_loaded_for_its_vocabulary_cannot_compute(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "tiny.gguf")
+def test_a_model_loaded_for_its_vocabulary_knows_its_context_and_cannot_compute(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", context_length=384)
     with Model.load(path, vocab_only=True) as model:
+        assert (model.n_ctx_train, model.info.context_length) == (384, 384)
         assert model.vocab.tokenize("the", add_special=False, parse_special=False).tolist() == [257]
         with pytest.raises(ValueError, match="vocab_only"):
             Context(model, ContextParams(n_ctx=256))
