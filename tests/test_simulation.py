@@ -8,7 +8,8 @@ import attrs
 import pytest
 from rich.console import Console
 
-from benchmarks.simulate import simulate
+from benchmarks.document import between
+from benchmarks.simulate import HERE, KEPT, simulate
 from benchmarks.simulation import scale
 from benchmarks.simulation.cluster import Cluster, ClusterOutcome, Setup
 from benchmarks.simulation.conversations import Conversations
@@ -89,6 +90,13 @@ def test_what_was_simulated_is_kept_and_not_simulated_again(tmp_path: Path, monk
     monkeypatch.setattr(scale, "setups", lambda *_: setups)
     assert scale.run(MACHINES["gpu"], [1, 2], setups[0], kept, silent)[0] == first
     assert tuple(runs) == setups
+
+
+def test_the_page_s_table_of_many_machines_is_what_was_simulated() -> None:
+    outcomes = scale.read(KEPT)
+    wanted = list(scale.setups((1, 10, 100, 1_000), Setup(1, "kv")))
+    published = between(HERE / "README.md", scale.BEGIN, scale.END)
+    assert published.strip() == scale.markdown([outcomes[setup] for setup in wanted])
 
 
 def test_every_simulated_block_that_is_told_is_held_or_told_away() -> None:

@@ -22,7 +22,7 @@ from benchmarks.simulation.router import ROUTERS
 
 BEGIN, END = "<!-- scale: written by `python -m benchmarks.simulate --workers N --publish` -->", "<!-- end of scale -->"
 STUDY_WORKERS = 100
-"""Workers at which all else is varied. With more, only the block size is: that is what helps a busy router."""
+"""Workers at which all else is varied."""
 RATES = (2.0, 3.0)
 """Times the requests a second."""
 ROUTER_RATES = (0.1, 0.05)
@@ -48,8 +48,6 @@ def setups(workers: Sequence[int], base: Setup) -> Iterator[Setup]:
             yield attrs.evolve(most, router=router, requests_per_second=times * base.requests_per_second)
     for share in ROUTER_RATES:
         yield attrs.evolve(most, router_blocks_per_second=share * base.router_blocks_per_second)
-    if max(workers) > STUDY_WORKERS:
-        yield attrs.evolve(base, workers=max(workers), block_size=BLOCK_SIZES[1])
 
 
 def read(path: Path) -> dict[Setup, ClusterOutcome]:
@@ -150,6 +148,8 @@ def plot(outcomes: Sequence[ClusterOutcome], path: Path) -> None:
         label="blocks a second, of the most",
     )
     blocks.set(title=f"{study} workers, by block size", xlabel="tokens of a block", xscale="log", ylim=(0, 1.05))
+    blocks.set_xticks(list(sizes), [str(size) for size in sizes])
+    blocks.minorticks_off()
     quality.set(title="Hit rate and attainment", xlabel="workers", xscale="log", ylim=(0, 1.05))
     delay.set(title="First token p95, ms", xlabel="workers", xscale="log", yscale="log")
     load.set(title="What the router takes in", xlabel="workers", xscale="log", yscale="log")
