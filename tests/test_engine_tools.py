@@ -277,6 +277,7 @@ async def test_the_template_gets_tools_calls_and_the_switch(tmp_path: Path, swit
         text = (await engine.tokenize(request)).text
         thinking = (await engine.tokenize(attrs.evolve(request, reasoning="auto"))).text
         assert engine.info.capabilities.reasoning
+        assert engine.info.capabilities.reasoning_switch
     assert text is not None
     assert thinking is not None
     assert "no thinking" not in thinking

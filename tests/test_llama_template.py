@@ -64,6 +64,20 @@ def test_a_template_of_the_models_own_is_used() -> None:
     assert ChatTemplate(CHATML, "", "").is_own
 
 
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [
+        ("{% if on is defined and not on %}{{ messages[0].off }}{% endif %}", {"on", "messages"}),
+        ("{% set on = on | default(true) %}{{ on }}", {"on"}),
+        ("{% if not on is defined %}{% set on = false %}{% endif %}{{ on }}", {"on"}),
+        ("{% set on = true %}{% for off in messages %}{{ on ~ off }}{% endfor %}", {"messages"}),
+        ("{% if", set()),
+    ],
+)
+def test_what_a_template_is_told_from_outside_is_known(source: str, variables: set[str]) -> None:
+    assert ChatTemplate(source, "", "").variables == variables
+
+
 def test_a_llama_style_template_renders_as_its_authors_meant() -> None:
     source = """
 {%- if messages[0]['role'] == 'system' %}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import LONG, PATIENCE_MS, Visitor, chromium, visitor
+from page_browser import LONG, PATIENCE_MS, Visitor, chromium, violations, visitor
 from playwright.sync_api import Browser, expect
 from script_model import write_script_model
 
 from harness import is_settled, short_directory, until
+from models import CHATML
 
 LESSON = """# Merging two lists
 
@@ -60,12 +64,15 @@ def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
         yield one
 
 
-def saying(browser: Browser, directory: Path, text: str) -> Iterator[Visitor]:
-    """A fresh window on the page of a server whose model says just this."""
-    model = write_script_model(directory / "script.gguf", text)
+@contextmanager
+def saying(
+    browser: Browser, directory: Path, text: str | Sequence[str], *flags: str, **how: Any
+) -> Iterator[Visitor]:
+    """A fresh window on the page of a server whose model says just this; `how` as for `write_script_model`."""
+    model = write_script_model(directory / "script.gguf", text, **how)
     with (
         short_directory() as sockets,
-        running_http(sockets, "--model", str(model)) as server,
+        running_http(sockets, "--model", str(model), *flags) as server,
         visitor(browser, server.url) as one,
     ):
         yield one
@@ -73,12 +80,14 @@ def saying(browser: Browser, directory: Path, text: str) -> Iterator[Visitor]:
 
 @pytest.fixture
 def lesson(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
-    yield from saying(browser, tmp_path, LESSON)
+    with saying(browser, tmp_path, LESSON) as one:
+        yield one
 
 
 @pytest.fixture
 def attack(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
-    yield from saying(browser, tmp_path, ATTACK)
+    with saying(browser, tmp_path, ATTACK) as one:
+        yield one
 
 
 def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
@@ -242,3 +251,71 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     file.write_text("{}")
     page.locator("#import-file").set_input_files(file)
     expect(page.locator(".toast").last).to_contain_text("no conversations that this page exported")
+
+
+THOUGHT = ("<think>", "Is it ", "wet?\n", "Look ", "out.", "</think>")
+SWITCHED = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+"""With its switch the prompt ends where `THOUGHT` does, so that the model goes on with the answer."""
+
+
+def test_thinking_is_folded_beside_the_answer_and_not_sent_back(browser: Browser, tmp_path: Path) -> None:
+    script = (*THOUGHT, "It ", "**rains**", " today.")
+    with saying(browser, tmp_path, script, template=SWITCHED) as here:
+        page = here.visit().page
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        here.ask("What is the weather?")
+        assert here.wait_for_answer() == "It rains today."
+        thoughts = page.locator(".thoughts")
+        expect(thoughts).to_be_hidden()
+        page.locator(".thinking summary", has_text=f"Thinking, {len(THOUGHT)} tokens").focus()
+        page.keyboard.press("Enter")
+        expect(thoughts).to_be_visible()
+        assert thoughts.inner_text() == "Is it wet?\nLook out."
+        page.get_by_role("button", name="Copy the answer").click()
+        assert page.evaluate("navigator.clipboard.readText()") == "It **rains** today."
+        with page.expect_download() as saving:
+            page.get_by_role("button", name="Export all").click()
+        saving.value.save_as(tmp_path / "saved.json")
+        page.locator("#import-file").set_input_files(tmp_path / "saved.json")
+        expect(page.locator(".conversation")).to_have_count(2)
+        expect(page.locator(".thoughts")).to_have_text("Is it wet?\nLook out.")
+        with page.expect_request("**/ui/api/answers") as sent:
+            here.ask("And tomorrow?")
+        said = [each["content"] for each in json.loads(sent.value.post_data or "")["messages"]]
+        assert said == ["What is the weather?", "It **rains** today.", "And tomorrow?"]
+        here.wait_for_answer(2)
+        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.get_by_role("group", name="Thinking").get_by_role("radio", name=re.compile("^Off")).check()
+        page.get_by_role("button", name="Close").click()
+        here.ask("At once?")
+        assert here.wait_for_answer(3) == "It rains today."
+        expect(page.locator("article.assistant .thinking:visible")).to_have_count(2)
+        page.locator(".thinking summary").first.click()
+        assert violations(page) == []
+
+
+def test_thinking_grows_while_the_model_thinks_and_over_a_reload(browser: Browser, tmp_path: Path) -> None:
+    script = ["<think>", *(f"{number} sheep, " for number in range(1, 200))]
+    endless: dict[str, Any] = {"context_length": 16_384, "is_endless": True, "feed_forward": 4_000}
+    template = CHATML + "{# <think></think> #}"
+    with saying(browser, tmp_path, script, "--max-tokens", "16000", template=template, **endless) as here:
+        page = here.visit().page
+        here.ask("Count sheep.")
+        summary, thoughts = page.locator(".is-writing .thinking summary"), page.locator(".thoughts")
+        expect(summary).to_have_text("Thinking …")
+        summary.click()
+        expect(thoughts).to_contain_text("9 sheep, ")
+        before = thoughts.inner_text().strip()
+        page.reload()
+        expect(summary).to_have_text("Thinking …")
+        expect(thoughts).to_contain_text(re.compile(re.escape(before) + ".*sheep"))
+        page.get_by_role("button", name="Stop the answer").click()
+        expect(page.locator(".note")).to_contain_text("Stopped.")
+        assert page.locator("article.assistant .blocks").inner_text() == ""
+        whole = thoughts.text_content() or ""
+        page.reload()
+        expect(page.locator(".note")).to_contain_text("Stopped.")
+        assert thoughts.text_content() == whole
+        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        expect(page.get_by_role("group", name="Priority")).to_be_visible()
+        expect(page.get_by_role("group", name="Thinking")).to_have_count(0)  # this template has no switch

@@ -53,7 +53,7 @@ async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path, render
                     await answer.wait(answer.version)
         assert answer.finished is not None
         assert answer.changes(0)["text"] == answer.text
-        assert answer.changes(answer.version) == {"text": "", "blocks": {}, "count": len(answer.blocks)}
+        assert answer.changes(answer.version) == {"text": "", "thinking": "", "blocks": {}, "count": len(answer.blocks)}
         nursery.cancel_scope.cancel()
 
 

@@ -46,6 +46,7 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         sampling_params=features.sampling_params(),
         tools=chat.tool_choices,
         reasoning=chat.has_thinking,
+        reasoning_switch=chat.has_thinking_switch,
         grammars=GRAMMAR_FIELDS if len(context.model.vocab.eog) else (),
         max_logprobs=MAX_LOGPROBS,
         max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 
 import attrs
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 
 from uma.errors import TemplateError
 from uma.llama.render_process import RenderProcess
@@ -106,6 +106,14 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> Template:
         return compiled(self.source)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads without setting them itself; none where it is broken."""
+        try:
+            return frozenset(meta.find_undeclared_variables(environment().parse(self.source)))
+        except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
+            return frozenset()
 
     def needs_bos(self, rendered: str) -> bool:
         """Whether the tokenizer should add the beginning of text, as the template did not write it itself."""

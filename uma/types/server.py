@@ -55,6 +55,8 @@ class Capabilities:
     """Values of `tool_choice` that are honoured, `named` for a tool's name; none: this model's calls are not parsed."""
     reasoning: bool = False
     """The model's template has thinking marks that are known."""
+    reasoning_switch: bool = False
+    """The model's template has a switch by which `reasoning: off` asks it for no thinking."""
     generate: bool = True
     """False: the model embeds text and does not generate."""
     embeddings: bool = False

@@ -23,6 +23,7 @@ from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
 from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.prompt import THINKING_SWITCHES
 from uma.errors import BadRequest
 from uma.json_schema import problem
 from uma.llama.model import Model
@@ -43,6 +44,7 @@ class ChatAbilities:
         self._vocab = model.vocab
         self._family = family_of(model.chat_template.source)
         self._thinking = thinking_of(model.chat_template.source)
+        self._switches = model.chat_template.variables & THINKING_SWITCHES
         self._specials: Specials | None = None
         # One at a time: what a schema costs is bounded, but seconds at worst.
         self._lanes = LaneLimiter(1)
@@ -56,6 +58,11 @@ class ChatAbilities:
     def has_thinking(self) -> bool:
         """For `Capabilities.reasoning`."""
         return self._thinking is not None
+
+    @property
+    def has_thinking_switch(self) -> bool:
+        """For `Capabilities.reasoning_switch`."""
+        return self.has_thinking and bool(self._switches)
 
     def prepared(self, request: Request) -> Request:
         """The request as the model's template can render it. Raises `BadRequest` for what cannot be honoured."""

@@ -23,8 +23,9 @@ from uma.net.client import CLIENT
 from uma.types import Request, Tokenized
 
 T = TypeVar("T")
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Names by which templates are asked for no thinking: most by the first, DeepSeek's and Granite's by the second."""
+THINKING_SWITCHES = frozenset(("enable_thinking", "thinking"))
+"""Names by which templates are asked for no thinking: most by `enable_thinking`, DeepSeek's and Granite's by
+`thinking`."""
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.

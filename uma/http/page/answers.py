@@ -1,8 +1,9 @@
 """Answers that the page shows while they are being written, and that outlive a reload.
 
-An answer keeps no log of events: it keeps its text and its blocks, each with the version in which it last changed. A
-reader that comes back with `Last-Event-ID` is given what changed since, a new one is given everything, and a
-slow one simply finds several versions' changes in one event. So memory is bounded by the answer's own length.
+An answer keeps no log of events: it keeps its text, the thinking before it, and its blocks, each with the version in
+which it last changed. A reader that comes back with `Last-Event-ID` is given what changed since, a new one is given
+everything, and a slow one simply finds several versions' changes in one event. So memory is bounded by the answer's own
+length.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from uma.http.problem import NotFound
 from uma.net.client import CLIENT
 from uma.net.metering import metered
 from uma.net.quota import Account
-from uma.types import EventStream, Finished, Request, Source, Token
+from uma.types import EventStream, Finished, ReasoningDelta, Request, Source, Token
 
 logger = logging.getLogger("uma.http")
 
@@ -53,6 +54,8 @@ class Answer:
     """The request's id."""
     text: str = attrs.field(default="", init=False)
     """As far as it has been rendered."""
+    thinking: str = attrs.field(default="", init=False)
+    """The model's thinking. It is shown as it is, at the pace of the text."""
     blocks: list[str] = attrs.field(factory=list, init=False)
     version: int = attrs.field(default=0, init=False)
     finished: Finished | None = attrs.field(default=None, init=False)
@@ -61,8 +64,10 @@ class Answer:
     """Ended, and rendered to its end: nothing changes any more."""
     _arrived: list[str] = attrs.field(factory=list, init=False)
     """Text since the last rendering."""
-    _chars: list[int] = attrs.field(factory=lambda: [0], init=False)
-    """The text's length by version."""
+    _thought: list[str] = attrs.field(factory=list, init=False)
+    """Thinking since then."""
+    _lengths: list[tuple[int, int]] = attrs.field(factory=lambda: [(0, 0)], init=False)
+    """By version, the characters of text and of thinking."""
     _changed: list[int] = attrs.field(factory=list, init=False)
     """By block, the version in which it last changed."""
     _readers: int = attrs.field(default=0, init=False)
@@ -117,9 +122,11 @@ class Answer:
             await self._rendered.park()
 
     def changes(self, seen: int) -> dict[str, Any]:
-        """What is new since version `seen`: text to append, and the blocks that changed."""
+        """What is new since version `seen`: text and thinking to append, and the blocks that changed."""
+        text_chars, thinking_chars = self._lengths[seen]
         return {
-            "text": self.text[self._chars[seen] :],
+            "text": self.text[text_chars:],
+            "thinking": self.thinking[thinking_chars:],
             "blocks": {index: self.blocks[index] for index, at in enumerate(self._changed) if at > seen},
             "count": len(self.blocks),
         }
@@ -142,6 +149,8 @@ class Answer:
                 async for event in stream:
                     if isinstance(event, Token):
                         self._arrived.append(event.text)
+                    elif isinstance(event, ReasoningDelta):
+                        self._thought.append(event.text)
                     elif isinstance(event, Finished):
                         self.finished = event
                         meter.usage = event.usage
@@ -159,20 +168,24 @@ class Answer:
             began = trio.current_time()
             is_end = self.finished is not None or self.error is not None
             text = self.text + "".join(self._arrived)
+            thinking = self.thinking + "".join(self._thought)
             self._arrived.clear()
-            await trio.to_thread.run_sync(growing.finish if is_end else growing.update, text, limiter=renderer.turns)
-            self._publish(text, growing.blocks, is_end)
+            self._thought.clear()
+            if is_end or len(text) > len(self.text):
+                render = growing.finish if is_end else growing.update
+                await trio.to_thread.run_sync(render, text, limiter=renderer.turns)
+            self._publish(text, thinking, growing.blocks, is_end)
             took = trio.current_time() - began
             await trio.sleep(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1)))
 
     def _is_due(self) -> bool:
-        has_news = self._arrived or self.finished is not None or self.error is not None
+        has_news = self._arrived or self._thought or self.finished is not None or self.error is not None
         return bool(has_news) and self._readers > 0
 
-    def _publish(self, text: str, blocks: list[str], is_end: bool) -> None:
+    def _publish(self, text: str, thinking: str, blocks: list[str], is_end: bool) -> None:
         self.version += 1
-        self.text = text
-        self._chars.append(len(text))
+        self.text, self.thinking = text, thinking
+        self._lengths.append((len(text), len(thinking)))
         for index, html in enumerate(blocks):
             if index == len(self._changed):
                 self._changed.append(self.version)

@@ -21,8 +21,9 @@ from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound, Problem
+from uma.http.tools import reasoning
 from uma.protocol.converter import unstructure
-from uma.types import Activity, Message, Request, SamplerSettings, SamplingParams
+from uma.types import Activity, Message, ReasoningMode, Request, SamplerSettings, SamplingParams
 
 PROGRESS_SEC = 0.25
 """Interval at which a reader is told how far its prompt is, while it waits or is read."""
@@ -40,6 +41,8 @@ class AnswerBody(Common):
 
     messages: Annotated[tuple[Message, ...], Length(1, MAX_MESSAGES, "messages")]
     sampling: SamplingParams = SamplingParams()
+    reasoning: ReasoningMode = "auto"
+    """`off` asks a model that thinks for an answer without it. Thinking comes apart from the answer either way."""
     token: Annotated[str, Length(16, 64)] | None = None
     """Of the page's making, random and secret: with it the answer outlives its reader and can be picked up again."""
 
@@ -93,11 +96,13 @@ class Page:
         body = await http.built(lambda fields: read(fields, AnswerBody, http))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
             raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
+        thinks = False if body.reasoning == "off" else None
         wish = urgency(body, http)
         request = Request(
             id=f"page-{http.id}",
             messages=body.messages,
             sampling=body.sampling,
+            reasoning=reasoning(thinks, "reasoning", self.gateway.source.info.capabilities),
             **wish,
         )
         (request,) = self.gateway.admitted(http, [request])
@@ -148,7 +153,7 @@ class Page:
 
     async def _write_answer(self, http: Exchange, answer: Answer, seen: int) -> None:
         while not (answer.is_over and seen == answer.version):
-            patience = HEARTBEAT_SEC if answer.text else PROGRESS_SEC
+            patience = HEARTBEAT_SEC if answer.text or answer.thinking else PROGRESS_SEC
             with trio.move_on_after(patience) as waiting:
                 await answer.wait(seen)
             if waiting.cancelled_caught:

@@ -121,8 +121,8 @@ export class Chat {
   answer(conversation, parent) {
     const messages = asked(conversation.settings, pathTo(conversation, parent));
     const message = add(conversation, { parent, role: "assistant", text: "", token: freshId() });
-    const { priority, sampling } = conversation.settings;
-    void this.follow(conversation, message, { messages, priority, sampling, token: message.token });
+    const { priority, sampling, reasoning } = conversation.settings;
+    void this.follow(conversation, message, { messages, priority, sampling, reasoning, token: message.token });
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */

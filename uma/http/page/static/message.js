@@ -2,6 +2,7 @@
 
 import { Blocks } from "./blocks.js";
 import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
+import { Thinking } from "./thinking.js";
 
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./run.js").Run} Run */
@@ -90,6 +91,7 @@ export class AnswerView {
     this.message = message;
     this.siblings = siblings;
     this.actions = actions;
+    this.thinking = new Thinking(message);
     this.blocks = new Blocks();
     this.announced = 0;
     this.status = h("div", { class: "status" });
@@ -98,6 +100,7 @@ export class AnswerView {
       "article",
       { class: "message assistant", "data-id": message.id },
       h("h2", { class: "hidden" }, "Answer"),
+      this.thinking.element,
       this.blocks.element,
       this.status,
       this.foot,
@@ -113,6 +116,7 @@ export class AnswerView {
 
   /** @param {Run} run */
   follow(run) {
+    this.thinking.show(!run.isOver && !run.message.text);
     this.blocks.show(run.blocks);
     this.element.classList.toggle("is-writing", !run.isOver);
     this.element.setAttribute("aria-busy", String(!run.isOver));
@@ -133,6 +137,7 @@ export class AnswerView {
     this.element.classList.remove("is-writing");
     this.element.setAttribute("aria-busy", "false");
     this.status.replaceChildren();
+    this.thinking.show(false);
     const { message, actions } = this;
     const copyButton = iconButton("copy", "Copy the answer", () => copy(copyButton, message.text));
     const buttons = h(
@@ -154,7 +159,7 @@ export class AnswerView {
 function statusOf(run) {
   if (run.isReconnecting)
     return [h("span", { class: "pulse" }), "The connection broke off. Picking the answer up again …"];
-  if (run.message.text) return [];
+  if (run.message.text || run.message.thinking) return [];
   const { prompt_tokens: prompt, computed_tokens: computed = 0 } = run.progress;
   if (!prompt) return [h("span", { class: "pulse" }), "Waiting for its turn …"];
   if (prompt < 256 || computed >= prompt) return [h("span", { class: "pulse" })];

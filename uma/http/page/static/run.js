@@ -72,9 +72,13 @@ export class Run {
   take({ id, name, data }) {
     this.isReconnecting = false;
     if (name === "update") {
-      if (!this.lastEventId) this.message.text = "";
+      if (!this.lastEventId) {
+        this.message.text = "";
+        delete this.message.thinking;
+      }
       this.lastEventId = id;
       this.message.text += data.text;
+      if (data.thinking) this.message.thinking = (this.message.thinking ?? "") + data.thinking;
       for (const [index, html] of Object.entries(data.blocks)) this.blocks[Number(index)] = html;
       this.blocks.length = data.count;
     } else if (name === "progress") this.progress = data;

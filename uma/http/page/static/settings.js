@@ -6,7 +6,12 @@ import { byId, h, iconButton, number } from "./dom.js";
 /** @typedef {import("./types.js").Info} Info */
 
 /** What people get: as `uma chat` has it. @type {Settings} */
-export const DEFAULTS = { system: "", priority: 1, sampling: { temperature: 0.7, top_p: 0.95 } };
+export const DEFAULTS = {
+  system: "",
+  priority: 1,
+  sampling: { temperature: 0.7, top_p: 0.95 },
+  reasoning: "auto",
+};
 
 /** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
 
@@ -82,6 +87,15 @@ const NUMBERS = [
   },
 ];
 
+/** @typedef {{value: string | number, label: string, help: string}} Choice */
+
+/** @type {Choice[]} */
+const THINKING = [
+  { value: "auto", label: "Auto", help: "thinks as it does by itself" },
+  { value: "off", label: "Off", help: "is asked to answer at once" },
+];
+
+/** @type {Choice[]} */
 const LANES = [
   { value: 1, label: "Interactive", help: "goes before everything else" },
   { value: 0, label: "Normal", help: "waits for interactive requests" },
@@ -93,6 +107,7 @@ export function summary(settings) {
   const parts = [`temperature ${settings.sampling.temperature ?? 0}`];
   if (settings.sampling.max_tokens) parts.push(`${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
+  if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
   return parts.join(" · ");
 }
@@ -124,7 +139,15 @@ export function openSettings(settings, info, onChange) {
       "div",
       { class: "sheet-body" },
       instructions(draft, changed),
-      lanes(draft, changed),
+      info?.capabilities.reasoning_switch &&
+        choice("Thinking", THINKING, draft.reasoning ?? "auto", (value) => {
+          draft.reasoning = value === "off" ? "off" : "auto";
+          changed();
+        }),
+      choice("Priority", LANES, draft.priority, (value) => {
+        draft.priority = /** @type {-1 | 0 | 1} */ (value);
+        changed();
+      }),
       h(
         "fieldset",
         {},
@@ -165,17 +188,21 @@ function instructions(draft, changed) {
   );
 }
 
-/** @param {Settings} draft @param {() => void} changed */
-function lanes(draft, changed) {
-  const options = LANES.map(({ value, label, help }) => {
-    const radio = h("input", { type: "radio", name: "lane", value, checked: draft.priority === value });
-    radio.addEventListener("change", () => {
-      draft.priority = /** @type {-1 | 0 | 1} */ (value);
-      changed();
-    });
+/**
+ * One of a few.
+ *
+ * @param {string} name
+ * @param {Choice[]} choices
+ * @param {string | number} chosen
+ * @param {(value: string | number) => void} choose
+ */
+function choice(name, choices, chosen, choose) {
+  const options = choices.map(({ value, label, help }) => {
+    const radio = h("input", { type: "radio", name, value, checked: chosen === value });
+    radio.addEventListener("change", () => choose(value));
     return h("label", { class: "choice" }, radio, h("span", {}, h("b", {}, label), ` ${help}`));
   });
-  return h("fieldset", { class: "field" }, h("legend", {}, "Priority"), ...options);
+  return h("fieldset", { class: "field" }, h("legend", {}, name), ...options);
 }
 
 /** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */

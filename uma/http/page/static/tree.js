@@ -95,7 +95,13 @@ export function branchOff(conversation, id) {
   return copy;
 }
 
-/** What the model is given: instructions, and all turns of a path. @param {Settings} settings @param {Message[]} path */
+/**
+ * What the model is given: instructions, and all turns of a path. The thinking of earlier turns is not among it: the
+ * templates of models that think leave it out themselves.
+ *
+ * @param {Settings} settings
+ * @param {Message[]} path
+ */
 export function asked(settings, path) {
   const turns = path
     .filter((each) => each.role === "user" || each.text)
@@ -139,12 +145,13 @@ export function importJson(text) {
 
 /** @param {any} raw @returns {Conversation} */
 function readConversation(raw) {
-  const { system = "", priority = 1, sampling = {} } = raw.settings ?? {};
+  const { system = "", priority = 1, sampling = {}, reasoning } = raw.settings ?? {};
   const lane = /** @type {-1 | 0 | 1} */ ([-1, 0, 1].includes(priority) ? priority : 1);
   const conversation = newConversation({
     system: String(system),
     priority: lane,
     sampling: readSampling(sampling),
+    reasoning: reasoning === "off" ? "off" : "auto",
   });
   conversation.title = String(raw.title ?? "").slice(0, 200);
   if (Number.isFinite(raw.updated)) conversation.updated = raw.updated;
@@ -185,6 +192,7 @@ function readMessage(raw) {
     text: raw.text,
     at: Number(raw.at) || 0,
   };
+  if (typeof raw.thinking === "string") message.thinking = raw.thinking;
   if (Array.isArray(raw.files))
     message.files = raw.files.map((/** @type {any} */ file) => ({
       name: String(file.name),

@@ -11,6 +11,7 @@
  * @property {number} prompt_tokens
  * @property {number} cached_tokens
  * @property {number} completion_tokens
+ * @property {number} [reasoning_tokens] Of these, the model's thinking.
  *
  * @typedef {object} RequestMetrics
  * @property {number} queue_ms
@@ -37,6 +38,7 @@
  * @property {string | null} parent
  * @property {Role} role
  * @property {string} text
+ * @property {string} [thinking] What the model thought before it answered; no part of `text`.
  * @property {number} at When it was said, in milliseconds since 1970.
  * @property {Attachment[]} [files]
  * @property {Done} [done]
@@ -49,6 +51,7 @@
  * @property {string} system
  * @property {-1 | 0 | 1} priority
  * @property {Sampling} sampling
+ * @property {"auto" | "off"} [reasoning] Off: a model that thinks is asked to answer at once.
  *
  * @typedef {object} Conversation
  * @property {string} id
@@ -67,6 +70,7 @@
  * @property {string} server
  * @property {{name: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
+ * @property {{reasoning_switch?: boolean}} capabilities
  * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
  * @property {Record<string, Range>} sampling
  *
