@@ -9,10 +9,13 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import h11
 import trio
 from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
+from uma.http.exchange import POST
 from uma.net.link import Link
 
 LINGER_SEC = 1.0
@@ -83,11 +86,29 @@ class LinkStream(trio.abc.Stream):
 
 
 class HttpConnection(TCPServer):
-    """Hypercorn's connection, with two ways of its own.
+    """Hypercorn's connection, with three ways of its own.
 
-    Sending takes no lock, since posting to a link does not wait. And reading goes on while Hypercorn is busy with what
-    was read (a pipelined request waits there for the one before it), so that a hang-up is always noticed.
+    Sending takes no lock, since posting to a link does not wait. A part of a body can be posted without a task's turn.
+    And reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
+    it), so that a hang-up is always noticed.
     """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.state[POST] = self.post
+
+    def post(self, data: bytes) -> bool:
+        """Send a part of the body of the answer that runs. False, and nothing sent, where it must take the app's
+        `send`: no answer has begun, the client is behind in reading, or the connection has TLS or HTTP/2.
+        """
+        stream, protocol = self._plain_stream(), self.protocol.protocol
+        if not isinstance(stream, LinkStream) or stream.link.is_full or not isinstance(protocol, H11Protocol):
+            return False
+        http = protocol.connection
+        if not isinstance(http, h11.Connection) or http.our_state is not h11.SEND_BODY:
+            return False
+        stream.link.post(http.send(h11.Data(data=data)))
+        return True
 
     async def _read_data(self) -> None:
         arrived, pending = trio.open_memory_channel[bytes](MAX_PENDING_READS)

@@ -24,6 +24,9 @@ T = TypeVar("T")
 MAX_INLINE_BYTES = 4_096
 """Longest body that is read on the Trio thread. One of this size takes 1 to 2 ms at worst, the largest take seconds."""
 
+POST = "uma.post"
+"""The entry of the scope's `state` by which a connection takes a part of a body at once: `Callable[[bytes], bool]`."""
+
 MAX_NAMED = 20
 """Maximum ignored fields that an answer's header names."""
 
@@ -55,7 +58,13 @@ class Exchange:
     """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)
     """Of the answer; 0 while it has not begun."""
+    _post: Callable[[bytes], bool] | None = attrs.field(init=False)
     _has_body: bool = attrs.field(default=False, init=False)
+
+    @_post.default
+    def _post_of_connection(self) -> Callable[[bytes], bool] | None:
+        post: Callable[[bytes], bool] | None = self.scope.get("state", {}).get(POST)
+        return post
 
     def header(self, name: bytes) -> str | None:
         """The request's header; the first of several."""
@@ -134,6 +143,13 @@ class Exchange:
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body. Waits while the client is behind in reading."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    def post(self, data: bytes) -> bool:
+        """Send a part of the body in this very turn, where the connection can; False: only `write` can.
+
+        For one token of each of many streams `write` costs more than all that makes the token's event.
+        """
+        return self._post is not None and self.is_started and self._post(data)
 
     async def answer(
         self, data: bytes, *, status: int = 200, media_type: bytes = JSON, headers: Iterable[Header] = ()

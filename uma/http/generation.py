@@ -2,7 +2,8 @@
 goes away ends all of it.
 
 A stream's status goes out with its first bytes, so a request that fails before that still has a status of its own.
-Tokens reach the answer in the turn that brings them (the stream's tap); one task writes all that has gathered.
+Tokens reach the answer in the turn that brings them (the stream's tap), and the connection where it takes them at once.
+One task writes the beginning and the end, and all that has gathered meanwhile.
 """
 
 from __future__ import annotations
@@ -187,10 +188,14 @@ class _Streamed:
             self._push(self.job.begin())
 
     def _push(self, data: bytes) -> None:
-        if data:
-            self._unsent.append(data)
-            self._unsent_bytes += len(data)
-            self._work.ring()
+        if not data:
+            return
+        if not self._unsent and self.http.post(data):
+            self._wrote_at = trio.current_time()
+            return
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        self._work.ring()
 
     async def _write(self) -> None:
         while True:
