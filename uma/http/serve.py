@@ -26,7 +26,7 @@ from uma.http.connection import HttpConnection, LinkStream
 from uma.http.door import Door
 from uma.http.gateway import Gateway
 from uma.net.accept import accept_forever
-from uma.net.link import Link, ReaderStalledError
+from uma.net.link import Flusher, Link, ReaderStalledError
 from uma.net.logfmt import log
 from uma.types import LoadProgress, Source
 
@@ -62,6 +62,7 @@ class HttpService:
         self._tls = _tls(self._http)
         self._context = WorkerContext(None)
         self._accepting = trio.CancelScope()
+        self._flusher = Flusher()
         self._connections = 0
         self._gone = trio.lowlevel.ParkingLot()
         self.url = ""
@@ -78,6 +79,7 @@ class HttpService:
             log(logger, logging.INFO, "http.ready", url=self.url)
             async with trio.open_nursery() as nursery:
                 self.gateway.tasks = nursery
+                nursery.start_soon(self._flusher.run)
                 task_status.started()
                 with self._accepting:
                     await accept_forever(listener, lambda sock: self._admit(sock, nursery), self._note_shortage)
@@ -121,7 +123,7 @@ class HttpService:
         nursery.start_soon(self._host, sock)
 
     async def _host(self, sock: socket.socket) -> None:
-        link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec)
+        link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec, self._flusher)
         try:
             async with trio.open_nursery() as nursery:
                 stream = LinkStream(link)

@@ -28,6 +28,31 @@ FAIR_BYTES = 8192
 since the system counts whole pieces as read."""
 
 
+class Flusher:
+    """Sends what a turn has posted on many links, in one task's turn for all of them.
+
+    One task runs `run`. Links that have it wake their own writing tasks only for what the system does not take at once.
+    """
+
+    def __init__(self) -> None:
+        self._posted: list[Link] = []
+        self._work = Wakeup()
+
+    def note(self, link: Link) -> None:
+        """Have the link flushed soon."""
+        self._posted.append(link)
+        self._work.ring()
+
+    async def run(self) -> None:
+        """Flush what is posted, until cancelled."""
+        while True:
+            posted, self._posted = self._posted, []
+            for link in posted:
+                link.flush()
+            if not self._posted:
+                await self._work.wait()
+
+
 class ReaderStalledError(Exception):
     """The peer read nothing, or next to nothing, for as long as the link allows."""
 
@@ -43,6 +68,7 @@ class Link:
     max_unsent_bytes: int
     stall_timeout_sec: float
     """How long the peer can take to read `FAIR_BYTES` while more than the system will hold waits for it."""
+    _flusher: Flusher | None = None
     unsent_bytes: int = attrs.field(default=0, init=False)
     _due: float | None = attrs.field(default=None, init=False)
     """When the peer must have read `FAIR_BYTES`; None while the system takes all there is."""
@@ -51,6 +77,7 @@ class Link:
     _drained_bytes: int = attrs.field(default=0, init=False)
     _pending: deque[bytes] = attrs.field(factory=deque, init=False)
     _is_dead: bool = attrs.field(default=False, init=False)
+    _is_done: Callable[[], bool] = attrs.field(default=lambda: False, init=False)
     _work: Wakeup = attrs.field(factory=Wakeup, init=False)
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -63,9 +90,34 @@ class Link:
         """Append to the unsent bytes, and wake the writing task. After `write` has ended this does nothing."""
         if self._is_dead:
             return
+        if self._flusher is None:
+            self._work.ring()
+        elif not self._pending:
+            self._flusher.note(self)
         self._pending.append(data)
         self.unsent_bytes += len(data)
-        self._work.ring()
+
+    def flush(self) -> None:
+        """For the flusher: send what is posted as far as the system takes it. The writing task does all the rest."""
+        if not self._work.is_awaited:
+            return  # it is about it
+        data = b"".join(self._pending)
+        self._pending.clear()
+        try:
+            sent = self.sock.send(data[:FAIR_BYTES]) if data else 0
+        except OSError:
+            sent = 0  # the writing task will meet it again
+        if sent < len(data):
+            self._pending.append(data[sent:])
+        self._note_sent(sent)
+        if self._pending or self._is_done():
+            self._work.ring()
+
+    def _note_sent(self, sent: int) -> None:
+        self.unsent_bytes -= sent
+        self._sent_bytes += sent
+        if self._room and self.unsent_bytes <= self.max_unsent_bytes // 2:
+            self._room.unpark_all()
 
     async def room(self) -> None:
         """Where the bound is reached, wait until half of it is sent or the link is broken. Else no checkpoint."""
@@ -78,6 +130,7 @@ class Link:
         Raises `OSError` where the peer is gone and `ReaderStalledError` where it reads less than `FAIR_BYTES` within
         `stall_timeout_sec`. Afterwards no task waits for room any more, and what is posted is dropped.
         """
+        self._is_done = is_done
         try:
             while True:
                 if self._pending:
@@ -103,10 +156,7 @@ class Link:
                 await self._wait_writable()
                 continue
             unsent = unsent[sent:]
-            self.unsent_bytes -= sent
-            self._sent_bytes += sent
-            if self._room and self.unsent_bytes <= self.max_unsent_bytes // 2:
-                self._room.unpark_all()
+            self._note_sent(sent)
         if not self._pending:
             self._due = None
 

@@ -15,6 +15,11 @@ class Wakeup:
 
     _sleeper: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task sleeps here."""
+        return self._sleeper is not None
+
     def ring(self) -> None:
         """Wake the sleeper, if there is one."""
         if self._sleeper is not None:
