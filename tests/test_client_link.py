@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import trio
 import trio.testing
 
 from harness import Pair
-from uma.net.link import Link, ReaderStalledError
+from uma.net.link import FAIR_BYTES, Flusher, Link, ReaderStalledError
 
 
 async def test_what_many_tasks_post_before_the_writer_runs_goes_out_in_one_piece(pair: Pair) -> None:
@@ -30,6 +32,71 @@ async def test_what_many_tasks_post_before_the_writer_runs_goes_out_in_one_piece
             nursery.start_soon(post, number)
     assert sorted(pair[1].recv(1000).split(b",")) == sorted([b"", *(b"%d" % number for number in range(10))])
     assert flushes == [0, 0]
+
+
+class Turns(trio.abc.Instrument):
+    """Counts the turns that tasks have, but for the test's own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._own = trio.lowlevel.current_task()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is not self._own
+
+
+@contextmanager
+def flushed_links(count: int) -> Iterator[tuple[Flusher, list[Link], list[socket.socket]]]:
+    """Links that have one flusher, and their peers."""
+    flusher, links, peers = Flusher(), [], []
+    with ExitStack() as stack:
+        for _ in range(count):
+            ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
+            ours.setblocking(False)
+            links.append(Link(ours, 100_000, stall_timeout_sec=60, flusher=flusher))
+            peers.append(theirs)
+        yield flusher, links, peers
+
+
+async def test_what_a_turn_posts_on_many_links_is_sent_in_one_turn_of_one_task() -> None:
+    with flushed_links(16) as (flusher, links, peers):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flusher.run)
+            for link in links:
+                nursery.start_soon(link.write, lambda: False)
+            await trio.testing.wait_all_tasks_blocked()
+            trio.lowlevel.add_instrument(turns := Turns())
+            for link in links:
+                link.post(b"one, ")
+                link.post(b"two")
+            await trio.testing.wait_all_tasks_blocked()
+            assert turns.count == 1
+            assert [peer.recv(100) for peer in peers] == [b"one, two"] * len(peers)
+            assert [link.unsent_bytes for link in links] == [0] * len(links)
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_the_system_does_not_take_at_once_is_sent_by_the_links_own_task_and_the_end_is_seen() -> None:
+    sent = [b"a" * FAIR_BYTES, b"b" * 1_000_000, b"c"]
+    with flushed_links(1) as (flusher, (link,), (peer,)):
+        peer.setblocking(False)
+        is_over, read = False, b""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flusher.run)
+            async with trio.open_nursery() as inner:
+                inner.start_soon(link.write, lambda: is_over)
+                for data in sent:
+                    await trio.testing.wait_all_tasks_blocked()
+                    link.post(data)
+                while len(read) < sum(map(len, sent)):
+                    await trio.lowlevel.wait_readable(peer.fileno())
+                    read += peer.recv(65_536)
+                await trio.testing.wait_all_tasks_blocked()
+                is_over = True
+                link.post(b"")
+            nursery.cancel_scope.cancel()
+    assert read == b"".join(sent)
+    assert link.unsent_bytes == 0
 
 
 async def test_a_writer_that_finds_it_full_waits_until_half_is_sent(pair: Pair) -> None:
