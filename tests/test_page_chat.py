@@ -65,9 +65,7 @@ def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
 
 
 @contextmanager
-def saying(
-    browser: Browser, directory: Path, text: str | Sequence[str], *flags: str, **how: Any
-) -> Iterator[Visitor]:
+def saying(browser: Browser, directory: Path, text: str | Sequence[str], *flags: str, **how: Any) -> Iterator[Visitor]:
     """A fresh window on the page of a server whose model says just this; `how` as for `write_script_model`."""
     model = write_script_model(directory / "script.gguf", text, **how)
     with (
