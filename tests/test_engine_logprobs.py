@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 from uma import LLM, SamplingParams, open_engine
 from uma.engine.worker import logprobs as module
 from uma.engine.worker import runner
-from uma.engine.worker.logprobs import BLOCK, LEAST, LEAST_BESIDE, Logprober, LogprobReader
+from uma.engine.worker.logprobs import BLOCK, LEAST, LEAST_BESIDE, Logprober, LogprobReader, hide
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
@@ -28,10 +30,15 @@ logits = st.integers(1, 3 * MAX_LOGPROBS * BLOCK).flatmap(
 )
 
 
-@given(logits, st.integers(0, MAX_LOGPROBS))
-def test_the_likeliest_tokens_are_those_of_a_full_sort(logits: npt.NDArray[np.float32], count: int) -> None:
-    known = LogprobReader(logits.shape[1])
-    known.read(known.copied(np.concatenate([logits + 1, logits]), [2, 3]), count)
+@given(logits, st.integers(0, MAX_LOGPROBS), st.sets(st.integers(0, 3 * MAX_LOGPROBS * BLOCK), max_size=9))
+def test_the_likeliest_tokens_are_those_of_a_full_sort(
+    logits: npt.NDArray[np.float32], count: int, ends: set[int]
+) -> None:
+    known, impossible = LogprobReader(logits.shape[1]), {token % logits.shape[1] for token in ends}
+    read = known.copied(np.concatenate([logits + 1, logits]), [2, 3])
+    hidden = hide(read, [1], sorted(impossible))
+    assert np.isneginf(read[1, sorted(impossible)]).all()
+    known.read(read, count, hidden)
     ids, logprobs = known.top()
     for row, values in enumerate(logits):
         exact = values.astype(np.float64)
@@ -40,6 +47,8 @@ def test_the_likeliest_tokens_are_those_of_a_full_sort(logits: npt.NDArray[np.fl
         assert ids[row] == order[:count].tolist()
         assert np.allclose(logprobs[row], exact[order[:count]], atol=1e-4)
         for token in order[[0, min(count, len(order)) - 1, -1]].tolist():
+            if row == 1 and token in impossible:
+                continue
             (logprob,), (rank,) = known.of([row], [token])
             assert logprob == pytest.approx(exact[token], abs=1e-4)
             assert rank == 1 + int((values > values[token]).sum())
@@ -85,17 +94,35 @@ VARIANTS = [
     ask(tokens_for(5, 25), 12, logprobs=2, grammar=Grammar(regex="[0-9]{12}"), temperature=1, seed=4),
     ask(tokens_for(6, 25), 12, logprobs=1, grammar=Grammar(choice=["forced to say"])),
 ]
+UNCONSTRAINED = [each for each in VARIANTS if each.sampling.grammar is None and each.sampling.logit_bias is None]
 
 
+class Starved:
+    """A helper that never comes to what it is given."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def submit(self, *_: Any) -> Future[None]:
+        return Future()
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("executor", [ThreadPoolExecutor, Starved])
 @pytest.mark.parametrize("copies", [True, False])
-def test_what_a_helper_reads_is_what_is_read_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch, copies: bool) -> None:
+def test_what_a_helper_reads_is_what_is_read_at_once(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, copies: bool, executor: Any
+) -> None:
     found = []
+    monkeypatch.setattr(module, "ThreadPoolExecutor", executor)
     with Model.load(tiny, vocab_only=True) as model:
         drawn = np.random.default_rng(0).normal(size=(4, model.vocab.n_tokens)).astype(np.float32)
         for least in (LEAST_BESIDE, 0):
             monkeypatch.setattr(module, "LEAST_BESIDE", least)
             known, given = Logprober(model.vocab), drawn.copy()
-            known.begin(given, range(4), [0, 1, 5, 20], copies=copies)
+            known.begin(known.copied(given, range(4)) if copies else given, [0, 1, 5, 20])
             if copies:
                 given[:] = 0
             known.wait()
@@ -112,8 +139,10 @@ async def test_they_are_the_models_own_before_anything_is_changed_or_cut(
     monkeypatch.setattr(module, "LEAST_BESIDE", least)
     monkeypatch.setattr(runner, "MAX_LOAD_BESIDE", math.inf)
     async with open_engine(config_for(tiny, threads=threads, threads_batch=threads)) as engine:
-        got = await answers(engine, VARIANTS)
-    for request, each in zip(VARIANTS, got, strict=True):
+        # The first of them once more without the others, whose rows are copied for what will change in them.
+        asked = [*VARIANTS, *UNCONSTRAINED]
+        got = [*(await answers(engine, VARIANTS)), *(await answers(engine, UNCONSTRAINED))]
+    for request, each in zip(asked, got, strict=True):
         known = tuple(token.logprobs for token in each.tokens if token.logprobs is not None)
         tokens = [*(request.token_ids or ()), *each.token_ids]
         rows = reference(tiny, tokens)[len(request.token_ids or ()) - 1 : -1]

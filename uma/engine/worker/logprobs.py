@@ -1,15 +1,17 @@
 """Log probabilities of tokens and of the likeliest ones, for all rows of a batch that ask for them at once.
 
 They are those of temperature 1, read from the logits before anything changes them. A vocabulary's worth of numbers for
-each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic.
-A helper thread reads them while the decode thread chooses the tokens: samplers and numpy compute without the GIL, on
-cores that are idle until the next batch.
+each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic,
+and rows are copied only where more than a few of their logits will change. Where there is much to read a helper thread
+reads it while the decode thread chooses the tokens: samplers and numpy compute without the GIL, on cores that are idle
+until the next batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +25,32 @@ BLOCK = 64
 """Tokens whose highest logit stands for all of them at first: the k likeliest tokens are in k blocks at most."""
 MAX_PLAIN = 60.0
 """Maximum logit up to which powers of e and their sum stay within 32 bits; beyond it all logits are shifted."""
-ROWS_AT_ONCE = 4
-"""Maximum rows whose powers are added up in one pass: more would not stay in a processor's cache."""
+CACHED_LOGITS = 131_072
+"""Maximum logits that are added up in one pass, or one row: more, with their powers, would not stay in a processor's
+cache."""
 LEAST_BESIDE = 65_536
 """Minimum logits that the helper thread reads: fewer, about 0.1 ms of work, are not worth the way there and back."""
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.intp]
+
+
+class Hidden(NamedTuple):
+    """Tokens that were made impossible in some rows, before these are read: they count as they were."""
+
+    rows: Tokens
+    tokens: Tokens
+    logits: Floats
+    """What they were, `[rows, tokens]`."""
+
+
+def hide(logits: Floats, rows: Sequence[int], tokens: Sequence[int] | npt.NDArray[np.int32]) -> Hidden:
+    """Make these tokens impossible in these rows."""
+    places = np.array(rows, np.intp), np.array(tokens, np.intp)
+    grid = np.ix_(*places)
+    hidden = Hidden(*places, logits[grid])
+    logits[grid] = -np.inf
+    return hidden
 
 
 class LogprobReader:
@@ -39,13 +60,13 @@ class LogprobReader:
         self._n_vocab = n_vocab
         self._columns = n_vocab // BLOCK
         """Blocks. Block b holds the tokens b, b + columns, b + 2 columns …: its highest is found by whole rows."""
-        self._offsets = self._columns * np.arange(BLOCK)[:, None]
-        self._rest = np.arange(self._columns * BLOCK, n_vocab)
-        """Tokens in no block."""
-        self._powers: Floats = np.empty((ROWS_AT_ONCE, n_vocab), np.float32)
+        self._offsets = self._columns * np.arange(BLOCK)
+        self._rows_at_once = max(1, CACHED_LOGITS // n_vocab)
+        self._powers: Floats = np.empty((self._rows_at_once, n_vocab), np.float32)
         self._is_over = np.empty(n_vocab, np.bool_)
         self._kept: Floats = np.empty((0, n_vocab), np.float32)
         self._logits: Floats = self._kept
+        self._hidden: Hidden | None = None
         self._highest: Floats = self._kept
         """Of each row, the highest logit of each block."""
         self._log_totals: Floats = np.empty(0, np.float32)
@@ -62,44 +83,67 @@ class LogprobReader:
         np.take(logits, rows, axis=0, out=self._kept[:size], mode="clip")
         return self._kept[:size]
 
-    def read(self, logits: Floats, count: int) -> None:
+    def read(self, logits: Floats, count: int, hidden: Hidden | None = None) -> None:
         """Take in all rows, which must stay as they are until the last question about them, and find the `count`
         likeliest tokens of each; of equals, the lower token first.
         """
-        self._logits = logits
-        whole = self._columns * BLOCK
-        self._highest = logits[:, :whole].reshape(len(logits), BLOCK, -1).max(axis=1) if whole else logits
-        highest = self._highest.max(axis=1)
+        count = min(count, self._n_vocab)
+        if hidden is not None and self._columns <= count:  # so few that all are sorted: they are put back instead
+            logits = logits.copy()
+            logits[np.ix_(hidden.rows, hidden.tokens)] = hidden.logits
+            hidden = None
+        self._logits, self._hidden = logits, hidden
+        size, whole = len(logits), self._columns * BLOCK
+        if self._highest.shape != (size, self._columns):
+            self._highest = np.empty((size, self._columns), np.float32)
+        self._log_totals = np.empty(size, np.float32)
+        for start in range(0, size, self._rows_at_once):
+            rows = slice(start, min(start + self._rows_at_once, size))
+            self._add_up(logits[rows], whole, self._highest[rows], self._log_totals[rows])
+        if hidden is not None:
+            least = np.column_stack((self._log_totals[hidden.rows], hidden.logits))
+            self._log_totals[hidden.rows] = np.logaddexp.reduce(least, axis=1)
+        self._find_top(count)
+
+    def _add_up(self, logits: Floats, whole: int, highest: Floats, log_totals: Floats) -> None:
+        """Of each of these rows the highest logits by block, and the logarithm of the sum of all powers."""
+        np.max(logits[:, :whole].reshape(len(logits), BLOCK, -1), axis=1, out=highest)
+        most = highest.max(axis=1, initial=-np.inf)
         if whole < self._n_vocab:
-            np.maximum(highest, logits[:, whole:].max(axis=1), out=highest)
-        totals, shifts = np.empty(len(logits), np.float32), np.zeros(len(logits), np.float32)
-        for start in range(0, len(logits), ROWS_AT_ONCE):
-            rows = slice(start, min(start + ROWS_AT_ONCE, len(logits)))
-            powers = self._powers[: rows.stop - start]
-            if np.abs(highest[rows]).max() < MAX_PLAIN:
-                np.exp(logits[rows], out=powers)
-            else:
-                np.subtract(logits[rows], highest[rows, None], out=powers)
-                np.exp(powers, out=powers)
-                shifts[rows] = highest[rows]
-            # Whole blocks are added up column by column, several at a time.
-            sums = powers[:, :whole].reshape(len(powers), BLOCK, -1).sum(axis=1).sum(axis=1)
-            np.add(sums, powers[:, whole:].sum(axis=1), out=totals[rows])
-        self._log_totals = shifts + np.log(totals)
-        self._find_top(min(count, self._n_vocab))
+            np.maximum(most, logits[:, whole:].max(axis=1), out=most)
+        powers, is_plain = self._powers[: len(logits)], np.abs(most).max() < MAX_PLAIN
+        if is_plain:
+            np.exp(logits, out=powers)
+        else:
+            np.subtract(logits, most[:, None], out=powers)
+            np.exp(powers, out=powers)
+        # Whole blocks are added up column by column, several at a time.
+        sums = powers[:, :whole].reshape(len(powers), BLOCK, -1).sum(axis=1).sum(axis=1)
+        np.log(sums + powers[:, whole:].sum(axis=1), out=log_totals)
+        if not is_plain:
+            log_totals += most
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
-        """Of a token in each of these rows: its log probability, and its rank, 1 for the likeliest."""
+        """Of a token in each of these rows, none of them hidden: its log probability, and its rank, 1 for the
+        likeliest.
+        """
         chosen = self._logits[rows, tokens]
         told: list[float] = np.maximum(chosen - self._log_totals[rows], LEAST).tolist()
         likeliest = self._top_logits[rows]
         ranks: list[int] = (np.count_nonzero(likeliest > chosen[:, None], axis=1) + 1).tolist()
         for place, rank in enumerate(ranks):
             if rank > likeliest.shape[1]:  # others can be likelier, too
-                np.greater(self._logits[rows[place]], chosen[place], out=self._is_over)
-                # Without an axis counting takes a tenth of the time.
-                ranks[place] = int(np.count_nonzero(self._is_over)) + 1
+                ranks[place] = self._over(rows[place], chosen[place]) + 1
         return told, ranks
+
+    def _over(self, row: int, logit: np.float32) -> int:
+        """Tokens of a row that are likelier."""
+        np.greater(self._logits[row], logit, out=self._is_over)
+        # Without an axis counting takes a tenth of the time.
+        count = int(np.count_nonzero(self._is_over))
+        if self._hidden is not None:
+            count += int(np.count_nonzero(self._hidden.logits[self._hidden.rows == row] > logit))
+        return count
 
     def top(self) -> tuple[list[list[int]], list[list[float]]]:
         """Of each row the likeliest tokens, and their log probabilities."""
@@ -109,40 +153,45 @@ class LogprobReader:
         return ids, values
 
     def _find_top(self, count: int) -> None:
-        if count == 0:
-            self._top_tokens = np.empty((len(self._logits), 0), np.intp)
-            self._top_logits = np.empty((len(self._logits), 0), np.float32)
-            return
-        tokens, logits, is_tied = self._likeliest(count)
-        for row in range(len(tokens)) if is_tied else ():
-            every = np.flatnonzero(self._logits[row] >= logits[row].min())
-            order = np.lexsort((every, -self._logits[row, every]))[:count]
-            tokens[row], logits[row] = every[order], self._logits[row, every[order]]
-        order = np.lexsort((tokens, -logits))
-        self._top_tokens = np.take_along_axis(tokens, order, 1)
-        self._top_logits = np.take_along_axis(logits, order, 1)
-
-    def _likeliest(self, count: int) -> tuple[Tokens, Floats, bool]:
-        """Of each row `count` tokens with the highest logits, in any order, and whether in some row others are as
-        likely.
+        """Sort the few tokens that are as likely as the least of the `count` likeliest blocks: each of these blocks has
+        one, so the `count` likeliest are among them, with all that are as likely.
         """
         size = len(self._logits)
-        rows = np.arange(size)[:, None]
+        if count == 0:
+            self._top_tokens = np.empty((size, 0), np.intp)
+            self._top_logits = np.empty((size, 0), np.float32)
+            return
+        rows, tokens, logits = self._candidates(count)
+        order = np.lexsort((tokens, -logits, rows))
+        first = np.searchsorted(rows[order], np.arange(size))
+        best = order[first[:, None] + np.arange(count)]
+        self._top_tokens, self._top_logits = tokens[best], logits[best]
+
+    def _candidates(self, count: int) -> tuple[Tokens, Tokens, Floats]:
+        """Rows, tokens and logits, of each row those of the `count` likeliest tokens at least."""
+        whole, logits = self._columns * BLOCK, self._logits
         if self._columns <= count:
-            tokens = np.broadcast_to(np.arange(self._n_vocab), self._logits.shape)
-            logits, is_tied = self._logits, False
-        else:
-            best = np.argpartition(self._highest, -count, axis=1)[:, -count:]
-            lowest = self._highest[rows, best].min(axis=1)
-            is_tied = bool(np.count_nonzero(self._highest >= lowest[:, None]) > size * count)
-            tokens = np.empty((size, count * BLOCK + len(self._rest)), np.intp)
-            np.add(best[:, None, :], self._offsets, out=tokens[:, : count * BLOCK].reshape(size, BLOCK, count))
-            tokens[:, count * BLOCK :] = self._rest
-            logits = self._logits[rows, tokens]
-        picked = np.argpartition(logits, -count, axis=1)[:, -count:]
-        found = logits[rows, picked]
-        is_tied |= bool(np.count_nonzero(logits >= found.min(axis=1)[:, None]) > size * count)
-        return tokens[rows, picked], found, is_tied
+            rows, tokens = np.indices(logits.shape).reshape(2, -1)
+            return rows, tokens, logits.ravel()
+        least = np.partition(self._highest, -count, axis=1)[:, -count]
+        # Not-less instead of at-least: a logit that is no number must leave no row with too few.
+        rows, columns = np.nonzero(~(self._highest < least[:, None]))
+        found = logits[rows[:, None], columns[:, None] + self._offsets]
+        pairs, offsets = np.nonzero(~(found < least[rows, None]))
+        parts = [(rows[pairs], columns[pairs] + self._offsets[offsets], found[pairs, offsets])]
+        if whole < self._n_vocab:
+            rest = logits[:, whole:]
+            at, places = np.nonzero(~(rest < least[:, None]))
+            parts.append((at, places + whole, rest[at, places]))
+        if self._hidden is not None:
+            hidden_rows, hidden_tokens, values = self._hidden
+            parts.append(
+                (np.repeat(hidden_rows, len(hidden_tokens)), np.tile(hidden_tokens, len(hidden_rows)), values.ravel())
+            )
+        if len(parts) == 1:
+            return parts[0]
+        every_row, every_token, every_logit = zip(*parts, strict=True)
+        return np.concatenate(every_row), np.concatenate(every_token), np.concatenate(every_logit)
 
 
 class Logprober:
@@ -159,24 +208,48 @@ class Logprober:
         """Whether a helper thread would find a core; else the caller's thread reads the rows."""
         self._helper: ThreadPoolExecutor | None = None
         self._job: Future[None] | None = None
+        self._work: tuple[Floats, Sequence[int], Hidden | None]
+        """What the job reads."""
 
-    def begin(self, logits: Floats, rows: Sequence[int], counts: Sequence[int], *, copies: bool) -> None:
-        """Start reading these rows, numbered as they come here, each with so many of its likeliest tokens. Without
-        `copies` they must be all rows, and stay as they are until the last question about them.
+    def begin(self, logits: Floats, counts: Sequence[int], hidden: Hidden | None = None) -> None:
+        """Start reading these rows, each with so many of its likeliest tokens. They must stay as they are until the
+        last question about them.
         """
-        self.wait()  # for a step that a fault has ended
-        read = self._reader.copied(logits, rows) if copies else logits
-        if read.size < LEAST_BESIDE or not self.has_idle_cores:
-            self._read(read, counts)
+        self._drop()
+        if logits.size < LEAST_BESIDE or not self.has_idle_cores:
+            self._read(logits, counts, hidden)
             return
         if self._helper is None:  # made on first use: where none are asked for, there is no thread
             self._helper = ThreadPoolExecutor(1, thread_name_prefix="uma-logprobs")
-        self._job = self._helper.submit(self._read, read, counts)
+        self._work = logits, counts, hidden
+        self._job = self._helper.submit(self._read, *self._work)
+
+    def read(self, logits: Floats, counts: Sequence[int]) -> None:
+        """What `begin` starts, at once."""
+        self._drop()
+        self._read(logits, counts, None)
+
+    def copied(self, logits: Floats, rows: Sequence[int]) -> Floats:
+        """See `LogprobReader`."""
+        self._drop()
+        return self._reader.copied(logits, rows)
+
+    def _drop(self) -> None:
+        """End what was started for a step that a fault has ended."""
+        job, self._job = self._job, None
+        if job is not None and not job.cancel():
+            job.exception()
 
     def wait(self) -> None:
-        """Until what `begin` has started is done. Harmless when nothing was."""
-        if self._job is not None:
-            job, self._job = self._job, None
+        """Until what `begin` has started is done; what the helper has not come to is done here. Harmless when nothing
+        was started.
+        """
+        job, self._job = self._job, None
+        if job is None:
+            return
+        if job.cancel():
+            self._read(*self._work)
+        else:
             job.result()
 
     def close(self) -> None:
@@ -193,8 +266,8 @@ class Logprober:
             for row, token, logprob, rank in zip(rows, tokens, *self._reader.of(rows, tokens), strict=True)
         ]
 
-    def _read(self, logits: Floats, counts: Sequence[int]) -> None:
-        self._reader.read(logits, max(counts, default=0))
+    def _read(self, logits: Floats, counts: Sequence[int], hidden: Hidden | None) -> None:
+        self._reader.read(logits, max(counts, default=0), hidden)
         shown = self._vocab.shown
         self._likeliest = [
             tuple(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from uma.engine.worker.logprobs import Logprober
+from uma.engine.worker.logprobs import Logprober, hide
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
 from uma.llama.context import Context
@@ -139,10 +139,8 @@ class Sampling:
 
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
         """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
-        rows = range(len(tokens))
-        self._logprobs.begin(self._context.logits(len(tokens)), rows, [count] * len(tokens), copies=False)
-        self._logprobs.wait()
-        return self._logprobs.told(rows, tokens)
+        self._logprobs.read(self._context.logits(len(tokens)), [count] * len(tokens))
+        return self._logprobs.told(range(len(tokens)), tokens)
 
     def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[Given]:
         """Sample rows of the batch just computed in which each sequence's last token is followed by a draft, all with
@@ -190,10 +188,17 @@ class Sampling:
             if sequence.wants_logprobs:
                 asking += range(row, row + size)
                 counts += [sequence.request.sampling.logprobs or 0] * size
-        if asking:
-            # Where an end of text must not come, its logit will be changed.
-            is_changed = is_constrained or any(sequence.suppresses_end() for _, sequence, _ in places)
-            self._logprobs.begin(logits, asking, counts, copies=is_changed or len(asking) < len(logits))
+        if asking and (is_constrained or len(asking) < len(logits)):
+            self._logprobs.begin(self._logprobs.copied(logits, asking), counts)
+        elif asking:
+            endless = [
+                first + ahead
+                for first, sequence, size in places
+                for ahead in range(size)
+                if sequence.suppresses_end(ahead)
+            ]
+            hidden = hide(logits, endless, self._vocab.eog_ids) if endless and self._vocab.eog else None
+            self._logprobs.begin(logits, counts, hidden)
         return asking
 
     def _constrain(self, logits: Logits, places: list[_Place]) -> None:
