@@ -73,6 +73,9 @@ def test_what_others_do_while_nothing_is_computed_takes_no_thread_and_can_give_o
     # A neighbour that was there before the rest and may have stayed.
     assert run(policy, crowded)[-1] == 1
     assert policy.observe_rest(crowded.sample(0, 2_000)) == 1
+    # A rest that is too short to say anything leaves what was seen before it.
+    policy.observe_rest(quiet.sample(0, 60))
+    assert policy.observe(quiet.sample(1, 120)) == 1
     # One that has left.
     assert policy.observe_rest(quiet.sample(0, 2_000)) == 2
 

@@ -35,8 +35,8 @@ NEARLY = 0.96
 DRIFT_LIMIT = 4.0
 """Bounds of the drift factor."""
 HICCUP = 2.0
-"""Maximum weight of one observation, as a multiple of its prediction. A machine that is really slower shows it again
-with the next batch; a batch that another program interrupted for a second says nothing of the one after it."""
+"""Maximum time that is learnt from one observation, as a multiple of its prediction. A machine that is really slower
+shows it again with the next batch; a batch that another program interrupted for a second says nothing of the next."""
 
 MOST_SURCHARGE = 4.0
 """Maximum surcharge of rows on a chunk that shares their batch, as a multiple of what they take alone."""
@@ -366,7 +366,7 @@ class CostModel:
         nothing is known.
         """
         took = {size: self.prefill_ms(size, position(size)) for size in SIZES if size <= most}
-        if not all(took.values()):
+        if not took or not all(took.values()):
             return most
         best = max(size / ms for size, ms in took.items())
         return next(size for size, ms in took.items() if size / ms >= NEARLY * best)

@@ -37,13 +37,12 @@ TRY_LARGER_EVERY = 16
 """Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
 WORTH_REREADING = 1.25
 """Times as long as a whole tile that the rest of a prompt must take for tokens before it to be computed again."""
-PATIENT, WORTH_WAITING = 2.0, 1.4
-"""Maximum time of a piece, as a multiple of the usual limit, that is accepted where it reads at least this factor more
-tokens a millisecond."""
+PATIENT = 2.0
+"""Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
 WORTH_A_MOMENT = 0.25
-"""The same for a piece that takes little longer: how much faster it must read, as a multiple of how much longer it
-takes, both as shares (a piece of 1.2 times the usual limit must read 1.05 times as fast). All that wait gain by the
-one, a request that comes meanwhile loses by the other."""
+"""How much faster a piece beyond the usual limit must read, as a multiple of how much longer it takes, both as shares:
+a piece of 1.2 times the limit must read 1.05 times as fast. All requests that wait gain by the first, one that comes
+meanwhile loses by the second."""
 AT_RISK = 0.3
 """Spare time, as a share of its target, below which a first token counts as at risk."""
 SMALLEST_CHUNK = SIZES[0]
@@ -245,15 +244,15 @@ class Scheduler:
         if all(not row.has_reader or row.lane < min(waiting[0].lane, 0) for row in decode):
             solo_tokens = self._solo_tokens(waiting, state)
             waiting = self._ending_together(waiting, solo_tokens)
-            filled = self._in_a_tile(waiting, room)
+            filled = self._in_a_tile(waiting, state, room)
             piece = Piece(solo_tokens)
         else:
-            filled = self._in_a_tile(waiting, room)
+            filled = self._in_a_tile(waiting, state, room)
             piece = self._choose_piece(filled, decode, pacing, state, free_cells, now_ms)
         if piece.tokens >= TILE_TOKENS:
             waiting = filled
         piece = self._in_one_batch(piece, waiting, len(decode), state, room)
-        left = min(room - max(0, piece.steps - 1) * len(decode), piece.tokens)
+        most = left = min(room - max(0, piece.steps - 1) * len(decode), piece.tokens)
         chosen: list[tuple[int, int]] = []
         for row in waiting:
             if left <= 0:
@@ -261,7 +260,7 @@ class Scheduler:
             count = min(row.remaining, left)
             if not piece.is_mixed:
                 # Not where that would leave this batch without a whole tile.
-                fewer, read = _in_whole_tiles(row, count), piece.tokens - left
+                fewer, read = _in_whole_tiles(row, count), most - left
                 count = count if read and read + fewer < TILE_TOKENS <= read + count else fewer
             if chosen and count < row.remaining and not self.targets.mixes_prompts:
                 break
@@ -271,7 +270,7 @@ class Scheduler:
             left -= count
         return piece, tuple(chosen)
 
-    def _in_a_tile(self, waiting: list[Row], room: int) -> list[Row]:
+    def _in_a_tile(self, waiting: list[Row], state: State, room: int) -> list[Row]:
         """The same rows; where they fill no tile, one of them with tokens before its rest that are computed again, if a
         whole tile takes less time. Deep in a conversation that is several times less.
         """
@@ -284,9 +283,9 @@ class Scheduler:
         deepest = max(waiting, key=lambda row: row.rereadable)
         if not self.cost.has_read_rest(wanted) or deepest.rereadable < max(extra, TILE_TOKENS):
             return waiting
-        rest_ms = self.cost.prefill_ms(wanted, _mean_position(waiting, wanted))
+        rest_ms = self.cost.prefill_ms(wanted, self._position(waiting, state)(wanted))
         filled = [_reading_again(row, extra) if row is deepest else row for row in waiting]
-        tile_ms = self.cost.prefill_ms(TILE_TOKENS, _mean_position(filled, TILE_TOKENS))
+        tile_ms = self.cost.prefill_ms(TILE_TOKENS, self._position(filled, state)(TILE_TOKENS))
         return filled if WORTH_REREADING * tile_ms < rest_ms else waiting
 
     def _in_one_batch(self, piece: Piece, waiting: list[Row], rows: int, state: State, room: int) -> Piece:
@@ -419,7 +418,7 @@ class Scheduler:
             if larger <= tokens:
                 break
             larger_ms = self.cost.prefill_ms(larger, position(larger))
-            worth = min(WORTH_WAITING, 1 + WORTH_A_MOMENT * (larger_ms / longest_ms - 1))
+            worth = 1 + WORTH_A_MOMENT * (larger_ms / longest_ms - 1)
             if larger > worth * rate * larger_ms:
                 return larger
             most_ms = 0.99 * larger_ms

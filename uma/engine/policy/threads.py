@@ -127,10 +127,11 @@ class ThreadPolicy:
         return self.threads
 
     def observe_rest(self, sample: CpuSample) -> int:
-        """Take in a sample of a time in which nothing was computed: as `observe`, where others wanted less of the cores
-        than before. That they wanted more says nothing of what they want now, nor of what waiting for them would cost.
+        """Take in a sample that ends with a rest, a time in which nothing was computed: as `observe`, and alone, where
+        others wanted less of the cores than before. That they wanted more says nothing of what they want now, nor of
+        what waiting for them would cost.
         """
-        if sample.load < self.load:
+        if sample.wall_ms >= SETTLED_MS and sample.load < self.load:
             self._recent.clear()
             self.observe(sample)
         return self.threads
