@@ -234,6 +234,7 @@ def test_a_schemas_own_white_space_is_kept(vocab: Vocab, compiler: GrammarCompil
         {"minProperties": 2, "additionalProperties": {"type": "integer"}},
         {"minProperties": 3, "patternProperties": {"^a": {"type": "null"}}, "required": ["a"]},
         {"enum": ["a", {"b": ["\0"]}]},
+        {"enum": [1, {"b": [12_345_678_901_234_567_890]}]},
         {"type": "array", "uniqueItems": True},
         {"dependentRequired": {"a": ["b"]}},
         {"propertyNames": {"pattern": "a"}},
@@ -263,10 +264,11 @@ def test_what_cannot_be_served_exactly_is_refused_with_its_place(
     [
         (Grammar(regex="ab(c"), "grammar.regex: unclosed group (character 3 of"),
         (Grammar(lark="start: x"), 'grammar.lark: at 1(8): unknown name: "x"'),
+        (Grammar(json_schema={"$ref": "#"}), "grammar.json_schema: "),
         (Grammar(gbnf="root ::= foo"), "grammar.gbnf: Rule 'foo' not found"),
         (Grammar(gbnf="root ::= " + "(" * 5000), "grammar.gbnf: "),
     ],
-    ids=["regex", "lark", "gbnf", "deep gbnf"],
+    ids=["regex", "lark", "endless schema", "gbnf", "deep gbnf"],
 )
 def test_a_grammar_that_cannot_be_read_says_why(compiler: GrammarCompiler, grammar: Grammar, place: str) -> None:
     with pytest.raises(BadRequest) as caught:

@@ -26,6 +26,8 @@ _SEPARATORS = {
 }
 _UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON, or llguidance, has no spelling for but `\\u` and four digits."""
+MAX_EXACT = 2**53
+"""Maximum integer that a 64-bit float has exactly, as all up to it."""
 
 
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -158,10 +160,24 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in ("const", "enum"):
         if word in schema and _UNSPELLABLE.search("".join(_texts(schema[word]))):
             yield f"{place}.{word}", "not available with control characters that JSON has no letter for (\\u0000, say)"
+        if word in schema and any(abs(each) > MAX_EXACT for each in _integers(schema[word])):
+            yield f"{place}.{word}", f"not available with integers beyond {MAX_EXACT:,}, which llguidance rounds"
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _integers(value: Any) -> Iterator[int]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, int):
+            yield each
+        elif isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -159,6 +159,8 @@ class GrammarCompiler:
             raise BadRequest(f"{place}: {_one_line(reason)}")
         matcher.compute_ff_tokens()
         matcher.compute_bitmask()
+        if matcher.is_error():  # no text has an end, say where a `$ref` leads to itself
+            raise BadRequest(f"grammar.{kind}: {_one_line(matcher.get_error())}")
         return matcher
 
 
