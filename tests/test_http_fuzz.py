@@ -1,7 +1,7 @@
 """Whatever is sent, the answer is the client's fault or a good one, never a fault of the server; and nothing leaks.
 
-Each example is one set of field values, of which every endpoint gets those that its schema names, and one path to get:
-drawing values takes longer than answering. `TEST_HTTP_REQUESTS` says how many requests are sent: 10,000 by hand.
+Each example is a set of field values, of which every endpoint gets some that its schema names, in several ways at once,
+and as many paths to get: drawing values takes longer than answering. `TEST_HTTP_REQUESTS` says how many are sent.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import operator
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import quote
 
@@ -35,7 +36,9 @@ GETS = [
 ]  # that one never ends
 FAULT = re.compile(rb'^(data: )?\{"error":|^event: (error|failed)|E_RUNTIME', re.MULTILINE)
 """What a good answer does not have on any line: a stream that breaks off has said 200 before."""
-REQUESTS = int(os.environ.get("TEST_HTTP_REQUESTS", "1000"))
+REQUESTS = int(os.environ.get("TEST_HTTP_REQUESTS", "10000"))
+WAYS = 8
+"""Requests that each endpoint gets of one example, all at once."""
 
 NAMES = {path: [field.name for field in attrs.fields(cls)] for path, cls in BODIES.items()}
 MAIN = frozenset({"messages", "prompt", "input", "content", "tokens", "texts", "query", "type"})
@@ -96,17 +99,27 @@ OTHERS = sorted({name for names in NAMES.values() for name in names} - MAIN - SH
 
 
 @st.composite
-def fields(draw: st.DrawFn) -> dict[str, Any]:
-    """Values for the main fields, and for a few of all others."""
-    chosen = draw(st.lists(st.sampled_from(OTHERS), unique=True, max_size=12))
-    values = {name: draw(likely.get(name, junk) | likely.get(name, junk) | junk) for name in [*sorted(MAIN), *chosen]}
-    return values | SHORT
+def fields(draw: st.DrawFn) -> dict[str, list[Any]]:
+    """A few values for each of the main fields, and one for some of all others."""
+    chosen = draw(st.lists(st.sampled_from(OTHERS), unique=True, min_size=8, max_size=24))
+    values = {name: [draw(value_of(name))] for name in chosen}
+    return values | {name: [draw(value_of(name)) for _ in range(3)] for name in sorted(MAIN)}
 
 
-def body_for(path: str, values: dict[str, Any]) -> dict[str, Any]:
-    body = {name: values[name] for name in NAMES[path] if name in values}
+def value_of(name: str) -> st.SearchStrategy[Any]:
+    return likely[name] | likely[name] | junk if name in likely else junk
+
+
+def body_for(path: str, values: dict[str, list[Any]], random: Random) -> dict[str, Any]:
+    """One of the main fields' values each, and about a third of the other fields."""
+    body = {
+        name: random.choice(values[name])
+        for name in NAMES[path]
+        if name in values and (name in MAIN or random.random() < 1 / 3)
+    }
+    body |= {name: SHORT[name] for name in NAMES[path] if name in SHORT}
     if path.startswith("/api/"):
-        body["options"] = {"num_predict": 3, **({"seed": values["seed"]} if "seed" in values else {})}
+        body["options"] = {"num_predict": 3, **({"seed": body["seed"]} if "seed" in body else {})}
     if path == "/ui/api/answers":
         body["sampling"] = {"max_tokens": 3}
         body.pop("token", None)  # with it the answer would stay for a minute, and be taken for a leak
@@ -170,27 +183,25 @@ def leaves_nothing(hosted: HostedHttp) -> Iterator[None]:
 def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left(
     hosted: HostedHttp, reranker: HostedHttp
 ) -> None:
-    connections: dict[str, RawHttp] = {}
+    @given(fields(), st.lists(places, min_size=WAYS, max_size=WAYS), st.integers(0, 2**32))
+    @settings(
+        max_examples=-(-REQUESTS // (WAYS * (len(BODIES) + 1))), deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    def send_all(values: dict[str, list[Any]], gets: list[str], seed: int) -> None:
+        random = Random(seed)
+        asked: list[tuple[str, str, Any]] = [
+            ("POST", path, body_for(path, values, random)) for path in BODIES for _ in range(WAYS)
+        ]
+        asked += [("GET", place, None) for place in gets]
+        for raw, (method, path, body) in zip(connections, asked, strict=True):
+            raw.send(method, path, body)
+        for raw, (_, path, body) in zip(connections, asked, strict=True):
+            assert is_good(path, answer := raw.answer()), (path, body, answer.body)
 
-    @given(fields(), places)
-    @settings(max_examples=-(-REQUESTS // (len(BODIES) + 1)), deadline=None, suppress_health_check=list(HealthCheck))
-    def send_all(values: dict[str, Any], place: str) -> None:
-        bodies = {path: body_for(path, values) for path in BODIES}
-        for path, body in bodies.items():
-            connections[path].send("POST", path, body)
-        connections["GET"].send("GET", place)
-        for path in BODIES:
-            assert is_good(path, answer := connections[path].answer()), (path, bodies[path], answer.body)
-        assert is_good(place, answer := connections["GET"].answer()), (place, answer.body)
-
-    with leaves_nothing(reranker), leaves_nothing(hosted):
-        connections |= {path: RawHttp(hosted.port) for path in [*BODIES, "GET"] if "rerank" not in path}
-        connections |= {path: RawHttp(reranker.port) for path in BODIES if "rerank" in path}
-        try:
-            send_all()
-        finally:
-            for each in connections.values():
-                each.close()
+    with leaves_nothing(reranker), leaves_nothing(hosted), ExitStack() as stack:
+        hosts = [reranker if "rerank" in path else hosted for path in [*BODIES, "GET"] for _ in range(WAYS)]
+        connections = [stack.enter_context(closing(RawHttp(host.port))) for host in hosts]
+        send_all()
 
 
 @given(st.sampled_from([path for method, path, _ in ENDPOINTS if method == "POST"]), st.binary(max_size=60))
