@@ -46,9 +46,11 @@ def test_a_request_may_come_byte_by_byte(server: ServerProcess) -> None:
 
 
 def test_joined_texts_are_the_text_of_an_unstreamed_answer(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send(ask(max_tokens=40))
-        streamed = tokens_of(raw.rest())
+    # Both find the prompt in the cache: one that is computed with it can choose otherwise between two near tokens.
+    for _ in range(2):
+        with server.connect() as raw:
+            raw.send(ask(max_tokens=40))
+            streamed = tokens_of(raw.rest())
     with server.connect() as raw:
         raw.send(ask(max_tokens=40, stream=False))
         events = raw.rest()
