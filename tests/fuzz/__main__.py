@@ -107,7 +107,8 @@ def _fuzz(
     began, rss = time.monotonic(), process.memory_info().rss
     context = multiprocessing.get_context("spawn")
     budget = Budget(context.Value("q", 0), frames, time.time() + seconds)
-    workers = [context.Process(target=attack, args=(name, server.socket, seed, budget)) for name in ways]
+    # Daemons: none outlives a fault of this process.
+    workers = [context.Process(target=attack, args=(name, server.socket, seed, budget), daemon=True) for name in ways]
     for worker in workers:
         worker.start()
     amid = canary.watch(lambda: not budget.is_spent and server.process.poll() is None)

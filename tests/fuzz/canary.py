@@ -11,11 +11,14 @@ from pathlib import Path
 import attrs
 
 from harness import Raw, ask
+from uma.errors import IdleTimeout
 
 PROMPTS = tuple(f"Once upon a time there were {number} canaries" for number in range(4))
 MAX_TOKENS = 48
 
 
+IDLE = IdleTimeout.code
+"""What a session is told that the server ends because nothing came from it."""
 LONG_MS = 10.0
 """Shortest wait for which the system is asked whose doing it was."""
 
@@ -94,10 +97,14 @@ class Canary:
     """One session. What it gets first, while it is alone, is what it expects from then on."""
 
     def __init__(self, socket: Path, pid: int) -> None:
-        self._raw = Raw(socket)
+        self._socket = socket
         self._cores = Cores(pid)
-        self._raw.hello()
         self._expected: dict[str, list[int]] = {}
+        self._connect()
+
+    def _connect(self) -> None:
+        self._raw = Raw(self._socket)
+        self._raw.hello()
 
     def watch(self, goes_on: Callable[[], bool]) -> Sightings:
         """Ask again and again, and at least once for each prompt."""
@@ -113,7 +120,12 @@ class Canary:
         before = time.perf_counter()
         self._raw.send(ask("canary", prompt=prompt, max_tokens=MAX_TOKENS, priority=1))
         while True:
-            event = self._raw.next()
+            event = self._raw.receive()
+            if event is None or event.get("code") == IDLE:
+                # Idle is what this process is to the server while it gets no core; that says nothing of the server.
+                seen.problems += [] if event else [f"the server closed the session of {prompt!r}, without a word"]
+                self._connect()
+                return
             now = time.perf_counter()
             wait_ms = (now - before) * 1000
             seen.waits_ms.append(wait_ms)
