@@ -157,6 +157,7 @@ def test_thinking_and_drafts_show_and_their_denial_is_found(thinker: HttpServer,
     assert all(each.is_true and not each.seen.startswith(NOT_SHOWN) for each in found.values()), found
     for name, lie in DENIALS.items():
         assert not is_proven(name, Liar(interview, {name: lie}))
+    assert not is_proven("reasoning_switch", Liar(interview, {"reasoning_switch": True}))
 
 
 def test_thinking_that_stays_in_the_text_is_found(thinker: HttpServer) -> None:

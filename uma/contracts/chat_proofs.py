@@ -40,6 +40,8 @@ def about_chat(info: ServerInfo) -> Iterator[Claim]:
         yield Claim("reasoning", "yes", partial(_thinks, wanted))
     else:
         yield Claim("reasoning", "no", partial(refused, wanted, "reasoning"))
+    if declared(capabilities, "reasoning_switch", False):
+        yield Claim("reasoning_switch", "yes", partial(_switches_off, wanted))
 
 
 def _renders(has_own: bool) -> Proof:
@@ -68,6 +70,18 @@ def _thinks(wanted: dict[str, Any]) -> Proof:
     counted = streamed.last["usage"].get("reasoning_tokens", 0)
     demand((counted > 0) == bool(thought), f"{counted} tokens of thinking counted for {thought!r}")
     return f"{counted} tokens of thinking, told apart" if thought else f"{NOT_SHOWN}: no thinking came"
+
+
+def _switches_off(wanted: dict[str, Any]) -> Proof:
+    """Asked to, the model answers without thinking, because its template then makes another prompt."""
+    told = answered((yield Question({**wanted, "max_tokens": 1})), ignoring="reasoning").last["usage"]
+    reply = answered((yield Question({**wanted, "reasoning": "off"})), ignoring="reasoning")
+    demand(not _thinking_of(reply), f"thinking {_thinking_of(reply)!r}, which was switched off")
+    usage = reply.last["usage"]
+    counted = usage.get("reasoning_tokens", 0)
+    demand(not counted, f"{counted} tokens of thinking counted, which was switched off")
+    tokens, tokens_off = told["prompt_tokens"], usage["prompt_tokens"]
+    return NOT_SHOWN if tokens == tokens_off else f"a prompt of {tokens_off} tokens, and not of {tokens}"
 
 
 def _thinking_of(reply: Reply) -> str:
