@@ -165,8 +165,15 @@ def uma_command(*args: str) -> list[str]:
 
 
 def clean_environ(**more: str) -> dict[str, str]:
-    """This process's variables without any `UMA_…` one, and with `more`. Python finds this very checkout with them."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+    """This process's variables without any `UMA_…` one, and with `more`. Python finds this very checkout with them.
+
+    Nor has it `COLUMNS` and `LINES`, which a parent that imports `readline` leaves to its children.
+    """
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("UMA_") and name not in ("COLUMNS", "LINES")
+    }
     path = os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH", "")]))
     return plain | {"PYTHONPATH": path} | more
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from required import missing
 
 from harness import PATIENCE_SEC
@@ -27,6 +27,7 @@ FLAGS = (
     "--disable-sync",
 )
 PATIENCE_MS = 2 * PATIENCE_SEC * 1000
+expect.set_options(timeout=PATIENCE_MS)  # for every test that imports this: its own 5 s are too few beside others
 
 LONG = {"system": "", "priority": 1, "sampling": {"temperature": 0.7, "min_tokens": 1900, "max_tokens": 1900}}
 """Settings with which the built-in model goes on for some seconds."""

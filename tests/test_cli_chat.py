@@ -23,6 +23,8 @@ from uma.types import Message
 
 LONG = ("--ignore-eos",)
 SHORT = ("--ignore-eos", "--max-tokens", "12")
+STORY = "".join(" ".join(f"{word}{n:02}" for n in range(40)) + ".\n\n" for word in ("fox", "owl", "hare", "bear"))
+"""Paragraphs of several lines, in which no word comes twice."""
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
 """Whatever gives letters or their ground a colour."""
 
@@ -141,6 +143,37 @@ def test_ctrl_z_during_an_answer_leaves_the_shell_a_terminal_as_it_should_be(ser
         go_on(terminal)
         terminal.type("\x03")
         terminal.wait_for("Stopped; the conversation goes on from here.")
+
+
+def test_an_answer_that_is_suspended_and_resized_and_stopped_is_left_once(
+    socket_dir: Path, home: Path, tmp_path: Path
+) -> None:
+    model = write_script_model(tmp_path / "endless.gguf", STORY, context_length=32_768, is_endless=True)
+    with (
+        running_server(socket_dir / "uma.sock", "--model", str(model)) as server,
+        # As a parent leaves it that had another terminal: what is drawn again and again goes by the terminal there is.
+        chat(server, home, columns=100, COLUMNS="80", LINES="10") as terminal,
+    ):
+        begin_a_story(terminal)
+        for columns in (40, 100):
+            suspend(terminal)
+            terminal.resize(columns, 24)
+            go_on(terminal)
+        terminal.type("\x03")
+        terminal.wait_for("Stopped; the conversation goes on from here.")
+        wait_for_prompt(terminal)
+        screen = terminal.text
+        tell(terminal, "/save so-far.json", "Saved to so-far.json")
+    ((_, answer),) = Conversation.load(home / "so-far.json").turns
+    said, at = " ".join(answer.split()), 0
+    left = screen.partition("> Tell me a story")[2].partition("Stopped;")[0]
+    # Each line goes on behind the one before, of which a narrower screen may have cut the end off. A line that is left
+    # twice is found one story later, and glued ones are not found at all.
+    for line in filter(None, (" ".join(line.split()) for line in left.splitlines())):
+        begins = said.find(line, at)
+        assert begins >= 0, f"{line!r} is left twice, or was never said. The screen:\n{screen}"
+        at = begins + len(line)
+    assert at == len(said), f"the answer ends otherwise, with {said[-200:]!r}. The screen:\n{screen}"
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProcess, home: Path) -> None:

@@ -76,13 +76,13 @@ async def _converse(target: Dynamo, model: BenchModel, rng: Random) -> Measures:
     later: list[Sample] = []
     prompts = 0
 
-    async def go_on(said: tuple[int, ...], rng: Random) -> None:
+    async def go_on(so_far: tuple[int, ...], thinking: Random) -> None:
         nonlocal prompts
         for _ in range(TURNS):
-            await trio.sleep(rng.uniform(0, MOST_THINKING_S))
-            said += model.prompt(rng, ASKED)
-            later.append(await one(target, Ask(said, ANSWER)))
-            prompts += len(said)
+            await trio.sleep(thinking.uniform(0, MOST_THINKING_S))
+            so_far += model.prompt(thinking, ASKED)
+            later.append(await one(target, Ask(so_far, ANSWER)))
+            prompts += len(so_far)
 
     async with trio.open_nursery() as nursery:
         for number, each in enumerate(said):

@@ -110,11 +110,12 @@ class Canary:
         """Ask again and again, and at least once for each prompt."""
         seen = Sightings()
         while goes_on() or seen.answers < len(PROMPTS):
-            self._ask(PROMPTS[seen.answers % len(PROMPTS)], seen)
-            seen.answers += 1
+            if self._ask(PROMPTS[seen.answers % len(PROMPTS)], seen):
+                seen.answers += 1
         return seen
 
-    def _ask(self, prompt: str, seen: Sightings) -> None:
+    def _ask(self, prompt: str, seen: Sightings) -> bool:
+        """Whether there was an answer; False where the session was over and is a new one now."""
         tokens: list[int] = []
         self._cores.own_ms(0.0)
         before = time.perf_counter()
@@ -123,9 +124,10 @@ class Canary:
             event = self._raw.receive()
             if event is None or event.get("code") == IDLE:
                 # Idle is what this process is to the server while it gets no core; that says nothing of the server.
-                seen.problems += [] if event else [f"the server closed the session of {prompt!r}, without a word"]
+                if event is None:
+                    seen.problems.append(f"the server closed the session of {prompt!r}, without a word")
                 self._connect()
-                return
+                return False
             now = time.perf_counter()
             wait_ms = (now - before) * 1000
             seen.waits_ms.append(wait_ms)
@@ -138,3 +140,4 @@ class Canary:
             seen.problems.append(f"the canary was refused: {event}")
         elif tokens != self._expected.setdefault(prompt, tokens):
             seen.problems.append(f"the canary got other tokens than alone for {prompt!r}: {tokens}")
+        return True

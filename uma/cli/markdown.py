@@ -8,7 +8,9 @@ of the old lines.
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from typing import IO
 
 import attrs
@@ -165,9 +167,16 @@ class LiveMarkdown:
         return "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in gap + lines)
 
     def _size(self) -> tuple[int, int]:
-        """Columns to fill and lines. The last column stays free: a full line leaves the cursor in doubt."""
-        width, height = self._console.size
-        return max(1, width - 1), height
+        """Columns to fill and lines. The last column stays free: a full line leaves the cursor in doubt.
+
+        Asked of the terminal itself: `COLUMNS` and `LINES`, which Rich believes first, tell what it had when a parent
+        of this process began, and cursor moves that are off by a line leave stale text.
+        """
+        width = height = 0
+        with suppress(OSError):  # no terminal, as with a file
+            width, height = os.get_terminal_size(self._file.fileno())
+        supposed = self._console.size
+        return max(1, (width or supposed.width) - 1), height or supposed.height
 
     def _write(self, out: str) -> None:
         self._file.write(out)
