@@ -167,7 +167,8 @@ def uma_command(*args: str) -> list[str]:
 def clean_environ(**more: str) -> dict[str, str]:
     """This process's variables without any `UMA_…` one, and with `more`. Python finds this very checkout with them.
 
-    Nor has it `COLUMNS` and `LINES`, which a parent that imports `readline` leaves to its children.
+    Nor has it `COLUMNS` and `LINES`, which a parent that imports `readline` leaves to its children. Compute threads
+    sleep while they wait for each other: spinning, they would take the cores of the tests beside.
     """
     plain = {
         name: value
@@ -175,7 +176,7 @@ def clean_environ(**more: str) -> dict[str, str]:
         if not name.startswith("UMA_") and name not in ("COLUMNS", "LINES")
     }
     path = os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH", "")]))
-    return plain | {"PYTHONPATH": path} | more
+    return plain | {"PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"} | more
 
 
 def run_to_end(

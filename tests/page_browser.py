@@ -84,8 +84,11 @@ class Visitor:
 
 @contextmanager
 def visitor(browser: Browser, url: str, *, width: int = 1200, height: int = 800) -> Iterator[Visitor]:
-    """A window with nothing kept from others. Fails where the page's scripts did."""
-    context = browser.new_context(viewport={"width": width, "height": height})
+    """A window with nothing kept from others. Fails where the page's scripts did.
+
+    It asks for little motion: without a graphics card, a browser computes each frame of an animation on the CPU.
+    """
+    context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
     try:
         one = Visitor(context.new_page(), url)
         yield one

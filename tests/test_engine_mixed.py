@@ -58,23 +58,26 @@ async def read_all(model: Path) -> tuple[dict[str, Answer], int]:
         return got, metrics["mixed_batches_total"]
 
 
-async def expected(model: Path) -> dict[str, tuple[int, ...]]:
-    found = {}
-    async with open_engine(config_for(model, cache_tokens=0, cache_ram_mb=0)) as engine:
-        for request in (*STREAMS, *PROMPTS):
-            found[request.id] = (await answer(engine, request)).token_ids
-    return found
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, tuple[int, ...]]:
+    """What each is answered alone."""
+
+    async def read() -> dict[str, tuple[int, ...]]:
+        async with open_engine(config_for(model, cache_tokens=0, cache_ram_mb=0)) as engine:
+            return {each.id: (await answer(engine, each)).token_ids for each in (*STREAMS, *PROMPTS)}
+
+    return trio.run(read)
 
 
-async def test_rows_beside_a_prompt_say_what_they_say_alone(model: Path) -> None:
+async def test_rows_beside_a_prompt_say_what_they_say_alone(model: Path, expected: dict[str, tuple[int, ...]]) -> None:
     got, mixed = await read_all(model)
     assert mixed > 0
-    assert {name: each.token_ids for name, each in got.items()} == await expected(model)
+    assert {name: each.token_ids for name, each in got.items()} == expected
 
 
 @pytest.mark.parametrize("code", [NO_ROOM, -3])
 async def test_a_mixed_batch_that_fails_is_computed_as_two_and_nothing_is_lost(
-    model: Path, code: int, monkeypatch: pytest.MonkeyPatch
+    model: Path, expected: dict[str, tuple[int, ...]], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixed = ModelRunner.mixed
     failed: list[bool] = []
@@ -96,4 +99,4 @@ async def test_a_mixed_batch_that_fails_is_computed_as_two_and_nothing_is_lost(
     monkeypatch.setattr(ModelRunner, "mixed", fails)
     got, _ = await read_all(model)
     assert True in failed and False in failed
-    assert {name: each.token_ids for name, each in got.items()} == await expected(model)
+    assert {name: each.token_ids for name, each in got.items()} == expected

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_world import config_for
 from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import short_directory, until
-from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.types import EventStream, Request, Slo
 
@@ -155,7 +155,7 @@ class Noting:
 @pytest.fixture(scope="module")
 def noted(tiny: Path) -> Iterator[tuple[int, list[Request]]]:
     """The port of an engine, and the requests that reached it."""
-    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=2048, max_tokens=2)) as hosted:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", max_tokens=2)) as hosted:
         noting: Any = Noting(hosted.engine)
         hosted.call(lambda: hosted.gateway.be_ready(noting))
         yield hosted.port, noting.given

@@ -54,7 +54,7 @@ def busy_live_view(page: Page, server: HttpServer) -> Iterator[None]:
 def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpServer, theme: str) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.page
-        page.emulate_media(color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce")
+        page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
         one.visit()
         page.locator(".model-card b").wait_for()
         assert violations(page) == []

@@ -196,8 +196,8 @@ class TreeLives(RuleBasedStateMachine):
 
     def prefixes(self, seq_id: int) -> list[tuple[int, tuple[int, ...]]]:
         """Each of its cells, with the tokens up to it."""
-        cells = self.cells.held[seq_id]
-        return [(cell, tuple(self.cells.tokens(seq_id)[: at + 1])) for at, (cell, _) in enumerate(cells)]
+        cells, tokens = self.cells.held[seq_id], tuple(self.cells.tokens(seq_id))
+        return [(cell, tokens[: at + 1]) for at, (cell, _) in enumerate(cells)]
 
     @invariant()
     def every_id_is_where_its_tokens_are(self) -> None:
