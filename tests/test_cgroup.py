@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from uma import cgroup
 from uma.engine.sizing import free_memory_bytes
@@ -19,6 +21,12 @@ V1 = (
     "32 30 0:29 {group} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     "33 30 0:30 {group} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
     "34 30 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+)
+V1_APART = (
+    "32 31 0:29 {group} /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
+    "33 31 0:30 {group} /sys/fs/cgroup/cpuacct rw,relatime shared:9 master:2 - cgroup cgroup rw,cpuacct\n"
+    "34 31 0:31 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
+    "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 )
 
 
@@ -90,13 +98,92 @@ def test_version_1_has_its_limits_in_other_files(tmp_path: Path) -> None:
     memory = {"limit_in_bytes": str(GIB), "usage_in_bytes": str(GIB // 2), "stat": f"total_inactive_file {GIB // 8}"}
     files = {f"memory{UNIT}/memory.{name}": text for name, text in memory.items()}
     files |= {f"memory/memory.{name}": text for name, text in (memory | {"limit_in_bytes": str(2**63 - 4096)}).items()}
-    files |= {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}
-    files |= {f"cpu,cpuacct{UNIT}/cpu.cfs_quota_us": "250000", f"cpu,cpuacct{UNIT}/cpu.cfs_period_us": "100000"}
-    files |= {f"cpu,cpuacct{UNIT}/cpuacct.usage": "7000000", "cpu,cpuacct/cpuacct.usage": "9000000"}
     root = machine(tmp_path, own, V1.format(group="/"), files)
     assert cgroup.memory_left_bytes(root) == GIB // 2 + GIB // 8
+
+
+@pytest.mark.parametrize(
+    ("mounts", "own", "cpu", "cpuacct"),
+    [
+        (V1, f"2:cpu,cpuacct:{UNIT}", "cpu,cpuacct", "cpu,cpuacct"),
+        (V1_APART, f"3:name=systemd:/\n2:cpuacct:{UNIT}\n1:cpu:{UNIT}", "cpu", "cpuacct"),
+        (V1_APART, f"2:cpuacct:{UNIT}/deeper\n1:cpu:{UNIT}", "cpu", "cpuacct"),
+        (V1_APART, f"2:cpuacct:/elsewhere\n1:cpu:{UNIT}", "cpu", None),  # counted with others, as one
+    ],
+)
+@pytest.mark.parametrize("bounding", [UNIT, "/system.slice"])
+def test_version_1_tells_a_quota_and_what_was_used_of_it_in_one_hierarchy_or_in_two(
+    tmp_path: Path, mounts: str, own: str, cpu: str, cpuacct: str | None, bounding: str
+) -> None:
+    quotas = {"": "-1", "/system.slice": "900000", UNIT: "950000"} | {bounding: "250000"}
+    files = {f"{cpu}{group}/cpu.cfs_quota_us": quota for group, quota in quotas.items()}
+    files |= {f"{cpu}{group}/cpu.cfs_period_us": "100000" for group in quotas}
+    used_ns = {"": 9_000_000, "/elsewhere": 8_000_000, "/system.slice": 7_000_000, UNIT: 6_000_000}
+    files |= {f"{cpuacct or 'cpuacct'}{group}/cpuacct.usage": str(ns) for group, ns in used_ns.items()}
+    root = machine(tmp_path, f"{own}\n0::/", mounts.format(group="/"), files)
     assert cgroup.cpu_quota(root) == 2.5
-    assert cgroup.cpu_used_ms(root) == 7.0
+    used_ms = {UNIT: 6.0, "/system.slice": 7.0}[bounding]
+    assert cgroup.quota_use(root) == (
+        cgroup.QuotaUse(tmp_path / f"sys/fs/cgroup/{cpu}{bounding}", used_ms) if cpuacct else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "mounts", "folders"),
+    [
+        (
+            f"2:cpu,cpuacct:{UNIT}\n0::/",
+            V1,
+            ["cpu,cpuacct" + UNIT, "cpu,cpuacct/system.slice", "cpu,cpuacct", "unified"],
+        ),
+        (f"9:cpuacct:/x\n1:cpu:{UNIT}", V1_APART, ["cpu" + UNIT, "cpu/system.slice", "cpu"]),
+        ("7:cpuset:/a\n6:name=cpu:/b", V1_APART, []),  # neither is the controller `cpu`
+        (f"0::{UNIT}", V2, [UNIT, "/system.slice", ""]),
+        ("0::/a:b", V2, ["a:b", ""]),
+        ("0::/with\u2028separators\x0b", V2, ["with\u2028separators\x0b", ""]),
+        ("", V2, []),
+    ],
+)
+def test_a_process_is_bounded_by_its_own_group_and_those_above_it(own: str, mounts: str, folders: list[str]) -> None:
+    found = cgroup.bounding_groups(own, mounts.format(group="/"), "cpu")
+    assert [group.folder for group in found] == [Path("/sys/fs/cgroup") / each.lstrip("/") for each in folders]
+
+
+@pytest.mark.parametrize(
+    ("own", "group", "bounding"),
+    [
+        (
+            "/docker/abc/app",
+            "/docker/abc",
+            [("app", "/docker/abc/app"), ("", "/docker/abc")],
+        ),  # no namespace of its own
+        ("/app", "/", [("app", "/app"), ("", "/")]),  # a namespace, and what was mounted in it
+        ("/", "/..", [("", "/..")]),  # a namespace, and a mount from outside: the own folder has no name in it
+        ("/../elsewhere", "/", [("", "/")]),
+        ("/docker/abcdef", "/docker/abc", [("", "/docker/abc")]),
+    ],
+)
+@pytest.mark.parametrize(("mounts", "point"), [(V2, ""), (V1_APART, "cpu")])
+def test_a_container_is_bounded_by_what_it_sees_of_the_groups(
+    own: str, group: str, bounding: list[tuple[str, str]], mounts: str, point: str
+) -> None:
+    found = cgroup.bounding_groups(
+        f"{0 if mounts == V2 else 1}:{'' if mounts == V2 else 'cpu'}:{own}", mounts.format(group=group), "cpu"
+    )
+    top = Path("/sys/fs/cgroup", point)
+    assert [(each.folder, each.path) for each in found] == [(top / folder, path) for folder, path in bounding]
+
+
+TEXTS = st.text(alphabet="01:/, -acgpuorw2\\\n", max_size=60)
+
+
+@given(TEXTS, TEXTS, st.sampled_from(["", "1:cpu:/a\n", "0::/a\n"]), st.sampled_from(["", V1_APART]))
+def test_lines_of_any_other_shape_neither_raise_nor_hide_those_before(
+    own: str, mountinfo: str, own_before: str, mounts_before: str
+) -> None:
+    mounts_before = mounts_before.format(group="/")
+    told = list(cgroup.bounding_groups(own_before, mounts_before, "cpu"))
+    assert list(cgroup.bounding_groups(own_before + own, mounts_before + mountinfo, "cpu"))[: len(told)] == told
 
 
 @pytest.mark.parametrize(
@@ -116,12 +203,20 @@ def test_the_tightest_quota_bounds_the_threads_and_tells_what_was_used_of_it(
     files |= {f"{group}/cpu.stat".lstrip("/"): f"usage_usec {us}\nuser_usec 5" for group, us in used_us.items()}
     root = machine(tmp_path, f"0::{UNIT}", V2.format(group="/"), files)
     assert cgroup.cpu_quota(root) == cpus
-    assert cgroup.cpu_used_ms(root) == used_ms
+    use = cgroup.quota_use(root)
+    assert (use and use.used_ms) == used_ms
     everything = backend.core_count(tmp_path / "another system")
     assert backend.core_count(root) == (everything if cpus == math.inf else min(everything, max(1, round(cpus))))
 
 
 def test_a_system_without_control_groups_sets_no_limit(tmp_path: Path) -> None:
     assert cgroup.memory_left_bytes(tmp_path) == cgroup.cpu_quota(tmp_path) == math.inf
-    assert cgroup.cpu_used_ms(tmp_path) is None
+    assert cgroup.quota_use(tmp_path) is None
     assert free_memory_bytes(tmp_path) > 0
+
+
+def test_what_was_used_of_a_quota_is_unknown_where_another_group_s_has_become_the_tightest() -> None:
+    before, later = cgroup.QuotaUse(Path("/a"), 5.0), cgroup.QuotaUse(Path("/a"), 7.5)
+    assert later.since(before) == 2.5
+    assert cgroup.QuotaUse(Path("/a/b"), 9.0).since(before) is None
+    assert later.since(None) is None

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 from engine_world import answers, ask, config_for, tokens_for
+from quota_group import SetQuota, in_a_group_of_its_own
 
 from harness import PATIENCE_SEC, run_to_end
 from uma import cgroup
@@ -84,14 +86,31 @@ async def _generate_until(engine: Engine, threads: int) -> None:
 
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other program wants the cores, whatever runs beside this test, and no quota bounds them."""
+    """No other program wants the cores, whatever runs beside this test."""
     monkeypatch.setattr(CpuSample, "load", 0.0)
     monkeypatch.setattr(CpuSample, "stolen", 0.0)
-    monkeypatch.setattr(cgroup, "cpu_quota", lambda root: math.inf)
+
+
+@pytest.fixture
+def told_quota(monkeypatch: pytest.MonkeyPatch) -> SetQuota:
+    """The quota is what this is told, whatever that of the control groups is; at first there is none."""
+
+    def set_quota(cpus: float) -> None:
+        monkeypatch.setattr(cgroup, "cpu_quota", lambda root: cpus)
+
+    set_quota(math.inf)
+    return set_quota
+
+
+@pytest.fixture
+def real_quota() -> Iterator[SetQuota]:
+    """The quota of a control group that this process is in; at first there is none."""
+    with in_a_group_of_its_own() as set_quota:
+        yield set_quota
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins threads to CPUs")
-@pytest.mark.usefixtures("by_itself")
+@pytest.mark.usefixtures("by_itself", "told_quota")
 async def test_cpus_that_taskset_takes_away_from_a_running_engine_take_their_threads_along_and_bring_them_back(
     tiny: Path,
 ) -> None:
@@ -103,15 +122,28 @@ async def test_cpus_that_taskset_takes_away_from_a_running_engine_take_their_thr
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
 @pytest.mark.usefixtures("by_itself")
+@pytest.mark.parametrize("quota", ["told_quota", "real_quota"])
 async def test_a_quota_that_changes_under_a_running_engine_bounds_its_threads(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, quota: str, request: pytest.FixtureRequest
 ) -> None:
+    set_quota: SetQuota = request.getfixturevalue(quota)
     async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
         threads = backend.core_count()
-        with monkeypatch.context() as limited:
-            limited.setattr(cgroup, "cpu_quota", lambda root: 0.5)
-            await _generate_until(engine, 1)
+        set_quota(1.0)
+        await _generate_until(engine, 1)
+        set_quota(math.inf)
         await _generate_until(engine, threads)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
+def test_what_this_process_uses_of_a_real_quota_is_told(real_quota: SetQuota) -> None:
+    cpus = min(0.5, cgroup.cpu_quota() / 2)
+    real_quota(cpus)
+    assert cgroup.cpu_quota() == pytest.approx(cpus, abs=0.001)
+    began, give_up = cgroup.quota_use(), time.monotonic() + PATIENCE_SEC
+    assert began is not None
+    while (now := cgroup.quota_use()) is None or (now.since(began) or 0.0) < 20.0:
+        assert time.monotonic() < give_up, (began, now)
 
 
 def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
@@ -129,7 +161,7 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
         thread.joinpath("schedstat").write_text(f"{1 + seconds * 4 * 10**9 // 3} {seconds * 2 * 10**9 // 3} 1")
         idle = round(seconds * 6_000 / TICK_MS / 8)
         (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(8)))
-        monkeypatch.setattr(cgroup, "cpu_used_ms", lambda: 2_000.0 * seconds)
+        monkeypatch.setattr(cgroup, "quota_use", lambda: cgroup.QuotaUse(tmp_path, 2_000.0 * seconds))
 
     after_a_second(0)
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)) as context:

@@ -3,11 +3,15 @@
 A process is in one group of each hierarchy, and every group above it bounds it as well. systemd sets `MemoryMax=` on
 the unit or its slice, `docker run --memory` on the container: each limit is read from the own group of the process up
 to the top of what is mounted, and the tightest counts. Both versions of the interface are read, mixed ones too.
+
+Which folders these are is in two texts of the kernel, `/proc/self/cgroup` and `/proc/self/mountinfo`;
+`bounding_groups` reads them without touching a file.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -24,6 +28,8 @@ class Group:
 
     folder: Path
     version: int
+    path: str
+    """In its hierarchy. With version 1 a process is as a rule in groups of equal path in all hierarchies."""
 
     def memory_left_bytes(self) -> float:
         """Bytes that this group's processes can still have; infinite without a limit.
@@ -48,9 +54,12 @@ class Group:
             return math.inf
 
     def cpu_used_ms(self) -> float | None:
-        """CPU time that this group's processes have had so far; None where that is not told."""
+        """CPU time that this group's processes have had so far; None where that is not told.
+
+        Version 1 tells it in the hierarchy of the controller `cpuacct`, which is often the one of `cpu`.
+        """
         if self.version == 1:
-            used_ns = self._number("cpuacct.usage", -1)  # where both controllers are mounted together, as is usual
+            used_ns = self._number("cpuacct.usage", -1)
             return used_ns / 1e6 if used_ns >= 0 else None
         used_us = self._field("cpu.stat", "usage_usec")
         return used_us / 1e3 if used_us is not None else None
@@ -71,6 +80,22 @@ class Group:
             return next(int(line.split()[1]) for line in lines if line.split()[0] == key)
         except (OSError, ValueError, IndexError, StopIteration):
             return None
+
+
+@attrs.frozen
+class QuotaUse:
+    """What was used of a CPU quota."""
+
+    group: Path
+    """The folder of the group that has the quota."""
+    used_ms: float
+    """CPU time of all its processes since some begin."""
+
+    def since(self, earlier: QuotaUse | None) -> float | None:
+        """Milliseconds used meanwhile; None where another group had the tightest quota then, or none had."""
+        if earlier is None or earlier.group != self.group:
+            return None
+        return max(0.0, self.used_ms - earlier.used_ms)
 
 
 @attrs.frozen
@@ -96,10 +121,14 @@ def cpu_quota(root: Path = ROOT) -> float:
     return min((group.cpu_quota() for group in groups(root, "cpu")), default=math.inf)
 
 
-def cpu_used_ms(root: Path = ROOT) -> float | None:
-    """CPU time that all processes under the tightest quota on this one have had; None without a quota, or untold."""
+def quota_use(root: Path = ROOT) -> QuotaUse | None:
+    """What all processes under the tightest quota on this one have used of it; None without a quota, or untold."""
     bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
-    return bounding.cpu_used_ms() if bounding is not None and bounding.cpu_quota() < math.inf else None
+    if bounding is None or bounding.cpu_quota() == math.inf:
+        return None
+    counting = groups(root, "cpuacct") if bounding.version == 1 else (bounding,)
+    used_ms = next((group.cpu_used_ms() for group in counting if group.path == bounding.path), None)
+    return None if used_ms is None else QuotaUse(bounding.folder, used_ms)
 
 
 @lru_cache(maxsize=8)
@@ -108,42 +137,50 @@ def groups(root: Path, controller: str) -> tuple[Group, ...]:
 
     Looked up once: limits change while a server runs, its group does not.
     """
-    return tuple(_groups(root, controller))
+    proc = root / "proc" / "self"
+    return tuple(bounding_groups(_text(proc / "cgroup"), _text(proc / "mountinfo"), controller, root))
 
 
-def _groups(root: Path, controller: str) -> Iterator[Group]:
-    own = list(_own_paths(root))
-    for mount in _mounts(root):
+def bounding_groups(own: str, mountinfo: str, controller: str, root: Path = ROOT) -> Iterator[Group]:
+    """The groups of a process by the texts of its `/proc/self/cgroup` and `/proc/self/mountinfo`; pure.
+
+    Its own group comes first, then those above it up to the top of what is mounted. Every hierarchy of version 2 is
+    among them: its folders have the files of the controllers that it has.
+    """
+    paths = list(_own_paths(own))
+    for mount in _mounts(mountinfo):
         wanted = "" if mount.version == 2 else controller
-        path = next((path for controllers, path in own if wanted in controllers), None)
+        path = next((path for controllers, path in paths if wanted in controllers), None)
         if path is None or (mount.version == 1 and controller not in mount.options):
             continue
-        top = root / mount.point.lstrip("/")
         # A container sees its own part of the hierarchy mounted; without a namespace its path still begins above.
-        below = path.removeprefix(mount.group.rstrip("/")) if _is_below(path, mount.group) else ""
-        folder = top / below.strip("/")
-        yield Group(folder, mount.version)
-        yield from (Group(each, mount.version) for each in folder.parents if each.is_relative_to(top))
+        below = path[len(mount.group.rstrip("/")) :] if _is_below(path, mount.group) else ""
+        names = [name for name in below.split("/") if name]
+        for depth in range(len(names), -1, -1):
+            inside = "/".join(names[:depth])
+            folder = root / mount.point.lstrip("/") / inside
+            yield Group(folder, mount.version, f"{mount.group.rstrip('/')}/{inside}".rstrip("/") or "/")
 
 
 def _is_below(path: str, mounted: str) -> bool:
     return ".." not in path.split("/") and (path + "/").startswith(mounted.rstrip("/") + "/")
 
 
-def _own_paths(root: Path) -> Iterator[tuple[set[str], str]]:
-    """This process's groups: the controllers of a hierarchy (of version 2 the empty name) and the path there."""
-    for line in _lines(root / "proc" / "self" / "cgroup"):
-        _, controllers, path = line.split(":", 2)
-        yield set(controllers.split(",")), path
+def _own_paths(text: str) -> Iterator[tuple[set[str], str]]:
+    """A process's groups: the controllers of a hierarchy (of version 2 the empty name) and the path there."""
+    for line in text.split("\n"):
+        _, *rest = line.split(":", 2)
+        if len(rest) == 2 and rest[1].startswith("/"):
+            yield set(rest[0].split(",")), rest[1]
 
 
-def _mounts(root: Path) -> Iterator[_Mount]:
-    for line in _lines(root / "proc" / "self" / "mountinfo"):
+def _mounts(text: str) -> Iterator[_Mount]:
+    for line in text.split("\n"):
         before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        if kind in ("cgroup", "cgroup2"):
-            group, point = map(_unescaped, before.split(" ")[3:5])
-            yield _Mount(2 if kind == "cgroup2" else 1, frozenset(options.split(",")), group, point)
+        place, kind = before.split(" "), after.split(" ", 2)
+        if len(place) >= 5 and len(kind) == 3 and kind[0] in ("cgroup", "cgroup2"):
+            group, point = map(_unescaped, place[3:5])
+            yield _Mount(2 if kind[0] == "cgroup2" else 1, frozenset(kind[2].split(",")), group, point)
 
 
 def _unescaped(path: str) -> str:
@@ -151,8 +188,8 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
-def _lines(file: Path) -> list[str]:
+def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return os.fsdecode(file.read_bytes())
     except OSError:  # another system than Linux
-        return []
+        return ""

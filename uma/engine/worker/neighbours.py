@@ -115,7 +115,7 @@ class _Reading:
     running_ms: float
     waiting_ms: float
     unused: Unused | None
-    quota_used_ms: float | None
+    quota_use: cgroup.QuotaUse | None
 
     @classmethod
     def take(cls, proc: Path, now: float) -> _Reading | None:
@@ -125,13 +125,12 @@ class _Reading:
         if scheduled is None:
             return None
         cores = backend.available_cores()
-        quota_used_ms = cgroup.cpu_used_ms() if cores < len(cpus) else None
-        return cls(now, cpus, cores, *scheduled, Unused.take(proc / "stat", cpus), quota_used_ms)
+        quota_use = cgroup.quota_use() if cores < len(cpus) else None
+        return cls(now, cpus, cores, *scheduled, Unused.take(proc / "stat", cpus), quota_use)
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
         unused, before = (self.unused, last.unused) if self.cpus == last.cpus else (None, None)
-        used_ms, used_before_ms = self.quota_used_ms, last.quota_used_ms
         return CpuSample(
             wall_ms=self.wall_ms - last.wall_ms,
             cores=self.cores,
@@ -140,5 +139,5 @@ class _Reading:
             waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
             idle_ms=max(0.0, unused.idle_ms - before.idle_ms) if unused and before else None,
             stolen_ms=max(0.0, unused.stolen_ms - before.stolen_ms) if unused and before else 0.0,
-            quota_used_ms=None if used_ms is None or used_before_ms is None else max(0.0, used_ms - used_before_ms),
+            quota_used_ms=self.quota_use.since(last.quota_use) if self.quota_use else None,
         )
