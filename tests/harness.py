@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,11 +153,10 @@ def is_settled(metrics: Mapping[str, Any]) -> bool:
 
 def until(ask: Callable[[], T], is_right: Callable[[T], bool]) -> T:
     """Ask again until the answer is right. Each question is a whole round trip, so this is no busy loop."""
-    for _ in range(20_000):
-        answer = ask()
-        if is_right(answer):
-            return answer
-    raise AssertionError(f"still not: {answer}")
+    give_up = time.monotonic() + PATIENCE_SEC
+    while not is_right(answer := ask()):
+        assert time.monotonic() < give_up, f"still not: {answer}"
+    return answer
 
 
 def uma_command(*args: str) -> list[str]:

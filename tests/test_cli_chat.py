@@ -16,7 +16,7 @@ import pytest
 from pty_screen import Terminal
 from script_model import write_script_model
 
-from harness import ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
+from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
 from uma.cli.chat import COMMANDS
 from uma.cli.conversation import ChatFileError, Conversation
 from uma.types import Message
@@ -273,7 +273,7 @@ def test_a_terminal_that_goes_away_ends_the_chat(is_answering: bool, server: Ser
         if is_answering:
             begin_a_story(terminal)
         terminal.hang_up()
-        terminal.process.wait(60)
+        terminal.process.wait(PATIENCE_SEC)
     assert server.settled()["active_sequences"] == 0
 
 
@@ -283,7 +283,7 @@ def test_sigterm_leaves_the_terminal_as_it_was(is_answering: bool, server: Serve
         if is_answering:
             begin_a_story(terminal)
         terminal.signal(signal.SIGTERM)
-        terminal.process.wait(60)
+        terminal.process.wait(PATIENCE_SEC)
         assert terminal.echoes
         assert terminal.wait() == 143
         assert terminal.is_cursor_shown

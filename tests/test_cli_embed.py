@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import ONE_THREAD, ServerProcess, clean_environ, uma_command
+from harness import ONE_THREAD, PATIENCE_SEC, ServerProcess, clean_environ, uma_command
 from uma import LLM
 from uma.cli.embed import BATCH_BYTES, BATCH_TEXTS, batches
 
@@ -23,7 +23,7 @@ def embed(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[by
     """Run it to its end."""
     return subprocess.run(
         uma_command("embed", *arguments),
-        input=stdin, capture_output=True, timeout=120, env=clean_environ(), check=False,
+        input=stdin, capture_output=True, timeout=3 * PATIENCE_SEC, env=clean_environ(), check=False,
     )  # fmt: skip
 
 

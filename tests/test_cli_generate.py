@@ -21,7 +21,7 @@ from typing import IO
 import pytest
 from pty_screen import Terminal
 
-from harness import ONE_THREAD, ServerProcess, clean_environ, running_server, uma_command, until
+from harness import ONE_THREAD, PATIENCE_SEC, ServerProcess, clean_environ, running_server, uma_command, until
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
 HALF_A_PIPE = 32_768
@@ -34,7 +34,8 @@ def generate(
     """Run it to its end."""
     return subprocess.run(
         uma_command("generate", *arguments),
-        input=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=120, env=clean_environ(**environ), check=False,
+        input=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=3 * PATIENCE_SEC, env=clean_environ(**environ),
+        check=False,
     )  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def test_a_socket_that_was_named_must_have_a_server(way: str, state: str, socket
             uma_command("chat", "--socket", str(path)),
             input=b"hello\n",
             capture_output=True,
-            timeout=120,
+            timeout=3 * PATIENCE_SEC,
             env=clean_environ(),
             check=False,
         )
@@ -181,7 +182,7 @@ def test_a_standard_input_that_does_not_begin_is_told(at: tuple[str, str]) -> No
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ()) as process:
         assert process.stderr is not None
         assert b"waiting for standard input" in process.stderr.readline()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_SEC)
     assert process.returncode == 0
 
 
@@ -249,7 +250,7 @@ def test_ctrl_c_stops_it_with_130(place: str, at: tuple[str, str], server: Serve
     with started("hello", *where, "--ignore-eos", "--stats") as process:
         assert read_some(process)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_SEC)
     assert process.returncode == 130
     assert "Traceback" not in said.decode()
     assert "tokens, stopped" in said.decode()
@@ -277,14 +278,14 @@ def test_ctrl_c_while_the_output_is_not_read_stops_it_too(at: tuple[str, str], s
         until(look_again, bool)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_SEC) == 130
 
 
 def test_sigterm_ends_it_with_143(at: tuple[str, str], server: ServerProcess) -> None:
     with started("hello", *at, *LONG) as process:
         assert read_some(process)
         process.terminate()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_SEC)
     assert process.returncode == 143
     assert "Traceback" not in said.decode()
     assert server.settled()["active_sequences"] == 0
@@ -298,7 +299,7 @@ def test_a_closed_pipe_ends_it_quietly(form: tuple[str, ...], at: tuple[str, str
         process.stdout.close()
         assert process.stderr is not None
         said = process.stderr.read().decode()
-        assert process.wait(60) == 141
+        assert process.wait(PATIENCE_SEC) == 141
     assert len(said.splitlines()) == 1
     assert NOTICE in said
     assert server.settled()["active_sequences"] == 0
@@ -316,7 +317,7 @@ def through_shell(line: str) -> subprocess.CompletedProcess[bytes]:
     """`uma` in a line of a shell, which is what closes and redirects descriptors."""
     return subprocess.run(
         ["sh", "-c", line.replace("uma ", shlex.join(uma_command()) + " ", 1)],
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=clean_environ(), check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=3 * PATIENCE_SEC, env=clean_environ(), check=False,
     )  # fmt: skip
 
 
@@ -401,7 +402,7 @@ def test_a_socket_that_is_not_ours_to_use_is_an_error_and_not_a_reason_to_load_t
             conversation, _ = other.accept()
             with conversation:
                 conversation.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                _, said = process.communicate(timeout=60)
+                _, said = process.communicate(timeout=PATIENCE_SEC)
     assert process.returncode == 1
     assert str(path) in said.decode()
     assert len(said.splitlines()) == 1

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from harness import PATIENCE_SEC
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ModelError
 
@@ -63,7 +64,7 @@ def test_no_test_begins_with_a_signal_ignored_whatever_the_parent_ignores() -> N
     names = (test_a_signal_cancels_the_command_and_gives_128_more, test_commands_under_test_would_see_every_signal)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [f"{__file__}::{each.__name__}" for each in names]
-    done = subprocess.run(command, preexec_fn=ignore, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, preexec_fn=ignore, capture_output=True, timeout=3 * PATIENCE_SEC, check=False)
     assert done.returncode == 0, done.stdout.decode()
 
 
@@ -146,16 +147,16 @@ STUCK = "await trio.to_thread.run_sync(lambda: (print('stuck', flush=True), thre
 
 
 @pytest.mark.parametrize(
-    ("block", "patience"),
+    ("block", "signals"),
     [(f"with interrupts.abruptly(): {STUCK}", 1), (STUCK, 100), (f"with interrupts.stopping(): {STUCK}", 100)],
 )
-def test_even_a_computation_that_nothing_interrupts_can_be_left(block: str, patience: int) -> None:
+def test_even_a_computation_that_nothing_interrupts_can_be_left(block: str, signals: int) -> None:
     with subprocess.Popen([sys.executable, "-c", SCRIPT.format(block=block)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"stuck\n"
-        for _ in range(patience):
+        for _ in range(signals):
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60 / patience)
+                process.wait(PATIENCE_SEC / signals)
         process.kill()
     assert process.returncode == 130

@@ -222,7 +222,7 @@ async def test_no_other_request_waits_for_a_grammars_compilation(tiny: Path, mon
 
     def slow(compiler: GrammarCompiler, grammar: Grammar, before: str) -> GrammarState:
         compiling.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_SEC)
         return compile_grammar(compiler, grammar, before)
 
     known = [Grammar(json_schema={"const": 1, "description": "x" * size}) for size in (1, 5_000)]

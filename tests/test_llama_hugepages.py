@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from engine_world import answer, ask, config_for
 
+from harness import PATIENCE_SEC
 from models import write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
@@ -48,7 +49,9 @@ with Model.load(Path(sys.argv[1]), map_above_bytes=math.inf) as model:
 @pytest.mark.skipif(not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for")
 def test_weights_that_are_read_are_in_memory_for_which_huge_pages_were_asked(tmp_path: Path) -> None:
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)
-    told = subprocess.run([sys.executable, "-c", LOAD, path], check=True, capture_output=True, text=True, timeout=60)
+    told = subprocess.run(
+        [sys.executable, "-c", LOAD, path], check=True, capture_output=True, text=True, timeout=PATIENCE_SEC
+    )
     mapped, read, weights = map(int, told.stdout.split())
     assert weights > 32 * MIB
     assert mapped == 0, "a mapped file has no huge pages"

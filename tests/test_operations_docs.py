@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from harness import running_server
+from harness import PATIENCE_SEC, running_server
 from uma.cli.options import load_settings
 from uma.cli.parser import build_parser
 from uma.config import RuntimeConfig
@@ -95,6 +95,10 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "uma.service"
     unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/uma/bin/uma", sys.executable), encoding="utf-8")
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SEC,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
