@@ -21,6 +21,7 @@ from quota_group import SetQuota, in_a_group_of_its_own
 from harness import PATIENCE_SEC, run_to_end
 from uma import cgroup
 from uma.engine import Engine, open_engine
+from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample
 from uma.engine.worker import neighbours, stall
 from uma.engine.worker.schedstat import TICK_MS, Unused, scheduled_ms
@@ -214,7 +215,7 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
         batch = Batch(16_384)
         batch.add([1] * 16_384, 0, 0, last_logits=True)
         with watch.watching():
-            watch.begin(expected_ms=0.0, threads=2)
+            watch.begin(now_ms(), expected_ms=0.0, threads=2)
             assert context.decode(batch) == ABORTED
             watch.end()
         context.resume()
@@ -235,10 +236,10 @@ def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
         watch = StallWatch(context)
         with watch.watching():
-            watch.begin(expected_ms=0.0, threads=2)
+            watch.begin(now_ms(), expected_ms=0.0, threads=2)
             assert aborted.wait(PATIENCE_SEC)
             assert watch.end()
-            watch.begin(expected_ms=0.0, threads=2)
+            watch.begin(now_ms(), expected_ms=0.0, threads=2)
             assert not watch.end()
 
 

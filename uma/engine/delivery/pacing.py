@@ -50,8 +50,8 @@ def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float) -> float:
     Tokens that were computed ahead go out `pace_ms` apart, and never out of order. The first is given at once. Where
     rows are computed faster than that for long, each waits no longer than the longest lead that is of use.
     """
-    if not last_ms:
-        return sampled_ms
+    if not pace_ms or not last_ms:
+        return max(sampled_ms, last_ms)
     return max(sampled_ms, last_ms, min(last_ms + pace_ms, sampled_ms + max_lead_ms(pace_ms)))
 
 

@@ -91,8 +91,10 @@ class Executor:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
         if tick.decode and tick.steps:
             yield from self._decode(tick)
-            if not (yield from self._decode_ahead(tick)):
+            if tick.steps > 1 and not (yield from self._decode_ahead(tick)):
                 return
+        if not tick.prefill:
+            return
         # Sequences whose cells the decode rows needed have lost their slots.
         prefill = [self._begin_again(*each) for each in tick.prefill if each[0].holding is not None]
         if tick.is_mixed:
@@ -148,13 +150,11 @@ class Executor:
 
     def _booked(self, sequences: list[Sequence], steps: list[Step], *, learns: bool) -> Results:
         """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
-        rows = sequences
         for step in steps:
-            given = step.given
-            if any(sequence.holding is None for sequence in rows):
+            rows, given = sequences, step.given
+            if step is not steps[0] and any(row.holding is None for row in sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
                 rows = [row for row in sequences if row.holding is not None]
-            if len(rows) < len(sequences):
                 given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
             self._runner.book(rows, step, learns=learns and step is steps[-1])
             yield Result(rows, given, step.at_ms)

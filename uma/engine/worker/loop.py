@@ -40,7 +40,7 @@ from uma.engine.worker.drafts.model_drafter import ModelDrafter
 from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
-from uma.engine.worker.output import Output, patience_ms
+from uma.engine.worker.output import Output
 from uma.engine.worker.probes import Probes
 from uma.engine.worker.relayout import Relayout
 from uma.engine.worker.residency import PATIENCE_MS, Residency
@@ -256,7 +256,7 @@ class DecodeWorker:
             if plan.prefill:
                 self._metrics.piece_lead_ms.observe(plan.lead_ms)
         if plan.is_everyday or plan.steps > 1:
-            tick.hold_ms = min(map(patience_ms, tick.decode), default=0.0)
+            tick.hold_ms = min((sequence.hold_ms for sequence in tick.decode), default=0.0)
         self._steady = tick if plan.is_everyday and tick.decode else None
         return tick, bool(plan.preempt)
 

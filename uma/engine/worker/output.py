@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.delivery.pacing import due_ms, hold_ms, reader_ms, uniform_steps
+from uma.engine.delivery.pacing import due_ms, reader_ms, uniform_steps
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sampling import Sampled
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Finished, FinishReason, Prompt, Token
-
-
-def patience_ms(sequence: Sequence) -> float:
-    """Maximum buffering delay (ms) of its tokens."""
-    return hold_ms(sequence.target_tbt_ms, is_streamed=sequence.request.stream)
 
 
 def steps_ahead(sequence: Sequence) -> float:
@@ -92,7 +87,7 @@ class Output:
             if logprobs is not None:
                 sequence.logprobs.append(logprobs)
             return
-        due = due_ms(now_ms, patience_ms(sequence), is_first=sequence.generated == 1, credits=sequence.credits)
+        due = due_ms(now_ms, sequence.hold_ms, is_first=sequence.generated == 1, credits=sequence.credits)
         event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs)
         self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
         sequence.credits -= 1

@@ -348,14 +348,14 @@ class ModelRunner:
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
         """
         threads = self.threads()
-        has_idle_cores = threads > 1 and self.neighbour_load < MAX_LOAD_BESIDE
+        has_idle_cores = threads > 1 and self._neighbours.load < MAX_LOAD_BESIDE
         self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
         self._cost.use(threads, is_split=self._pool.in_id_order)
-        self.began_ms = now_ms()
-        self.stall_watch.begin(expected_ms, threads)
+        began_ms = self.began_ms = now_ms()
+        self.stall_watch.begin(began_ms, expected_ms, threads)
         code = self._context.decode(self._batch)
         is_stalled = self.stall_watch.end()
-        took_ms = now_ms() - self.began_ms
+        took_ms = now_ms() - began_ms
         if code == DONE:
             self._pool.batch_done()
         if code == ABORTED or is_stalled:

@@ -20,7 +20,7 @@ from uma.engine.worker.logprobs import Logprober, hide
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
 from uma.llama.context import Context
-from uma.llama.grammar import GrammarMasks, GrammarState
+from uma.llama.grammar import GrammarMasks
 from uma.types import Logprobs
 
 MAX_FORCED = 32
@@ -75,6 +75,8 @@ class Sampling:
         self._vocab = context.model.vocab
         self._masks = GrammarMasks(self._vocab.n_tokens)
         self._logprobs = Logprober(self._vocab)
+        self._is_plain = False
+        """All rows of the batch that is computed are (`Sequence.is_plain`)."""
         self._masked: dict[Sequence, int] = {}
         """Sequences whose masks are being computed, each with the number of its first."""
 
@@ -91,10 +93,11 @@ class Sampling:
         With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
         `has_idle_cores` says whether another thread can run once the batch is computed.
         """
+        self._is_plain = all(each.is_plain for each in sequences)
+        if self._is_plain:
+            return
         self._logprobs.has_idle_cores = has_idle_cores
         self._masked = {}
-        if all(each.grammar is None for each in sequences):
-            return
         rows = zip(sequences, drafts or [[]] * len(sequences), strict=True)
         masked = [
             (each, draft)
@@ -111,7 +114,7 @@ class Sampling:
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
-        if not any(each.is_constrained or each.wants_logprobs for each in sequences):
+        if self._is_plain:
             return self._sample_plain(sequences, batch_indices)
         places = [(row, sequence, 1) for row, sequence in enumerate(sequences)]
         step = self._step(len(sequences), places)
@@ -232,20 +235,19 @@ class Sampling:
         if sequence.sampler is not None:
             if sequence.suppresses_end(ahead):
                 logits[row, vocab.eog_ids] = -np.inf
-            if sequence.grammar is not None:
-                self._check_any(logits, row, sequence.grammar, sequence, ahead)
+            self._check_any(logits, row, sequence, ahead)
             return sequence.sampler.sample(self._context, batch_index)
         token = step.likeliest[row]
         if token in vocab.eog and sequence.suppresses_end(ahead):
             logits[row, vocab.eog_ids] = -np.inf
             token = int(logits[row].argmax())
-        if sequence.grammar is not None:
-            self._check_any(logits, row, sequence.grammar, sequence, ahead)
+        self._check_any(logits, row, sequence, ahead)
         return token
 
-    def _check_any(self, logits: Logits, row: int, grammar: GrammarState, sequence: Sequence, ahead: int) -> None:
+    def _check_any(self, logits: Logits, row: int, sequence: Sequence, ahead: int) -> None:
         """Raise `_CompleteError` where the only allowed token was the end, which must not come: nothing can follow."""
-        if not (grammar.is_over or np.isneginf(logits[row].max())):
+        grammar = sequence.grammar
+        if grammar is None or not (grammar.is_over or np.isneginf(logits[row].max())):
             return
         grammar.check()
         if not grammar.is_over and not sequence.suppresses_end(ahead):

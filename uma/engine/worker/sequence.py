@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.experience import Experience
+from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.worker.lookup import Lookup
@@ -194,9 +195,13 @@ class Sequence:
     """Likewise."""
     has_reader: bool = attrs.field(init=False)
     """Tokens are read as they come, and not all at the end."""
+    hold_ms: float = attrs.field(init=False)
+    """Maximum buffering delay (ms) of its tokens."""
     wants_logprobs: bool = attrs.field(init=False)
     is_constrained: bool = attrs.field(init=False)
     """A bias or a grammar changes its logits."""
+    is_plain: bool = attrs.field(init=False)
+    """Its next token needs its logits as they are, and nothing else is asked of them."""
     forces: bool = attrs.field(init=False)
     """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
@@ -207,7 +212,9 @@ class Sequence:
         ranks = sampling.best_of is not None and sampling.best_of > sampling.n
         self.wants_logprobs = sampling.logprobs is not None or ranks
         self.is_constrained = self.grammar is not None or self.bias is not None
+        self.is_plain = not (self.is_constrained or self.wants_logprobs)
         self.forces = not self.wants_logprobs
+        self.hold_ms = hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
         self.experience = Experience(self.arrived_ms + self.expected_ttft_ms, self.target_tbt_ms)
 
     def change(self, change: Change) -> None:

@@ -75,10 +75,10 @@ class StallWatch:
             self._has_work.set()
             thread.join()
 
-    def begin(self, expected_ms: float, threads: int) -> None:
+    def begin(self, began_ms: float, expected_ms: float, threads: int) -> None:
         """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched."""
         if threads > 1:
-            self._running = _Running(now_ms(), expected_ms)
+            self._running = _Running(began_ms, expected_ms)
             if not self._has_work.is_set():
                 self._has_work.set()
 
