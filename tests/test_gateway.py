@@ -13,7 +13,7 @@ import httpx
 import pytest
 from http_server import running_gateway
 
-from harness import ServerProcess, run_to_end, running_server, uma_command, until
+from harness import PATIENCE_SEC, ServerProcess, run_to_end, running_server, uma_command, until
 
 ENDLESS = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
 FEW_TOKENS = 100
@@ -90,7 +90,8 @@ def test_a_gateway_has_keys_and_tls_and_counts_what_a_key_runs_over_all_its_conn
     flags = ("--http-keys", str(keys), "--http-tls-cert", str(cert), "--http-tls-key", str(key))
     with running_gateway(server, *flags) as gateway, ExitStack() as stack:
         trusted = ssl.create_default_context(cafile=str(cert))
-        one, other = (stack.enter_context(httpx.Client(base_url=gateway.url, verify=trusted)) for _ in range(2))
+        clients = [httpx.Client(base_url=gateway.url, verify=trusted, timeout=PATIENCE_SEC) for _ in range(2)]
+        one, other = map(stack.enter_context, clients)
         short = {"prompt": "Once", "max_tokens": 1}
         assert one.post("/v1/completions", json=short).status_code == 401
         for client in (one, other):

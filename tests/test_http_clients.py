@@ -11,6 +11,8 @@ import openai
 import pytest
 from http_server import HttpServer
 
+from harness import PATIENCE_SEC
+
 GREEDY = {"temperature": 0}
 """Anthropic's newest client has no parameter for it."""
 TURNS: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
@@ -18,19 +20,19 @@ TURNS: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
 
 @pytest.fixture
 def claude(http_server: HttpServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
         yield client
 
 
 @pytest.fixture
 def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
         yield client
 
 
 @pytest.fixture
 def llama(http_server: HttpServer) -> Iterator[ollama.Client]:
-    client = ollama.Client(host=http_server.url)
+    client = ollama.Client(host=http_server.url, timeout=PATIENCE_SEC)
     yield client
     client._client.close()
 
@@ -163,7 +165,9 @@ def test_openai_s_asynchronous_client_streams(http_server: HttpServer) -> None:
     import asyncio
 
     async def text() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{http_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC
+        ) as client:
             stream = await client.chat.completions.create(
                 model="builtin", messages=TURNS, max_tokens=8, temperature=0, stream=True
             )

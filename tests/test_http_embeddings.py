@@ -12,7 +12,7 @@ import openai
 import pytest
 from http_server import HttpServer, running_http
 
-from harness import short_directory, until
+from harness import PATIENCE_SEC, short_directory, until
 from models import write_encoder
 from uma.client.interview import SocketInterview
 from uma.contracts.proofs import Question
@@ -24,7 +24,7 @@ QUERY = "where is the fox"
 
 @pytest.fixture
 def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
         yield client
 
 
@@ -104,7 +104,7 @@ def test_a_text_that_is_too_long_is_never_cut(http_server: HttpServer, truncate:
 def test_ollama_s_client_embeds(http_server: HttpServer) -> None:
     told = over_the_socket(http_server, type="embed", texts=TEXTS, dimensions=8)
     plain = over_the_socket(http_server, type="embed", texts=TEXTS[:1], normalize=False)
-    client = ollama.Client(host=http_server.url)
+    client = ollama.Client(host=http_server.url, timeout=PATIENCE_SEC)
     with client._client:  # it has no other way to be closed
         every = client.embed("builtin", TEXTS, dimensions=8)
         one = client.embed("builtin", TEXTS[0], dimensions=8, truncate=True)

@@ -9,11 +9,14 @@ import pytest
 from http_server import HttpServer
 from required import required_module
 
+from harness import PATIENCE_SEC
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 
 QUESTION = "Tell me a story about a fox"
 TURNS = [{"role": "user", "content": QUESTION}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+PATIENT: dict[str, Any] = {"api_key": "none", "timeout": PATIENCE_SEC}
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_langchain_chats_and_streams(http_server: HttpServer, expected: str) -> None:
     langchain = required_module("langchain_openai")
-    model = langchain.ChatOpenAI(base_url=f"{http_server.url}/v1", api_key="none", model="builtin", **GREEDY)
+    model = langchain.ChatOpenAI(base_url=f"{http_server.url}/v1", model="builtin", **PATIENT, **GREEDY)
     whole = model.invoke(QUESTION)
     assert whole.content == expected
     assert whole.usage_metadata["output_tokens"] <= 12
@@ -43,28 +46,28 @@ def test_litellm_completes_in_two_dialects_and_knows_the_errors(
 ) -> None:
     places = {"openai/builtin": f"{http_server.url}/v1", "ollama_chat/builtin": http_server.url}
     for model, place in places.items():
-        ask = {"model": model, "api_base": place, "api_key": "none", "messages": TURNS, **GREEDY}
+        ask = {"model": model, "api_base": place, "messages": TURNS, **PATIENT, **GREEDY}
         assert litellm.completion(**ask).choices[0].message.content == expected
         chunks = list(litellm.completion(**ask, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion("openai/gpt-9", messages=TURNS, api_base=f"{http_server.url}/v1", api_key="none")
+        litellm.completion("openai/gpt-9", messages=TURNS, api_base=f"{http_server.url}/v1", **PATIENT)
     long = [{"role": "user", "content": "fox " * 9_000}]
     with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion("openai/builtin", messages=long, api_base=f"{http_server.url}/v1", api_key="none")
+        litellm.completion("openai/builtin", messages=long, api_base=f"{http_server.url}/v1", **PATIENT)
 
 
 def test_litellm_embeds_in_two_dialects(http_server: HttpServer, litellm: Any) -> None:
     expected = http_server.ask("POST", "/v1/embeddings", {"input": "a fox"}).json["data"][0]["embedding"]
     for model, place in {"openai/builtin": f"{http_server.url}/v1", "ollama/builtin": http_server.url}.items():
-        found = litellm.embedding(model, input=["a fox"], api_base=place, api_key="none")
+        found = litellm.embedding(model, input=["a fox"], api_base=place, **PATIENT)
         assert found.data[0]["embedding"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_llama_index_completes_and_streams(http_server: HttpServer, expected: str) -> None:
     like = required_module("llama_index.llms.openai_like")
     llms = required_module("llama_index.core.llms")
-    place = {"api_base": f"{http_server.url}/v1", "api_key": "none", "model": "builtin", "max_retries": 0}
+    place = {"api_base": f"{http_server.url}/v1", "model": "builtin", "max_retries": 0, **PATIENT}
     model = like.OpenAILike(**place, is_chat_model=True, **GREEDY)
     message = llms.ChatMessage(role="user", content=QUESTION)
     assert model.chat([message]).message.content == expected

@@ -11,13 +11,15 @@ import pydantic
 import pytest
 from http_server import HttpServer
 
+from harness import PATIENCE_SEC
+
 STORY: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
 
 
 @pytest.fixture
 def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
     """OpenAI's own client, with only its address changed."""
-    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
         yield client
 
 

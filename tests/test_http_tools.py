@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from script_model import write_script_model
 from test_engine_tools import ARGUMENTS, QWEN, SAID, THOUGHT_TOKENS
 
-from harness import short_directory
+from harness import PATIENCE_SEC, short_directory
 from uma.config import RuntimeConfig
 
 CITIES = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bern"]}}, "required": ["city"]}
@@ -44,7 +44,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 
 
 def openai_client(server: HttpServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
@@ -188,7 +188,7 @@ def test_anthropic_s_client_goes_through_a_loop_of_tools(http_server: HttpServer
     tool: Any = {"name": "weather", "description": "Weather.", "input_schema": PARAMETERS}
     turns: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "builtin", "tools": [tool], "max_tokens": 60, "extra_body": {"temperature": 0}}
-    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
         first = claude.messages.create(**asked, messages=turns, tool_choice=choice)
         assert first.stop_reason == "tool_use"
         (use,) = first.content
@@ -209,7 +209,7 @@ def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: Http
         "tools": [tool],
         "max_tokens": 200,
     }
-    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
         whole = claude.messages.create(**asked)
         with claude.messages.stream(**asked) as stream:
             streamed = stream.get_final_message()
@@ -253,7 +253,7 @@ def test_answers_and_events_are_all_that_the_clients_own_types_demand(
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_ollama_s_client_gets_calls_and_thinking_and_gives_results(thinker: HttpServer, is_streamed: bool) -> None:
-    client: Any = ollama.Client(host=thinker.url)
+    client: Any = ollama.Client(host=thinker.url, timeout=PATIENCE_SEC)
     with client._client:  # it has no other way to be closed
         check_ollama(client, is_streamed)
 
@@ -289,7 +289,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_openai_s_client_gets_both_calls_of_one_answer(caller: str, choice: Any) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "script", "tools": [FREE], "tool_choice": choice, "max_tokens": 200, "temperature": 0}
-    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
         create = client.chat.completions.create
         whole = create(**asked, messages=messages, parallel_tool_calls=True).choices[0]
         with client.chat.completions.stream(**asked, messages=messages, parallel_tool_calls=True) as stream:
@@ -315,7 +315,7 @@ def test_anthropic_s_client_gets_both_calls_of_one_answer(caller: str, choice: A
     tool: Any = {"name": "weather", "input_schema": ANY_CITY}
     turns: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "script", "tools": [tool], "tool_choice": {"type": choice}, "max_tokens": 200}
-    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
         whole = claude.messages.create(**asked, messages=turns)
         with claude.messages.stream(**asked, messages=turns) as stream:
             kinds = [event.type for event in stream if event.type in ("content_block_start", "content_block_stop")]

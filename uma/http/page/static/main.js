@@ -177,7 +177,7 @@ function askForKey() {
     "form",
     { class: "sheet-body", onsubmit: save },
     h("h2", { id: "key-title" }, "This server needs a key"),
-    h("p", {}, "The person that runs it can make one with “uma key new”. It is kept in this browser."),
+    h("p", {}, "Make one with “uma key new NAME” on the server’s machine. This browser keeps it."),
     h("label", { for: "key" }, "Key"),
     input,
     h("button", { class: "button primary" }, "Go on"),
