@@ -22,6 +22,11 @@ HEAD = 32
 PIECE_CHARS = 4
 
 
+THOUGHT = ("<think>", "Is it ", "wet?\n", "Look ", "out.", "</think>")
+SWITCHED = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+"""With its switch the prompt ends where `THOUGHT` does, so that the model goes on with the answer."""
+
+
 def write_script_model(
     path: Path,
     text: str | Sequence[str],

@@ -13,7 +13,7 @@ import pytest
 from http_server import HttpServer, running_http
 from page_browser import LONG, PATIENCE_MS, Visitor, chromium, violations, visitor
 from playwright.sync_api import Browser, expect
-from script_model import write_script_model
+from script_model import SWITCHED, THOUGHT, write_script_model
 
 from harness import is_settled, short_directory, until
 from models import CHATML
@@ -249,11 +249,6 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     file.write_text("{}")
     page.locator("#import-file").set_input_files(file)
     expect(page.locator(".toast").last).to_contain_text("no conversations that this page exported")
-
-
-THOUGHT = ("<think>", "Is it ", "wet?\n", "Look ", "out.", "</think>")
-SWITCHED = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-"""With its switch the prompt ends where `THOUGHT` does, so that the model goes on with the answer."""
 
 
 def test_thinking_is_folded_beside_the_answer_and_not_sent_back(browser: Browser, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import attrs
 import pytest
 from http_server import HttpServer, running_http
-from script_model import write_script_model
+from script_model import SWITCHED, THOUGHT, write_script_model
 
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
 from models import CHATML, write_encoder, write_model
@@ -24,7 +24,9 @@ from uma.contracts.claims import claims_of
 from uma.contracts.proofs import NOT_SHOWN, Claim, DisprovenError, Question, Reply
 from uma.engine import Engine
 from uma.errors import ConnectionLost
-from uma.types import EmbedRequest, Message, Request, ServerInfo
+from uma.protocol.codec import message_of
+from uma.protocol.messages import EmbedQuery, Generate, TokenizeQuery
+from uma.types import Finished, ReasoningDelta, Request, ServerInfo
 
 
 def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
@@ -95,24 +97,37 @@ def test_a_model_that_does_not_generate_claims_what_it_can_and_no_more(
 POOLINGS: tuple[Literal["mean", "cls", "last"], ...] = ("mean", "cls", "last")
 
 
+async def told(engine: Engine, request: Request) -> list[dict[str, Any]]:
+    """A generation's thinking and its end, as the wire has them."""
+    events: list[dict[str, Any]] = []
+    async with engine.generate(request) as stream:
+        async for each in stream:
+            if isinstance(each, ReasoningDelta):
+                events.append({"event": "reasoning", "text": each.text})
+            elif isinstance(each, Finished):
+                events.append({"event": "eos", "usage": attrs.asdict(each.usage), "warnings": each.warnings})
+    return events
+
+
 async def is_proven_in_process(claim: Claim, engine: Engine) -> bool:
-    """Whether a claim about embeddings or the chat template is true of an engine in this process."""
+    """Whether a claim about embeddings or the chat template is shown to be true of an engine in this process."""
     proof = claim.prove()
     try:
         question = next(proof)
         while True:
-            event: dict[str, Any]
-            if question.fields["type"] == "tokenize":
-                fields = {name: value for name, value in question.fields.items() if name != "type"}
-                if "messages" in fields:
-                    fields["messages"] = [Message(**each) for each in fields["messages"]]
-                event = attrs.asdict(await engine.tokenize(Request("t", **fields)))
+            events: list[dict[str, Any]]
+            message = message_of({"id": "a", **question.fields})
+            if isinstance(message, TokenizeQuery):
+                events = [{"event": "tokenize", **attrs.asdict(await engine.tokenize(message.request))}]
+            elif isinstance(message, EmbedQuery):
+                found = await engine.embed(message.request)
+                events = [{"event": "embed", "embeddings": [each.tolist() for each in found.vectors]}]
             else:
-                found = await engine.embed(EmbedRequest("e", token_ids=question.fields["token_ids"]))
-                event = {"embeddings": [each.tolist() for each in found.vectors]}
-            question = proof.send(Reply(({"event": "answer", **event},)))
-    except StopIteration:
-        return True
+                assert isinstance(message, Generate)
+                events = await told(engine, message.request)
+            question = proof.send(Reply(tuple(events)))
+    except StopIteration as end:
+        return not end.value.startswith(NOT_SHOWN)
     except DisprovenError:
         return False
 
@@ -134,6 +149,18 @@ async def test_a_template_of_the_models_own_is_told_from_the_plain_one(template:
             info = attrs.evolve(engine.info, capabilities=attrs.evolve(engine.info.capabilities, chat=told))
             (claim,) = (each for each in claims_of(info) if each.name == "chat")
             assert await is_proven_in_process(claim, engine) == (told == (template is not None))
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+async def test_a_template_s_switch_of_thinking_is_shown_and_one_that_does_nothing_is_not(
+    is_true: bool, tmp_path: Path
+) -> None:
+    template = SWITCHED if is_true else SWITCHED.replace("not enable_thinking", "false")
+    path = write_script_model(tmp_path / "model.gguf", (*THOUGHT, "It ", "rains."), template=template)
+    async with open_engine(RuntimeConfig(model=str(path), n_ctx=512)) as engine:
+        info = attrs.evolve(engine.info, capabilities=attrs.evolve(engine.info.capabilities, reasoning_switch=True))
+        (claim,) = (each for each in claims_of(info) if each.name == "reasoning_switch")
+        assert await is_proven_in_process(claim, engine) == is_true
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +242,7 @@ def is_proven(name: str, liar: Liar) -> bool:
     ("lies", "claim"),
     [
         ({"streaming": False}, "streaming"),
+        ({"cancel": False}, "cancel"),
         ({"sampling_params": ("temperature", "entropy_dial")}, "sampling: entropy_dial"),
         ({"max_stop_sequences": 17}, "max_stop_sequences"),
         ({"tools": ()}, "tools"),

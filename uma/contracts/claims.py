@@ -35,6 +35,9 @@ from uma.contracts.sampling_proofs import about_sampling, echoes, stops_at_last_
 from uma.contracts.speculation_proofs import about_speculation
 from uma.types import ServerInfo
 
+CANCELLED_TOKENS = 4096
+"""Tokens of an answer that is cancelled after its first: more than are computed before the cancel is heard."""
+
 
 def claims_of(info: ServerInfo) -> Iterator[Claim]:
     """Everything that can be asked of a server that introduces itself as `info`."""
@@ -61,8 +64,8 @@ def claims_of(info: ServerInfo) -> Iterator[Claim]:
 
 def _about_output(info: ServerInfo) -> Iterator[Claim]:
     yield Claim("streaming", _yes(info.capabilities.streaming), partial(_streaming, info.capabilities.streaming))
-    if info.capabilities.cancel:
-        yield Claim("cancel", "yes", partial(_cancel, info.limits.max_tokens))
+    most = min(info.limits.max_tokens, CANCELLED_TOKENS)
+    yield Claim("cancel", _yes(info.capabilities.cancel), partial(_cancel, info.capabilities.cancel, most))
 
 
 def _streaming(is_declared: bool) -> Proof:
@@ -83,8 +86,12 @@ def _streaming(is_declared: bool) -> Proof:
     return f"{len(streamed.tokens)} events; the same text as in one piece"
 
 
-def _cancel(max_tokens: int) -> Proof:
-    reply = answered((yield attrs.evolve(ask(max_tokens=max_tokens), cancel_after=1)))
+def _cancel(is_declared: bool, max_tokens: int) -> Proof:
+    reply = yield attrs.evolve(ask(max_tokens=max_tokens), cancel_after=1)
+    if not is_declared:
+        demand(reply.last.get("reason") != "cancelled", "ended by a cancel although none is declared")
+        return f"refused: {reply.error}" if reply.error else "ignored: the answer came to its end"
+    answered(reply)
     demand(reply.last.get("reason") == "cancelled", f"ended by {reply.last.get('reason')}")
     return f"ended after {reply.last['usage']['completion_tokens']} tokens"
 
@@ -270,7 +277,7 @@ def _about_bounds(info: ServerInfo) -> Iterator[Claim]:
     most = info.capabilities.max_stop_sequences
     yield Claim("max_stop_sequences", str(most), partial(_many_stops, most))
     yield Claim(f"{most + 1} stop sequences", "no", partial(refused, ask(stop=_strings(most + 1)).fields, "stop"))
-    yield Claim("limits.max_tokens", f"{info.limits.max_tokens:,}", partial(_cut, info.limits.max_tokens))
+    yield Claim("limits.max_tokens", f"{info.limits.max_tokens:,}", partial(_bounded, info.limits.max_tokens))
     too_long = with_ids([0] * info.limits.n_ctx)
     yield Claim("a prompt as long as the context", "no", partial(refused, too_long, "prompt"))
     if info.limits.max_sequences:
@@ -291,11 +298,14 @@ def _many_stops(most: int) -> Proof:
     return f"{seen}, the last of {most}"
 
 
-def _cut(most: int) -> Proof:
+def _bounded(most: int) -> Proof:
     # Ended by a stop string, so that the end comes soon and tells its warnings.
     text = answered((yield ask(max_tokens=8))).text
     demand(bool(text), "no text to stop at")
-    reply = answered((yield ask(max_tokens=most + 1, stop=[text])))
+    reply = yield ask(max_tokens=most + 1, stop=[text])
+    if reply.error is not None:
+        demand("max_tokens" in reply.last["message"], f"refused with {reply.error}, which does not name max_tokens")
+        return f"refused: {reply.last['message']}"
     demand(reply.warns_of("max_tokens"), "more than the limit was neither refused nor cut with a warning")
     return "cut, with a warning"
 
