@@ -17,7 +17,7 @@ import pytest
 from http_server import Answered, HttpServer, RawHttp, running_http
 from script_model import write_script_model
 
-from harness import ServerProcess, run_to_end, short_directory, start_server, uma_command, until
+from harness import PATIENCE_SEC, ServerProcess, run_to_end, short_directory, start_server, uma_command, until
 from uma.engine.delivery.flow import CREDITS
 from uma.http import page
 from uma.http.app import ENDPOINTS
@@ -237,6 +237,29 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
         assert raw.is_closed()
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nx-pad: " + b"y" * 70_000, 431),
+        (
+            b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+            403,
+        ),
+    ],
+    ids=["no HTTP", "no host", "endless", "websocket"],
+)
+def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer, head: bytes, status: int) -> None:
+    with locked.connect() as raw:
+        raw.sock.sendall(head)
+        answer = raw.answer()
+        assert (answer.status, answer.body, raw.is_closed()) == (status, b"", True)
+    assert answer.headers["x-uma-server-version"]
+    locked.process.log.wait_for(f"request={answer.headers['x-request-id']} .*status={status}")
+
+
 @pytest.mark.parametrize("beginning", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localh"])
 def test_a_head_that_does_not_come_is_not_waited_for(locked: HttpServer, beginning: bytes) -> None:
     with locked.connect() as raw:
@@ -419,7 +442,7 @@ def test_tls_serves_both_versions_and_cancels_both(certificate: tuple[Path, Path
     flags += ("--model", str(heavy), "--n-ctx", "32768", "--max-tokens", "30000")
     with short_directory() as directory, running_http(directory, *flags) as server:
         trusted = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(base_url=server.url, verify=trusted, http2=http2) as client:
+        with httpx.Client(base_url=server.url, verify=trusted, http2=http2, timeout=PATIENCE_SEC) as client:
             answer = client.post("/v1/completions", json=SMALL)
             assert (answer.status_code, answer.http_version) == (200, "HTTP/2" if http2 else "HTTP/1.1")
             with suppress(httpx.TransportError):  # what the server says before it hangs up can be lost

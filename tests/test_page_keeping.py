@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx
 import pytest
 import trio
 from engine_world import ask, config_for, settled
@@ -15,6 +16,7 @@ from engine_world import ask, config_for, settled
 from harness import PATIENCE_SEC
 from uma.engine import open_engine
 from uma.errors import Overloaded
+from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.page import answers
 from uma.http.page.answers import Answer, Answers
@@ -55,6 +57,29 @@ async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path, render
         assert answer.changes(0)["text"] == answer.text
         assert answer.changes(answer.version) == {"text": "", "thinking": "", "blocks": {}, "count": len(answer.blocks)}
         nursery.cancel_scope.cancel()
+
+
+async def test_a_kept_answer_waits_60_seconds_for_its_reader(tiny: Path, mock_clock: trio.testing.MockClock) -> None:
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        gateway = Gateway.of(engine, engine.config)
+        gateway.tasks = nursery
+        transport = httpx.ASGITransport(build_app(gateway))  # what `uma run --http` serves
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            token = "0123456789abcdef"
+            body = {"messages": [{"role": "user", "content": "a"}], "sampling": {"max_tokens": 8}, "token": token}
+            mock_clock.rate = 1
+            written = await client.post("/ui/api/answers", json=body)
+            assert "event: done" in written.text
+            mock_clock.rate = 0
+            for away_sec, is_kept in ((0, True), (59.9, True), (60.1, False)):  # since the reader before it
+                await trio.testing.wait_all_tasks_blocked()
+                mock_clock.jump(away_sec)
+                await trio.testing.wait_all_tasks_blocked()
+                again = await client.get(f"/ui/api/answers/{token}")
+                assert (again.status_code, "event: done" in again.text) == ((200, True) if is_kept else (404, False))
+        nursery.cancel_scope.cancel()
+        for end in gateway.at_end:
+            end()
 
 
 async def test_only_so_many_answers_are_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

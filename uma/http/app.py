@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -15,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER, negotiate_version
+from uma.contracts.versions import PROTOCOL_HEADER, negotiate_version
 from uma.errors import UmaError, sole_error
 from uma.http import (
     anthropic,
@@ -31,21 +30,13 @@ from uma.http import (
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
-from uma.http.exchange import ClientGoneError, Exchange
+from uma.http.exchange import ClientGoneError, Exchange, headers_of, new_id
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, client_at
 from uma.net.logfmt import log
-from uma.version import __version__
-
-_VERSIONS = (
-    (PROTOCOL_HEADER.lower().encode(), CONTRACT_VERSIONS[-1].encode()),
-    (SERVER_HEADER.lower().encode(), f"uma/{__version__}".encode()),
-)
-"""Headers of every answer."""
-
 
 logger = logging.getLogger("uma.http")
 
@@ -223,15 +214,19 @@ class _Entrance:
 
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         config = self.gateway.config
-        id = secrets.token_hex(12)
+        id = new_id()
         bounds = config.max_http_body_bytes, config.http_timeout_sec
         http = Exchange(scope, receive, send, id, *bounds, self.gateway.parsing)
-        http.extra_headers += [(b"x-request-id", id.encode()), (b"request-id", id.encode()), *_VERSIONS]
+        http.extra_headers += headers_of(id)
         scope[EXCHANGE] = http
         return http
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
-    """WebSockets have no endpoint here; a lifespan has nothing to do."""
+    """WebSockets have no endpoint here; a lifespan has no effect."""
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1000})
+        id = new_id()
+        log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
+        headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b""})

@@ -6,17 +6,22 @@ headers, several events) go out in one system call, and a reader that stalls end
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
 import h11
 import trio
 from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
-from uma.http.exchange import POST
+from uma.http.exchange import POST, headers_of, new_id
 from uma.net.link import Link
+from uma.net.logfmt import log
+
+logger = logging.getLogger("uma.http")
 
 LINGER_SEC = 1.0
 """After the answer the peer can still be sending its body. Reading on for a moment spares it a broken pipe before it
@@ -85,12 +90,38 @@ class LinkStream(trio.abc.Stream):
                 pass
 
 
+class Http1(H11Protocol):
+    """Hypercorn's HTTP/1.1, whose answers to what is no HTTP have a request's id as all others."""
+
+    @classmethod
+    def in_place_of(cls, wrapper: ProtocolWrapper) -> Http1:
+        """The protocol for a connection on which nothing has been read yet."""
+        return cls(
+            wrapper.app,
+            wrapper.config,
+            wrapper.context,
+            wrapper.task_group,
+            wrapper.state,
+            wrapper.ssl,
+            wrapper.client,
+            wrapper.server,
+            wrapper.send,
+        )
+
+    async def _send_error_response(self, status_code: int) -> None:
+        id = new_id()
+        log(logger, logging.WARNING, "http.malformed", request=id, status=status_code)
+        headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
 class HttpConnection(TCPServer):
-    """Hypercorn's connection, with three ways of its own.
+    """Hypercorn's connection, with four ways of its own.
 
     Sending takes no lock, since posting to a link does not wait. A part of a body can be posted without a task's turn.
-    And reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
-    it), so that a hang-up is always noticed.
+    Reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
+    it), so that a hang-up is always noticed. And what is no HTTP is answered with an id.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -111,6 +142,8 @@ class HttpConnection(TCPServer):
         return True
 
     async def _read_data(self) -> None:
+        if isinstance(self.protocol.protocol, H11Protocol):
+            self.protocol.protocol = Http1.in_place_of(self.protocol)
         arrived, pending = trio.open_memory_channel[bytes](MAX_PENDING_READS)
 
         async def handle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -11,11 +12,13 @@ import trio
 from starlette.types import Message, Receive, Scope, Send
 
 from uma.constraints import show
+from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
 from uma.errors import BadRequest, InvalidJson
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
 from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
 from uma.net.quota import Account
+from uma.version import __version__
 
 Header = tuple[bytes, bytes]
 
@@ -29,6 +32,22 @@ POST = "uma.post"
 
 MAX_NAMED = 20
 """Maximum ignored fields that an answer's header names."""
+
+
+_VERSIONS = (
+    (PROTOCOL_HEADER.lower().encode(), CONTRACT_VERSIONS[-1].encode()),
+    (SERVER_HEADER.lower().encode(), f"uma/{__version__}".encode()),
+)
+
+
+def new_id() -> str:
+    """An id for a request, in its answer's headers and in the log."""
+    return secrets.token_hex(12)
+
+
+def headers_of(id: str) -> list[Header]:
+    """Headers of every answer, whatever it is: the request's id, and this server's versions."""
+    return [(b"x-request-id", id.encode()), (b"request-id", id.encode()), *_VERSIONS]
 
 
 class ClientGoneError(Exception):
