@@ -165,11 +165,13 @@ def test_relative_paths_in_a_file_are_meant_from_where_the_file_is(
     write_model(tmp_path / "settings" / "models" / "tiny.gguf")
     file = tmp_path / "settings" / "uma.toml"
     monkeypatch.chdir(tmp_path)
-    file.write_text('model = "models/tiny.gguf"\nsocket = "s"\nlog_file = ""\n')
+    file.write_text(
+        'model = "models/tiny.gguf"\nsocket = "s"\nlog_file = ""\ndraft = "models/tiny.gguf"\nspeculate = "auto"\n'
+    )
     for named in (file, Path("settings/uma.toml")):
         config = load(environ={}, config_file=named).config
         assert (config.model, config.socket) == (f"{file.parent}/models/tiny.gguf", f"{file.parent}/s")
-        assert config.log_file == ""
+        assert (config.log_file, config.draft) == ("", config.model)
     file.write_text('model = "a-name"\n')
     assert load(environ={}, config_file=file).config.model == "a-name"
 

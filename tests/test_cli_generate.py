@@ -408,7 +408,7 @@ def test_a_socket_that_is_not_ours_to_use_is_an_error_and_not_a_reason_to_load_t
     assert len(said.splitlines()) == 1
 
 
-def test_tracebacks_are_for_those_who_ask() -> None:
+def test_a_traceback_is_shown_only_with_uma_debug() -> None:
     done = generate("hello", "--local", "--model", "/nowhere", UMA_DEBUG="1")
     assert "Traceback" in done.stderr.decode()
     assert done.stderr.decode().splitlines()[-1].startswith("uma: error: /nowhere: ")

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from harness import clean_environ, run_to_end, running_server, uma_command
 from models import write_model
 from uma.cli.harmless import harmless, harmless_line, json_text, toml_text
+from uma.errors import BadRequest
+from uma.llm.batch import warn_of_failures
+from uma.llm.results import failed
 from uma.net.harmful import TABLE
 from uma.net.logfmt import logfmt
 
@@ -70,6 +73,26 @@ def test_the_banner_of_a_server_is_clean(evil: Path, socket_dir: Path) -> None:
     for text in (said, chat.stderr, ps.stdout):
         assert "owned" in text
         assert is_clean(text)
+
+
+def test_where_a_key_is_kept_is_told_clean(tmp_path: Path) -> None:
+    done = run_to_end(*uma_command("key", "new", "n", "--keys", str(tmp_path / EVIL.replace("/", ""))))
+    assert done.returncode == 0
+    assert "holds its hash" in done.stderr
+    assert is_clean(done.stderr)
+
+
+def test_the_warning_of_a_batch_is_clean() -> None:
+    with pytest.warns(UserWarning, match="owned") as warned:
+        warn_of_failures([failed("a prompt", BadRequest(EVIL))])
+    assert is_clean(str(warned[0].message))
+
+
+def test_help_shows_the_places_of_the_environment_clean() -> None:
+    done = run_to_end(*uma_command("run", "--help"), environ=clean_environ(XDG_RUNTIME_DIR=f"/tmp/{EVIL}"))
+    assert done.returncode == 0
+    assert "owned" in done.stdout
+    assert is_clean(done.stdout)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_what_runs_may_finish_unless_it_is_to_end_now(is_now: bool, socket_dir: 
             events = raw.rest()
             assert stopping.wait(PATIENCE_SEC) == 0
             assert stopping.stderr is not None
-            assert b"its 1 other session may finish" in stopping.stderr.read()
+            assert b"its 1 other session can finish" in stopping.stderr.read()
         assert server.wait() == 0
     is_whole = any(each["event"] == "eos" and each["reason"] == "length" for each in events)
     assert is_whole or is_now

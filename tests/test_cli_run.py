@@ -64,9 +64,9 @@ def test_a_server_that_cannot_start_says_why_in_one_line(
 ) -> None:
     done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), *arguments))
     assert done.returncode == code
-    last = [line for line in done.stderr.splitlines() if not line.startswith("Try ")][-1]
-    assert last.startswith("uma: error: ")
-    assert words in last
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("Try ")]
+    assert line.startswith("uma: error: ")
+    assert words in line
     assert "Traceback" not in done.stderr
 
 

@@ -55,10 +55,11 @@ def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:
         assert "uma: error: " in gateway.process.log.join()
 
 
-def test_a_gateway_stops_when_it_is_told_to(server: ServerProcess) -> None:
+@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_gateway_stops_when_it_is_told_to(server: ServerProcess, told: signal.Signals, code: int) -> None:
     with running_gateway(server) as gateway:
-        gateway.process.signal(signal.SIGTERM)
-        assert gateway.process.wait() == 0
+        gateway.process.signal(told)
+        assert gateway.process.wait() == code
 
 
 def test_without_a_server_there_is_no_gateway(socket_dir: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_state_is_copied_whole_and_goes_its_own_way(models: dict[Kind, Model],
 def test_sequence_ids_out_of_range_are_errors_and_not_the_end_of_the_process(llama: Model) -> None:
     with Context(llama, ContextParams(n_ctx=256, n_seq_max=2)) as context:
         for bad in (-1, 2, 10**6):
-            for call in (context.seq_rm, context.seq_pos_min, context.seq_pos_max, context.state_get):
+            for call in (context.seq_rm, context.seq_pos_max, context.state_get):
                 with pytest.raises(ValueError, match="from 0 to 1"):
                     call(bad)
             with pytest.raises(ValueError, match="from 0 to 1"):

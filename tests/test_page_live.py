@@ -47,11 +47,11 @@ def frames(url: str) -> Generator[dict[str, Any], None, None]:
                 yield json.loads(line[6:])
 
 
-def ask(server: HttpServer, number: int, who: str = "owl") -> str:
+def ask(server: HttpServer, number: int, animal: str = "owl") -> str:
     """One request of the storm; why it ended."""
     body = {
         "model": "any",
-        "messages": [{"role": "user", "content": f"Story {number}. " + f"The fox met an {who}. " * 60}],
+        "messages": [{"role": "user", "content": f"Story {number}. " + f"The fox met an {animal}. " * 60}],
         "max_tokens": 120,
         "ignore_eos": True,
         "priority": (1, 0, -1)[number % 3],
@@ -268,7 +268,7 @@ def percentile(then: dict[str, int], now: dict[str, int], share: float) -> float
     return low
 
 
-def test_a_viewer_who_looks_away_costs_nothing(narrow_server: HttpServer) -> None:
+def test_a_viewer_that_looks_away_costs_nothing(narrow_server: HttpServer) -> None:
     with chromium() as browser, visitor(browser, narrow_server.url) as one:
         page = one.visit("#live").page
         expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[2-9]|\d\d"))

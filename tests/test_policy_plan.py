@@ -192,7 +192,7 @@ def test_no_more_gives_way_than_is_needed() -> None:
     assert len(plan.decode) == 7
 
 
-def test_with_nobody_decoding_prefill_takes_the_whole_batch() -> None:
+def test_with_no_row_decoding_prefill_takes_the_whole_batch() -> None:
     scheduler = Scheduler(Targets(80.0, 512, 64))
     scheduler.cost.observe_prefill(512, 512, 5_000.0)
     plan = scheduler.plan(state_of([make_row(1, remaining=4_096, prompt_tokens=4_096)], 10_000), NOW)

@@ -220,7 +220,7 @@ def test_a_frame_of_a_bad_length_is_refused_from_its_header_alone(server: Server
     assert event["code"] == "E_PROTO_FRAME_TOO_LARGE"
 
 
-def test_whoever_sends_a_whole_frame_that_is_too_large_still_reads_why(server: ServerProcess) -> None:
+def test_a_client_that_sends_a_whole_frame_that_is_too_large_still_reads_why(server: ServerProcess) -> None:
     with server.connect() as raw:
         raw.send_bytes(struct.pack("<I", 3_000_000) + b"x" * 3_000_000)
         (event,) = raw.rest()

@@ -92,14 +92,14 @@ class RuntimeConfig:
         64, "maximum requests computed at once; more wait", "sequences"
     )
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(
-        1024, "maximum requests waiting; background ones may be twice as many", "requests"
+        1024, "maximum requests waiting; background ones can be twice as many", "requests"
     )
     max_session_queue: Annotated[int, Range(1, 1_000_000)] = setting(
         256, "maximum requests of one session, running and waiting", "requests"
     )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
     max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
-    max_tokens: Annotated[int, Range(1)] = setting(4096, "maximum tokens one request may generate", "tokens")
+    max_tokens: Annotated[int, Range(1)] = setting(4096, "maximum tokens one request can generate", "tokens")
     temperature: Temperature = setting(
         0.0, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"
     )
@@ -116,7 +116,7 @@ class RuntimeConfig:
         300.0, "a session without frames or work is closed after", "seconds"
     )
     drain_timeout_sec: Annotated[float, Range(0)] = setting(
-        5.0, "running requests may finish within this at shutdown", "seconds"
+        5.0, "running requests can finish within this at shutdown", "seconds"
     )
     max_tx_bytes: Annotated[int, Range(1024)] = setting(
         1_048_576, "unread output of one session before it is paused", "bytes"
@@ -133,7 +133,7 @@ class RuntimeConfig:
     )
     slo_ttft_ms: Annotated[float, Range(gt=0)] = setting(2000.0, "time to first token to aim for", "milliseconds")
     slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(
-        80.0, "time between tokens to aim for; faster ones may come several at a time", "milliseconds"
+        80.0, "time between tokens to aim for; faster ones can come several at a time", "milliseconds"
     )
 
     pace: Pace = setting(
@@ -154,7 +154,7 @@ class RuntimeConfig:
         -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"
     )
     cache_dir: str = setting("", "folder for prefixes that survive restarts; empty: none", "path")
-    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "maximum that --cache-dir may hold, of all models", "MiB")
+    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "maximum that --cache-dir can hold, of all models", "MiB")
 
     http: str = setting(
         "",
@@ -169,7 +169,7 @@ class RuntimeConfig:
     http_hosts: str = setting(
         "", "names this server is reached by over HTTP, with commas; loopback names and IP addresses always are"
     )
-    http_cors: str = setting("", "origins whose pages may call the HTTP API, with commas; *: all; empty: none")
+    http_cors: str = setting("", "origins whose pages can call the HTTP API, with commas; *: all; empty: none")
     http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
     alias: str = setting("", "other names of the model over HTTP, with commas")
     max_http_connections: Annotated[int, Range(1, 100_000)] = setting(
@@ -177,7 +177,7 @@ class RuntimeConfig:
     )
     max_http_body_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(8_388_608, "longest HTTP body", "bytes")
     http_timeout_sec: Annotated[float, Range(gt=0)] = setting(
-        30.0, "an HTTP request's head and body, and the wait for the next request, may take", "seconds"
+        30.0, "maximum time for an HTTP request's head and body, and for the wait for the next request", "seconds"
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
@@ -389,13 +389,13 @@ def _file_value(each: Setting, value: Any, file: Path, origin: str) -> Any:
     if each.name == "socket_mode":
         return each.parse(value, origin)
     # A relative path in a file is meant from where the file is, wherever the command is called.
-    if (each.unit == "path" and value) or (each.name == "model" and _is_path(value, file.parent)):
+    if (each.unit == "path" and value) or (each.name in ("model", "draft") and _is_path(value, file.parent)):
         return str(file.parent.absolute() / Path(value).expanduser())
     return value
 
 
 def _is_path(model: str, folder: Path) -> bool:
-    """Whether a model is named by its path, and not by its name in the `UMA_MODELS` folder."""
+    """Whether a model or draft is named by its path, and not by its name in the `UMA_MODELS` folder."""
     if model in ("", "builtin"):
         return False
     return model.startswith(("./", "../", "~")) or (folder / model).is_file()

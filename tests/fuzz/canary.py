@@ -20,7 +20,7 @@ MAX_TOKENS = 48
 IDLE = IdleTimeout.code
 """What a session is told that the server ends because nothing came from it."""
 LONG_MS = 10.0
-"""Shortest wait for which the system is asked whose doing it was."""
+"""Minimum wait (ms) whose cause is looked up in the system's counters."""
 
 
 class Cores:

@@ -29,23 +29,25 @@ def main(options: argparse.Namespace) -> int:
     check(config)
     with logging_to(config):
         try:
-            trio.run(_serve, config)
+            told = trio.run(_serve, config)
         except BaseExceptionGroup as group:
             sole = sole_error(group, or_first=True)
         else:
-            return 0
+            return 128 + signal.SIGINT if told == signal.SIGINT else 0
         raise sole
 
 
-async def _serve(config: RuntimeConfig) -> None:
-    """Serve until a signal, or until the server behind the socket goes away: that is raised as `ConnectionLost`.
+async def _serve(config: RuntimeConfig) -> int | None:
+    """Serve until a signal, and return its number; or until the server behind the socket goes away: that is raised as
+    `ConnectionLost`.
 
     A server that is loading its model is waited for.
     """
     services: list[HttpService] = []
+    told: list[int] = []
     with trio.open_signal_receiver(*STOP) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-            nursery.start_soon(_heed, signals, services, nursery.cancel_scope)
+            nursery.start_soon(_heed, signals, told, services, nursery.cancel_scope)
             client = await connected(stack, config.socket, say.note)
             service = HttpService(client, config)
             services.append(service)
@@ -62,14 +64,18 @@ async def _serve(config: RuntimeConfig) -> None:
             ]
             say.plain("\n".join(map(harmless_line, lines)))
             raise await client.lost()
+    return told[0] if told else None
 
 
-async def _heed(signals: AsyncIterator[int], services: list[HttpService], everything: trio.CancelScope) -> None:
-    """A first signal drains, a second ends at once; so does the first where nothing is served yet."""
-    is_draining = False
-    async for _ in signals:
-        if is_draining or not services:
+async def _heed(
+    signals: AsyncIterator[int], told: list[int], services: list[HttpService], everything: trio.CancelScope
+) -> None:
+    """A first signal drains, a second ends at once; so does the first where nothing is served yet. Notes all in
+    `told`.
+    """
+    async for number in signals:
+        if told or not services:
             everything.cancel()
         for service in services:
             service.begin_drain()
-        is_draining = True
+        told.append(number)

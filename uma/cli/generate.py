@@ -1,7 +1,7 @@
 """`uma generate`: one prompt in, its text out as it comes, for people and for pipes.
 
-Standard output carries the text alone (or with `--json` the protocol's events); everything else that is to be said
-goes to standard error.
+Standard output carries the text alone (or with `--json` the protocol's events); notes, warnings and
+errors go to standard error.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+
+from uma.cli import say
 
 
 def main(options: argparse.Namespace) -> int:
@@ -14,11 +15,10 @@ def main(options: argparse.Namespace) -> int:
     path = Path(options.keys)
     key = add(path, options.name)
     print(key)
-    print(
+    say.plain(
         f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{options.name}] there:\n"
         "max_concurrent, max_tokens_per_minute, max_priority, max_tokens; and, for all its requests, priority,\n"
         "target_ttft_ms, target_tbt_ms. Serve with --http-keys "
-        f"{path}; a server that runs already reads the file when it starts again.",
-        file=sys.stderr,
+        f"{path}; a server that runs already reads the file when it starts again."
     )
     return 0

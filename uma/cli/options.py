@@ -51,7 +51,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "max_tokens": ("maximum tokens to generate", "tokens"),
         "min_tokens": ("do not end before this many tokens", "tokens"),
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
-        "stop": ("end the output before this text; may be given up to 16 times", ""),
+        "stop": ("end the output before this text; can be given up to 16 times", ""),
         "penalty_window": ("tokens that the three penalties look back over", "tokens"),
         "typical_p": ("keep the tokens nearest to the expected information; 1: off", "over 0, at most 1"),
         "top_n_sigma": ("keep tokens within so many standard deviations of the highest score", "over 0"),
@@ -64,9 +64,9 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "mirostat_eta": ("how fast Mirostat corrects itself", "over 0, at most 1"),
         "dry_multiplier": ("how strongly to penalise repeating a passage; 0: off", "0 to 100"),
         "dry_base": ("by what that grows with each token of the passage", "1 to 10"),
-        "dry_allowed_length": ("passages up to this length may repeat", "tokens"),
+        "dry_allowed_length": ("passages up to this length can repeat", "tokens"),
         "dry_window": ("tokens in which passages are looked for", "tokens"),
-        "dry_sequence_breakers": ("text that ends a passage; may be given several times", ""),
+        "dry_sequence_breakers": ("text that ends a passage; can be given several times", ""),
         "ignore_eos": ("generate --max-tokens tokens, also where the model would end earlier", ""),
     }
 )

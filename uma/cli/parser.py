@@ -16,6 +16,7 @@ import attrs
 
 from uma.cli import say
 from uma.cli.answer_options import add_answer
+from uma.cli.harmless import harmless
 from uma.cli.options import GATEWAY, SAMPLING, SERVER_ONLY, add_sampling, add_settings
 from uma.config import nearest, settings
 from uma.version import __version__
@@ -29,7 +30,7 @@ exit codes:
   2    the command line, the configuration, the model or the prompt cannot be used as it is
   130  stopped by Ctrl-C
   141  standard output was closed by its reader (`| head -1`)
-  143  stopped by SIGTERM (129: its terminal went away); for uma run that is 0, its orderly end
+  143  stopped by SIGTERM (129: its terminal went away); for uma run and uma gateway that is 0, their orderly end
 
 environment:
   UMA_…       a value for any setting, such as UMA_MODEL or UMA_N_CTX
@@ -98,6 +99,10 @@ class Parser(argparse.ArgumentParser):
             if action.option_strings:
                 raise argparse.ArgumentError(action, f"no such choice: {value}{near}")
             raise argparse.ArgumentError(None, f"no such command: {value}{near}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, without what a terminal would obey: help shows paths that the environment gives."""
+        super()._print_message(harmless(message), file)
 
     def error(self, message: str) -> NoReturn:
         """One line that says what was wrong, one that says where to look, and exit code 2."""
@@ -318,7 +323,7 @@ COMMANDS: tuple[Command, ...] = (
         "run",
         "serve a model to every program on this machine",
         _describe_run,
-        "Load a model and serve it on a Unix socket until SIGINT or SIGTERM; running requests may then finish.",
+        "Load a model and serve it on a Unix socket until SIGINT or SIGTERM; running requests can then finish.",
         " [MODEL]",
     ),
     Command(
@@ -333,7 +338,7 @@ COMMANDS: tuple[Command, ...] = (
         "end a server, and wait until it is gone",
         _describe_stop,
         "Send SIGTERM to the process that listens on --socket, once it has answered as a server, and wait for its end. "
-        "Running requests may finish first, for as long as the server's drain_timeout_sec.",
+        "Running requests can finish first, for as long as the server's drain_timeout_sec.",
     ),
     Command(
         "chat",

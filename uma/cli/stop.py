@@ -132,7 +132,7 @@ async def _stop_ready(path: str, *, is_now: bool) -> int:
             process.signal(signal.SIGTERM)
             others = f"{sessions} other session{'s' * (sessions != 1)}" if sessions else ""
             if others:
-                say.note(f"process {pid} ends; its {others} may finish what runs (drain_timeout_sec)")
+                say.note(f"process {pid} ends; its {others} can finish what runs (drain_timeout_sec)")
             await _wait(process, is_now=is_now)
     print(harmless_line(f"stopped process {pid}, which served {model} on {path}"))
     return 0

@@ -136,7 +136,7 @@ class Engine:
             bias = self._constraints.bias(request.sampling)
             grammar, forced = await self._grammar(asked, tokens)
             await self._fetch_from_disk(tokens)
-            # Others came meanwhile. From here on nothing waits, so what is checked holds.
+            # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
             self._check_open()
             self._gate.check_queue(request.priority)
             self._gate.check_deadline(request, len(tokens))

@@ -1,4 +1,4 @@
-"""What a dialect is to the rest: the form of its errors, and of one generation's stream and whole answer."""
+"""The interface of a dialect: the form of its errors, and of one generation's stream and whole answer."""
 
 from __future__ import annotations
 

@@ -260,10 +260,6 @@ class Context:
         self._checked_memory(dst)
         lib.llama_memory_seq_cp(self._checked_memory(src), src, dst, p0, p1)
 
-    def seq_pos_min(self, seq: int) -> int:
-        """The first position that is in memory; -1 for an empty sequence. Over 0 where a window has moved on."""
-        return int(lib.llama_memory_seq_pos_min(self._checked_memory(seq), seq))
-
     def seq_pos_max(self, seq: int) -> int:
         """The last position that is in memory; -1 for an empty sequence."""
         return int(lib.llama_memory_seq_pos_max(self._checked_memory(seq), seq))

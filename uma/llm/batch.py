@@ -15,6 +15,7 @@ from uma.engine import Engine
 from uma.errors import BadRequest, InternalError, ShuttingDown, UmaError
 from uma.llm.arguments import message_of
 from uma.llm.results import RequestOutput, completions_of, failed, told_of
+from uma.net.harmful import TABLE
 from uma.types import Finished, Request, SamplingParams
 
 IN_FLIGHT_PER_SEQUENCE = 2
@@ -81,7 +82,7 @@ def warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
     failed = [out.error for out in outputs if out.error is not None]
     if failed:
         warnings.warn(
-            f"{len(failed):,} of {len(outputs):,} prompts failed, the first because: {failed[0]} "
+            f"{len(failed):,} of {len(outputs):,} prompts failed, the first because: {str(failed[0]).translate(TABLE)} "
             "(each result that failed has an `error`)",
             stacklevel=4,
         )

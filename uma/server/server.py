@@ -113,8 +113,9 @@ class Server:
         finally:
             file.remove()
             file.close()
-            suppressed = self.failures.suppressed or None
-            log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
+            if self._engine is not None:  # a start that failed has said why, in one line
+                suppressed = self.failures.suppressed or None
+                log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
 
     def begin_drain(self) -> None:
         """Take no more sessions and requests, and let `serve` come to its end."""

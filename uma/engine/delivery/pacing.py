@@ -10,10 +10,11 @@ decode rows run several steps without re-planning (a stride). When a token is du
   (`reader_ms`): the Trio side keeps those that are early.
 - A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
 
-Others carry that out, and send no token later for it. The outbox hands over all it has with the first event that is
-due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`) and before
-the thread rests. The mailbox keeps a stream's events in order behind those that wait (`RequestStream.is_ahead`). A
-fault, a cancel and a background stream's end wait for nothing, any other end for its tokens (`Residency.end`).
+The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
+event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
+and before the thread rests. The mailbox keeps a stream's events in order behind those that wait
+(`RequestStream.is_ahead`). A fault, a cancel and a background stream's end wait for nothing, any other end for its
+tokens (`Residency.end`).
 How far apart tokens are while prompts are read is the policy's (`policy/pace.py`, `policy/lead.py`).
 """
 

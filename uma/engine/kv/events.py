@@ -1,4 +1,5 @@
-"""What this engine could reuse, told as it changes: for routers that send a prompt to the engine that knows its prefix.
+"""KV events: the prefixes that this engine can reuse, told as they change, for routers that send a prompt to the engine
+that knows its prefix.
 
 Each tier tells of runs of tokens: `tokens[start:end]` of a sequence that begins at its first token. A run is stored
 after the runs before it and removed before them, so whatever is held at a position is held at every position before it,

@@ -1,4 +1,4 @@
-"""When to say no: whether a request that comes now can still have its first token in time, and when to try again."""
+"""Refuses a request that can no longer have its first token in time, and computes when to try again."""
 
 from __future__ import annotations
 

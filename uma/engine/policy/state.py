@@ -1,4 +1,4 @@
-"""What the policy sees of the world: rows, cells and targets, all plain numbers."""
+"""The policy's input: rows, cells and targets, all plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sampled tokens mean: text for the reader, and where a request ends by itself."""
+"""Turns sampled tokens into events: text for the reader, and the end of a request that ends by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What guesses the next tokens of decode rows: one interface, with prompt look-up and a draft model behind it."""
+"""The interface of drafters, which guess the next tokens of decode rows: prompt look-up and a draft model have it."""
 
 from __future__ import annotations
 
