@@ -104,15 +104,17 @@ class Executor:
 
     def _decode(self, tick: Tick) -> Iterator[Results]:
         if any(sequence.missing != 1 for sequence in tick.decode):
-            yield from self._decode_several(tick.decode)
-        elif tick.drafts is not None:
-            yield from self._verify(tick.drafts)
-        elif tick.is_one_by_one:
-            for sequence in tick.decode:
-                if sequence.holding is not None:  # an earlier row can have preempted it
-                    yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
-        else:
-            yield from self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
+            return self._decode_several(tick.decode)
+        if tick.drafts is not None:
+            return self._verify(tick.drafts)
+        if tick.is_one_by_one:
+            return self._decode_one_by_one(tick)
+        return self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
+
+    def _decode_one_by_one(self, tick: Tick) -> Iterator[Results]:
+        for sequence in tick.decode:
+            if sequence.holding is not None:  # an earlier row can have preempted it
+                yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
 
     def _decode_ahead(self, tick: Tick) -> Generator[Results, None, bool]:
         """The steps after the first of a tick that reads prompts. False where a command came before they were done."""

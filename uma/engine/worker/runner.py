@@ -347,7 +347,7 @@ class ModelRunner:
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
         """
-        threads = self.threads()
+        threads = self._neighbours.before_batch()
         has_idle_cores = threads > 1 and self._neighbours.load < MAX_LOAD_BESIDE
         self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
         self._cost.use(threads, is_split=self._pool.in_id_order)
