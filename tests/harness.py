@@ -207,6 +207,13 @@ def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
     return ServerProcess(process, path)
 
 
+Here = Callable[..., "subprocess.CompletedProcess[bytes]"]
+"""`uma` within this process, to its end: what it is asked for, and as keywords `stdin` and variables."""
+
+Told = Callable[..., "subprocess.CompletedProcess[str]"]
+"""The same, with what it says as text."""
+
+
 @contextmanager
 def running_server(path: Path, *flags: str, **environ: str) -> Iterator[ServerProcess]:
     """`uma run` on `path`, ready for clients; ended with the block. Its log must go to standard error."""

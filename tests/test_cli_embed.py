@@ -1,10 +1,11 @@
-"""`uma embed`, as a real process, with a server and without one."""
+"""`uma embed`, with a server and without one."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from base64 import b64decode
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import ONE_THREAD, PATIENCE_SEC, ServerProcess, clean_environ, uma_command
+from harness import ONE_THREAD, PATIENCE_SEC, Here, ServerProcess, clean_environ, uma_command
 from uma import LLM
 from uma.cli.embed import BATCH_BYTES, BATCH_TEXTS, batches
 
 TEXTS = ["a fox", "once upon a time", "b"]
 
 
-def embed(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end."""
+def embed_apart(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run it to its end, as a real process."""
     return subprocess.run(
         uma_command("embed", *arguments),
         input=stdin, capture_output=True, timeout=3 * PATIENCE_SEC, env=clean_environ(), check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def embed(uma_here: Here) -> Here:
+    """Runs it to its end within this process."""
+    return partial(uma_here, "embed")
 
 
 def rows(done: subprocess.CompletedProcess[bytes]) -> list[list[float]]:
@@ -39,23 +46,24 @@ def at(server: ServerProcess) -> tuple[str, str]:
     return ("--socket", str(server.socket))
 
 
-def test_arguments_lines_and_a_file_are_the_same_texts(at: tuple[str, str], tmp_path: Path) -> None:
+def test_arguments_lines_and_a_file_are_the_same_texts(at: tuple[str, str], tmp_path: Path, embed: Here) -> None:
     lines = "\n".join(TEXTS).encode()
     (tmp_path / "texts").write_bytes(lines + b"\n")
-    given, piped, read = embed(*TEXTS, *at), embed(*at, stdin=lines), embed("--file", str(tmp_path / "texts"), *at)
+    piped = embed_apart(*at, stdin=lines)
+    given, read = embed(*TEXTS, *at), embed("--file", str(tmp_path / "texts"), *at)
     assert len(rows(given)) == 3
     assert np.allclose(rows(piped), rows(given), atol=1e-5)
     assert np.allclose(rows(read), rows(given), atol=1e-5)
     assert np.allclose(np.linalg.norm(rows(given), axis=1), 1, atol=1e-5)
 
 
-def test_base64_has_the_same_figures(at: tuple[str, str]) -> None:
+def test_base64_has_the_same_figures(at: tuple[str, str], embed: Here) -> None:
     numbers = rows(embed(*TEXTS, *at, "--dimensions", "8"))
     packed = embed(*TEXTS, *at, "--dimensions", "8", "--base64").stdout.splitlines()
     assert np.allclose([np.frombuffer(b64decode(line), "<f4") for line in packed], numbers, atol=1e-6)
 
 
-def test_more_texts_than_one_request_takes_come_in_their_order(at: tuple[str, str]) -> None:
+def test_more_texts_than_one_request_takes_come_in_their_order(at: tuple[str, str], embed: Here) -> None:
     texts = [f"text {index % 7}" for index in range(300)]
     found = np.array(rows(embed(*at, "--dimensions", "16", stdin="\n".join(texts).encode())))
     assert found.shape == (300, 16)
@@ -74,7 +82,9 @@ def test_no_request_is_over_its_bounds_and_no_text_is_lost(sizes: list[int]) -> 
 
 
 def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
-    found = rows(embed("a fox", "--local", "--model", str(tiny), "--pooling", "last", "--no-normalize", *ONE_THREAD))
+    found = rows(
+        embed_apart("a fox", "--local", "--model", str(tiny), "--pooling", "last", "--no-normalize", *ONE_THREAD)
+    )
     with LLM(tiny, pooling="last", threads=1, threads_batch=1) as llm:
         assert np.allclose(found, llm.embed("a fox", normalize=False), rtol=1e-4, atol=1e-4)
 
@@ -93,7 +103,7 @@ def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
     ],
 )
 def test_what_cannot_be_embedded_is_named(
-    arguments: tuple[str, ...], stdin: bytes, code: int, said: str, at: tuple[str, str]
+    arguments: tuple[str, ...], stdin: bytes, code: int, said: str, at: tuple[str, str], embed: Here
 ) -> None:
     done = embed(*arguments, *at, stdin=stdin)
     assert (done.returncode, said in done.stderr.decode()) == (code, True), done.stderr

@@ -1,4 +1,8 @@
-"""`uma generate`, as a real process: for people, for pipes, with a server and without one."""
+"""`uma generate`: for people, for pipes, with a server and without one.
+
+As a real process where its streams, its signals or its end are what is claimed, else within this one: most of a
+process's time is its start.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,16 @@ import subprocess
 import termios
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import pytest
 from pty_screen import Terminal
 
-from harness import ONE_THREAD, PATIENCE_SEC, ServerProcess, clean_environ, running_server, uma_command, until
+from harness import ONE_THREAD, PATIENCE_SEC, Here, ServerProcess, clean_environ, running_server, uma_command, until
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
 HALF_A_PIPE = 32_768
@@ -37,6 +42,12 @@ def generate(
         input=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=3 * PATIENCE_SEC, env=clean_environ(**environ),
         check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def generate_here(uma_here: Here) -> Here:
+    """Runs it to its end within this process; as `generate`."""
+    return partial(uma_here, "generate")
 
 
 @contextmanager
@@ -97,14 +108,16 @@ def test_another_model_than_the_server_has_is_loaded_here_and_that_is_said(at: t
     assert f"not {tiny}: loading that here" in done.stderr.decode()
 
 
-def test_the_model_that_the_server_has_is_not_loaded_again(at: tuple[str, str], server: ServerProcess) -> None:
+def test_the_model_that_the_server_has_is_not_loaded_again(
+    at: tuple[str, str], server: ServerProcess, generate_here: Here
+) -> None:
     before = server.metrics()["tokens_generated_total"]
-    assert generate("hello", *at, "--model", "builtin", "--max-tokens", "3", "--ignore-eos").returncode == 0
+    assert generate_here("hello", *at, "--model", "builtin", "--max-tokens", "3", "--ignore-eos").returncode == 0
     assert server.settled()["tokens_generated_total"] == before + 3
 
 
-def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(at: tuple[str, str]) -> None:
-    done = generate("hello", *at, "--model", "/nowhere/model.gguf")
+def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(at: tuple[str, str], generate_here: Here) -> None:
+    done = generate_here("hello", *at, "--model", "/nowhere/model.gguf")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert b"/nowhere/model.gguf: no such file" in done.stderr
@@ -127,7 +140,9 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
 
 @pytest.mark.parametrize("state", ["none", "stale", "a file"])
 @pytest.mark.parametrize("way", ["option", "variable", "chat"])
-def test_a_socket_that_was_named_must_have_a_server(way: str, state: str, socket_dir: Path) -> None:
+def test_a_socket_that_was_named_must_have_a_server(
+    way: str, state: str, socket_dir: Path, generate_here: Here, uma_here: Here
+) -> None:
     path = socket_dir / "uma.sock"
     if state == "stale":
         with socket.socket(socket.AF_UNIX) as dead:
@@ -135,16 +150,11 @@ def test_a_socket_that_was_named_must_have_a_server(way: str, state: str, socket
     elif state == "a file":
         path.touch()
     if way == "chat":
-        done = subprocess.run(
-            uma_command("chat", "--socket", str(path)),
-            input=b"hello\n",
-            capture_output=True,
-            timeout=3 * PATIENCE_SEC,
-            env=clean_environ(),
-            check=False,
-        )
+        done = uma_here("chat", "--socket", str(path), stdin=b"hello\n")
+    elif way == "option":
+        done = generate_here("hello", "--socket", str(path))
     else:
-        done = generate("hello", "--socket", str(path)) if way == "option" else generate("hello", UMA_SOCKET=str(path))
+        done = generate_here("hello", UMA_SOCKET=str(path))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
         f"uma: error: {path}: no server listens there; start one with `uma run --socket {path}`, "
@@ -159,22 +169,25 @@ def test_text_comes_as_it_is_generated(at: tuple[str, str], server: ServerProces
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
-def test_the_prompt_comes_from_standard_input(arguments: tuple[str, ...], at: tuple[str, str]) -> None:
+def test_the_prompt_comes_from_standard_input(
+    arguments: tuple[str, ...], at: tuple[str, str], generate_here: Here
+) -> None:
     greedy = (*at, "--temperature", "0", "--max-tokens", "12")
     piped = generate(*arguments, *greedy, stdin="Tell me about a fox and a ü\n".encode())
-    given = generate("Tell me about a fox and a ü", *greedy)
+    given = generate_here("Tell me about a fox and a ü", *greedy)
     assert piped.returncode == 0
     assert piped.stdout == given.stdout
 
 
-def test_words_and_standard_input_are_one_prompt(at: tuple[str, str]) -> None:
+def test_words_and_standard_input_are_one_prompt(at: tuple[str, str], generate_here: Here) -> None:
     greedy = (*at, "--temperature", "0", "--max-tokens", "12", "--ignore-eos")
-    expected = generate("Summarise this:\n\nA fox\nand an owl", *greedy).stdout
-    assert generate("Summarise", "this:", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
-    assert generate("Summarise this:", "-", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
-    around = generate("A", "-", "B", *greedy, stdin=b"text\n").stdout
-    assert around == generate("A\n\ntext\n\nB", *greedy).stdout
-    assert generate("--raw", "A fo", *greedy, stdin=b"x and").stdout == generate("--raw", "A fox and", *greedy).stdout
+    expected = generate_here("Summarise this:\n\nA fox\nand an owl", *greedy).stdout
+    assert generate_here("Summarise", "this:", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
+    assert generate_here("Summarise this:", "-", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
+    around = generate_here("A", "-", "B", *greedy, stdin=b"text\n").stdout
+    assert around == generate_here("A\n\ntext\n\nB", *greedy).stdout
+    literal = generate_here("--raw", "A fox and", *greedy).stdout
+    assert generate_here("--raw", "A fo", *greedy, stdin=b"x and").stdout == literal
 
 
 def test_a_standard_input_that_does_not_begin_is_told(at: tuple[str, str]) -> None:
@@ -186,26 +199,31 @@ def test_a_standard_input_that_does_not_begin_is_told(at: tuple[str, str]) -> No
     assert process.returncode == 0
 
 
-def usage(*arguments: str, stdin: bytes = b"") -> int:
-    """Prompt tokens of a request."""
-    done = generate(*arguments, "--json", "--max-tokens", "1", stdin=stdin)
-    tokens: int = json.loads(done.stdout.splitlines()[-1])["usage"]["prompt_tokens"]
-    return tokens
+@pytest.fixture
+def usage(generate_here: Here, at: tuple[str, str]) -> Callable[..., int]:
+    """Tells the prompt tokens of a request."""
+
+    def ask(*arguments: str, stdin: bytes = b"") -> int:
+        done = generate_here(*arguments, *at, "--json", "--max-tokens", "1", stdin=stdin)
+        tokens: int = json.loads(done.stdout.splitlines()[-1])["usage"]["prompt_tokens"]
+        return tokens
+
+    return ask
 
 
-def test_the_prompt_goes_through_the_chat_template_unless_it_is_raw(at: tuple[str, str]) -> None:
-    templated = usage("hello", *at)
-    raw = usage("--raw", "hello", *at)
-    instructed = usage("--system", "Be kind.", "hello", *at)
+def test_the_prompt_goes_through_the_chat_template_unless_it_is_raw(usage: Callable[..., int]) -> None:
+    templated = usage("hello")
+    raw = usage("--raw", "hello")
+    instructed = usage("--system", "Be kind.", "hello")
     assert raw < templated < instructed
 
 
-def test_a_raw_prompt_keeps_its_last_newline(at: tuple[str, str]) -> None:
-    assert usage("--raw", *at, stdin=b"hello\n") == usage("--raw", *at, stdin=b"hello") + 1
+def test_a_raw_prompt_keeps_its_last_newline(usage: Callable[..., int]) -> None:
+    assert usage("--raw", stdin=b"hello\n") == usage("--raw", stdin=b"hello") + 1
 
 
-def test_json_gives_the_events_of_the_protocol_line_by_line(at: tuple[str, str]) -> None:
-    done = generate("hello", *at, "--json", "--max-tokens", "6", "--ignore-eos", "--seed", "3")
+def test_json_gives_the_events_of_the_protocol_line_by_line(at: tuple[str, str], generate_here: Here) -> None:
+    done = generate_here("hello", *at, "--json", "--max-tokens", "6", "--ignore-eos", "--seed", "3")
     *tokens, eos = map(json.loads, done.stdout.splitlines())
     assert [event["event"] for event in tokens] == ["token"] * len(tokens)
     assert eos["event"] == "eos"
@@ -219,28 +237,30 @@ def test_json_ends_with_an_error_event_where_it_fails(at: tuple[str, str]) -> No
     assert done.stderr.splitlines()[-1].startswith(b"uma: error: ")
 
 
-def test_stats_are_told_on_standard_error(at: tuple[str, str]) -> None:
-    done = generate("hello", *at, "--stats", "--max-tokens", "6", "--ignore-eos", "--seed", "11")
+def test_stats_are_told_on_standard_error(at: tuple[str, str], generate_here: Here) -> None:
+    done = generate_here("hello", *at, "--stats", "--max-tokens", "6", "--ignore-eos", "--seed", "11")
     said = done.stderr.decode()
     for words in ("time to first token:", "tokens/s", "of them cached", "6 tokens, cut at the limit", "seed:"):
         assert words in said
     assert b"tokens/s" not in done.stdout
 
 
-def test_a_seed_makes_the_text_repeatable(at: tuple[str, str]) -> None:
-    first, second = (generate("hello", *at, "--seed", "5", "--max-tokens", "20").stdout for _ in range(2))
+def test_a_seed_makes_the_text_repeatable(at: tuple[str, str], generate_here: Here) -> None:
+    first, second = (generate_here("hello", *at, "--seed", "5", "--max-tokens", "20").stdout for _ in range(2))
     assert first == second
 
 
-def test_a_server_started_with_a_temperature_draws_for_requests_that_do_not_name_one(socket_dir: Path) -> None:
+def test_a_server_started_with_a_temperature_draws_for_requests_that_do_not_name_one(
+    socket_dir: Path, generate_here: Here
+) -> None:
     with running_server(socket_dir / "s", "--temperature", "1.5") as warm:
         to_it = ("Tell me a story", "--socket", str(warm.socket), "--max-tokens", "20", "--ignore-eos")
-        assert len({generate(*to_it).stdout for _ in range(3)}) > 1
-        assert len({generate(*to_it, "--temperature", "0").stdout for _ in range(2)}) == 1
+        assert len({generate_here(*to_it).stdout for _ in range(3)}) > 1
+        assert len({generate_here(*to_it, "--temperature", "0").stdout for _ in range(2)}) == 1
 
 
-def test_the_servers_warnings_are_told(at: tuple[str, str]) -> None:
-    done = generate("hello", *at, "--max-tokens", "100000", "--stop", "e")
+def test_the_servers_warnings_are_told(at: tuple[str, str], generate_here: Here) -> None:
+    done = generate_here("hello", *at, "--max-tokens", "100000", "--stop", "e")
     assert "uma: warning: " in done.stderr.decode()
 
 
@@ -361,9 +381,9 @@ def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
-    stdin: bytes, code: int, words: str, at: tuple[str, str]
+    stdin: bytes, code: int, words: str, at: tuple[str, str], generate_here: Here
 ) -> None:
-    done = generate(*at, stdin=stdin)
+    done = generate_here(*at, stdin=stdin)
     assert done.returncode == code
     assert done.stdout == b""
     last = done.stderr.decode().splitlines()[-1]
@@ -382,8 +402,10 @@ def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
         (("--socket", "/" + "x" * 200), 1, "x" * 200),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], code: int, words: str) -> None:
-    done = generate("hello", *arguments)
+def test_what_cannot_be_done_is_told_in_one_line(
+    arguments: tuple[str, ...], code: int, words: str, generate_here: Here
+) -> None:
+    done = generate_here("hello", *arguments)
     assert done.returncode == code, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.decode().startswith("uma: error: ")
@@ -408,8 +430,8 @@ def test_a_socket_that_is_not_ours_to_use_is_an_error_and_not_a_reason_to_load_t
     assert len(said.splitlines()) == 1
 
 
-def test_a_traceback_is_shown_only_with_uma_debug() -> None:
-    done = generate("hello", "--local", "--model", "/nowhere", UMA_DEBUG="1")
+def test_a_traceback_is_shown_only_with_uma_debug(generate_here: Here) -> None:
+    done = generate_here("hello", "--local", "--model", "/nowhere", UMA_DEBUG="1")
     assert "Traceback" in done.stderr.decode()
     assert done.stderr.decode().splitlines()[-1].startswith("uma: error: /nowhere: ")
 
@@ -440,7 +462,7 @@ def test_a_prompt_typed_on_a_terminal_ends_with_ctrl_d(at: tuple[str, str]) -> N
 # The form of the answer
 
 
-def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path) -> None:
+def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: Here) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(
         json.dumps(
@@ -452,7 +474,7 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path) -> None:
             }
         )
     )
-    done = generate("--local", "--json-schema", str(schema), "--max-tokens", "400", "How old?")
+    done = generate_here("--local", *ONE_THREAD, "--json-schema", str(schema), "--max-tokens", "400", "How old?")
     assert done.returncode == 0
     assert isinstance(json.loads(done.stdout)["age"], int)
 
@@ -461,27 +483,29 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path) -> None:
     ("flags", "matches"),
     [(("--choice", "yes", "--choice", "no"), "yes|no"), (("--regex", "[a-c]{3}-[0-9]{2}"), "[a-c]{3}-[0-9]{2}")],
 )
-def test_an_answer_is_one_of_the_choices_or_matches_the_expression(flags: tuple[str, ...], matches: str) -> None:
-    done = generate("--local", *flags, "Is it so?")
+def test_an_answer_is_one_of_the_choices_or_matches_the_expression(
+    flags: tuple[str, ...], matches: str, generate_here: Here
+) -> None:
+    done = generate_here("--local", *ONE_THREAD, *flags, "Is it so?")
     assert re.fullmatch(matches, done.stdout.decode().strip())
 
 
-def test_the_prompt_and_its_log_probabilities_come_before_the_answer(at: tuple[str, str]) -> None:
+def test_the_prompt_and_its_log_probabilities_come_before_the_answer(at: tuple[str, str], generate_here: Here) -> None:
     ask = ("Once upon a time", "--raw", "--echo", "--prompt-logprobs", "1", "--max-tokens", "2", *at)
-    done = generate(*ask)
+    done = generate_here(*ask)
     assert done.stdout.decode().startswith("Once upon a time")
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]
-    prompt, *tokens, eos = map(json.loads, generate(*ask, "--json").stdout.splitlines())
+    prompt, *tokens, eos = map(json.loads, generate_here(*ask, "--json").stdout.splitlines())
     assert (prompt["event"], prompt["text"], prompt["logprobs"][0]) == ("prompt", "Once upon a time", None)
     assert len(lines) == len(prompt["logprobs"]) - 1 == len(prompt["token_ids"]) - 1
     assert ([event["event"] for event in tokens], eos["event"]) == (["token"] * len(tokens), "eos")
-    both = generate(*ask, "-n", "2", "--temperature", "1", "--seed", "1").stdout.decode().splitlines()
+    both = generate_here(*ask, "-n", "2", "--temperature", "1", "--seed", "1").stdout.decode().splitlines()
     assert both[0] == "Once upon a time"
     assert len(both) >= 3
 
 
-def test_log_probabilities_come_on_standard_error() -> None:
-    done = generate("--local", "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
+def test_log_probabilities_come_on_standard_error(generate_here: Here) -> None:
+    done = generate_here("--local", *ONE_THREAD, "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]
     assert len(lines) == 3
     assert all(float(line.split()[0]) <= 0 for line in lines)
@@ -497,7 +521,7 @@ def test_log_probabilities_come_on_standard_error() -> None:
         (("--logprobs", "21"), "must be from 0 to 20"),
     ],
 )
-def test_a_form_that_cannot_be_used_says_why(arguments: tuple[str, ...], complaint: str) -> None:
-    done = generate("--local", *arguments, "Hi")
+def test_a_form_that_cannot_be_used_says_why(arguments: tuple[str, ...], complaint: str, generate_here: Here) -> None:
+    done = generate_here("--local", *ONE_THREAD, *arguments, "Hi")
     assert done.returncode != 0
     assert complaint in done.stderr.decode()

@@ -13,51 +13,51 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE_SEC, ServerProcess, ask, clean_environ, run_to_end, running_server, uma_command
+from harness import PATIENCE_SEC, ServerProcess, Told, ask, clean_environ, run_to_end, running_server, uma_command
 
 
-def uma(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A command of `uma`, to its end."""
+def process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command of `uma` as a process of its own, to its end."""
     return run_to_end(*uma_command(*arguments), environ=clean_environ(**environ))
 
 
-def sockets_told(folder: Path, **environ: str) -> list[Path]:
+def sockets_told(uma_told: Told, folder: Path, **environ: str) -> list[Path]:
     """The sockets in `folder` that `uma ps` tells of; servers of others may run on this machine."""
-    told = [Path(each["socket"]) for each in json.loads(uma("ps", "--json", **environ).stdout)]
+    told = [Path(each["socket"]) for each in json.loads(uma_told("ps", "--json", **environ).stdout)]
     return [each for each in told if each.is_relative_to(folder)]
 
 
-def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server: ServerProcess) -> None:
-    before = json.loads(uma("ps", "--json", "--socket", str(server.socket)).stdout)[0]["sessions"]
+def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server: ServerProcess, uma_told: Told) -> None:
+    before = json.loads(uma_told("ps", "--json", "--socket", str(server.socket)).stdout)[0]["sessions"]
     with server.connect() as raw:
         raw.hello()
-        done = uma("ps", "--json", "--socket", str(server.socket))
+        done = uma_told("ps", "--json", "--socket", str(server.socket))
     (told,) = json.loads(done.stdout)
     assert done.returncode == 0
     assert (told["pid"], told["socket"], told["sessions"]) == (server.pid, str(server.socket), before + 1)
     assert told["model"].startswith("UMA Story")
     assert datetime.fromisoformat(told["since"]) <= datetime.now(UTC)
-    table = uma("ps", "--socket", str(server.socket)).stdout
+    table = uma_told("ps", "--socket", str(server.socket)).stdout
     assert table.splitlines()[0].split() == ["pid", "model", "sessions", "since", "socket"]
     assert table.splitlines()[1].startswith(f"{server.pid} ")
 
 
-def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path) -> None:
+def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path, uma_told: Told) -> None:
     runtime = {"XDG_RUNTIME_DIR": str(socket_dir)}
-    assert sockets_told(socket_dir, **runtime) == []
+    assert sockets_told(uma_told, socket_dir, **runtime) == []
     (socket_dir / "uma").mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(socket_dir / "uma" / "dead.sock"))
     usual, other = socket_dir / "uma" / "uma.sock", socket_dir / "uma" / "other.sock"
     with running_server(usual) as first, running_server(other) as second:
-        assert sockets_told(socket_dir, **runtime) == [usual, other]
-        assert uma("stop", **runtime).returncode == 0
+        assert sockets_told(uma_told, socket_dir, **runtime) == [usual, other]
+        assert uma_told("stop", **runtime).returncode == 0
         assert first.wait() == 0
         assert second.process.poll() is None
 
 
-def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(socket_dir: Path) -> None:
-    none = uma("ps", "--socket", str(socket_dir / "none"))
+def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(socket_dir: Path, uma_told: Told) -> None:
+    none = uma_told("ps", "--socket", str(socket_dir / "none"))
     assert (none.returncode, none.stdout) == (1, "")
     path = socket_dir / "none"
     assert f"{path}: no server listens there; start one with `uma run --socket {path}`" in none.stderr
@@ -69,21 +69,21 @@ def test_a_server_elsewhere_is_found_and_other_programs_are_left_alone(server: S
         other_program.bind(str(socket_dir / "other"))
         other_program.listen()
         other_program.setblocking(False)
-        assert server.socket in sockets_told(server.socket.parent, XDG_RUNTIME_DIR=str(socket_dir))
+        assert server.socket in sockets_told(process, server.socket.parent, XDG_RUNTIME_DIR=str(socket_dir))
         with pytest.raises(BlockingIOError):  # no connection has come
             other_program.accept()
 
 
-def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path) -> None:
+def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path, uma_told: Told) -> None:
     with running_server(socket_dir / "s") as server, running_server(socket_dir / "other") as other:
-        done = uma("stop", "--socket", str(server.socket))
+        done = uma_told("stop", "--socket", str(server.socket))
         # It is gone by now: not its parent's wait ends it, and nothing is left in its place.
         assert server.process.wait(PATIENCE_SEC) == 0
         assert done.returncode == 0
         assert done.stdout.startswith(f"stopped process {server.pid}, which served UMA Story")
         assert not server.socket.exists()
         assert other.process.poll() is None
-        again = uma("stop", "--socket", str(server.socket))
+        again = uma_told("stop", "--socket", str(server.socket))
     assert again.returncode == 1
     assert again.stderr.startswith(
         f"uma: error: {server.socket}: no server listens there; `uma ps` lists those that run"
@@ -125,7 +125,7 @@ def test_what_is_no_server_gets_no_signal(socket_dir: Path) -> None:
         thread = threading.Thread(target=answer_otherwise)
         thread.start()
         try:
-            done = uma("stop", "--socket", str(path))
+            done = process("stop", "--socket", str(path))
         finally:
             thread.join(PATIENCE_SEC)
             signal.signal(signal.SIGTERM, before)

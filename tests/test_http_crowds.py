@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import trio
+from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http
 
 from harness import until
-from uma.config import RuntimeConfig
 from uma.http.exchange import MAX_INLINE_BYTES
 from uma.http.fields import MAX_MESSAGES
 from uma.protocol.converter import structure
@@ -40,7 +40,7 @@ BODIES: dict[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def hosted(tiny: Path) -> Iterator[HostedHttp]:
-    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=16_384)) as server:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=16_384)) as server:
         yield server
 
 
@@ -64,7 +64,7 @@ def test_no_large_body_is_read_on_the_trio_thread(hosted: HostedHttp, monkeypatc
 
 def test_the_prompts_of_one_body_leave_the_queue_to_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uma.http.generation.MAX_AT_ONCE", 4)
-    config = RuntimeConfig(model=str(tiny), http="127.0.0.1:0", max_sequences=4, max_queue=4, max_tokens=30_000)
+    config = config_for(tiny, http="127.0.0.1:0", max_sequences=4, max_queue=4, max_tokens=30_000)
     with hosted_http(config) as server:
         crowd, other = RawHttp(server.port), RawHttp(server.port)
         crowd.send("POST", "/v1/completions", {"prompt": ["Once"] * 40, "max_tokens": 2_000, "ignore_eos": True})
@@ -111,7 +111,7 @@ def test_a_text_taken_to_pieces_leaves_a_turn_to_others_for_each(hosted: HostedH
 
 
 def test_an_answer_that_is_being_written_when_the_server_stops_is_written_to_its_end(tiny: Path) -> None:
-    config = RuntimeConfig(model=str(tiny), http="127.0.0.1:0", max_tx_bytes=4096, max_tokens=2_000)
+    config = config_for(tiny, http="127.0.0.1:0", max_tx_bytes=4096, max_tokens=2_000)
     with hosted_http(config) as server:
         raw = RawHttp(server.port, receive_buffer=4096)
         raw.send("POST", "/completion", {"prompt": "a", "n_predict": 1_500, "ignore_eos": True, "n_probs": 20})

@@ -8,7 +8,8 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 from http_server import Answered, HttpServer, RawHttp, running_http
 from script_model import write_script_model
 
-from harness import PATIENCE_SEC, ServerProcess, run_to_end, short_directory, start_server, uma_command, until
+from harness import PATIENCE_SEC, ServerProcess, Told, short_directory, start_server, until
+from uma.cli import main
 from uma.engine.delivery.flow import CREDITS
 from uma.http import page
 from uma.http.app import ENDPOINTS
@@ -43,9 +45,9 @@ def keys() -> Iterator[dict[str, str]]:
         file = directory / "keys.toml"
         made = {"file": str(file)}
         for name in ("free", *MORE_BOUNDS, "bound"):
-            done = run_to_end(*uma_command("key", "new", name, "--keys", str(file)))
-            assert done.returncode == 0, done.stderr
-            made[name] = done.stdout.strip()
+            with redirect_stdout(StringIO()) as told:
+                assert main(["key", "new", name, "--keys", str(file)]) == 0
+            made[name] = told.getvalue().strip()
             if name in MORE_BOUNDS:
                 with file.open("a") as text:
                     text.write(MORE_BOUNDS[name])
@@ -396,8 +398,8 @@ def test_a_draining_server_says_so_in_the_form_of_each_dialect(tiny: Path) -> No
         assert server.process.wait() == 0
 
 
-def test_other_addresses_than_loopback_need_keys(socket_dir: Path) -> None:
-    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), "--http", "0.0.0.0:0"))
+def test_other_addresses_than_loopback_need_keys(socket_dir: Path, uma_told: Told) -> None:
+    done = uma_told("run", "--socket", str(socket_dir / "s"), "--http", "0.0.0.0:0")
     assert done.returncode == 2
     assert "uma key new NAME" in done.stderr
     assert "--http-insecure" in done.stderr
@@ -420,17 +422,19 @@ def test_without_keys_an_insecure_server_says_so(socket_dir: Path) -> None:
         (("--http", "127.0.0.1:0", "--http-tls-cert", "/n.pem", "--http-tls-key", "/n.pem"), "/n.pem"),
     ],
 )
-def test_http_that_cannot_start_says_why_in_one_line(flags: tuple[str, ...], words: str, socket_dir: Path) -> None:
-    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), *flags))
+def test_http_that_cannot_start_says_why_in_one_line(
+    flags: tuple[str, ...], words: str, socket_dir: Path, uma_told: Told
+) -> None:
+    done = uma_told("run", "--socket", str(socket_dir / "s"), *flags)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_key_s_name_is_given_once(socket_dir: Path) -> None:
-    command = uma_command("key", "new", "me", "--keys", str(socket_dir / "k"))
-    assert run_to_end(*command).returncode == 0
-    again = run_to_end(*command)
+def test_a_key_s_name_is_given_once(socket_dir: Path, uma_told: Told) -> None:
+    command = ("key", "new", "me", "--keys", str(socket_dir / "k"))
+    assert uma_told(*command).returncode == 0
+    again = uma_told(*command)
     assert again.returncode == 2
     assert "[me] is there already" in again.stderr
 

@@ -38,6 +38,12 @@ def narrow_server() -> Iterator[HttpServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
 def frames(url: str) -> Generator[dict[str, Any], None, None]:
     """The live view's frames, for as long as they are read."""
     with httpx.stream("GET", f"{url}/ui/api/live", timeout=PATIENCE_SEC) as response:
@@ -115,11 +121,6 @@ def test_all_viewers_share_one_snapshot(narrow_server: HttpServer) -> None:
                 assert by_time.setdefault(frame["at_ms"], frame) == frame
 
 
-def test_a_storm_is_seen_in_the_browser(narrow_server: HttpServer) -> None:
-    with chromium() as browser:
-        watch(browser, narrow_server)
-
-
 NOTE_FRAMES = """
 window.noted = [];
 const parse = JSON.parse;
@@ -152,13 +153,13 @@ NOTE_WHAT_IS_SHOWN = """() => {
 """Keeps every figure that the page shows, as it is right after each frame."""
 
 
-def watch(browser: Browser, server: HttpServer) -> None:
-    with visitor(browser, server.url) as one, ThreadPoolExecutor(STORM) as pool:
+def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpServer) -> None:
+    with visitor(browser, narrow_server.url) as one, ThreadPoolExecutor(STORM) as pool:
         one.page.add_init_script(NOTE_FRAMES)
         page = one.visit("#live").page
         page.evaluate(NOTE_WHAT_IS_SHOWN)
         expect(page.locator(".nothing")).to_be_visible()
-        asked = [pool.submit(ask, server, number, "elk") for number in range(STORM)]
+        asked = [pool.submit(ask, narrow_server, number, "elk") for number in range(STORM)]
         page.locator(".lane").first.wait_for()
         page.locator(".lane-state", has_text="writing").first.wait_for()
         for each in asked:
@@ -268,8 +269,8 @@ def percentile(then: dict[str, int], now: dict[str, int], share: float) -> float
     return low
 
 
-def test_a_viewer_that_looks_away_costs_nothing(narrow_server: HttpServer) -> None:
-    with chromium() as browser, visitor(browser, narrow_server.url) as one:
+def test_a_viewer_that_looks_away_costs_nothing(browser: Browser, narrow_server: HttpServer) -> None:
+    with visitor(browser, narrow_server.url) as one:
         page = one.visit("#live").page
         expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[2-9]|\d\d"))
         with page.expect_event("requestfailed", lambda request: request.url.endswith("/ui/api/live")):

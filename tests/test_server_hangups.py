@@ -71,9 +71,10 @@ def leave_somewhere(server: ServerProcess, chance: random.Random, number: int) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_thousand_hang_ups_leave_nothing_behind(socket_dir: Path) -> None:
+def test_a_thousand_hang_ups_leave_nothing_behind(socket_dir: Path, tiny: Path) -> None:
     chance = random.Random(1)
-    with running_server(socket_dir / "s", "--max-sessions", "64", "--log-level", "info") as server:
+    flags = ("--model", str(tiny), "--n-ctx", "4096", "--max-sessions", "64", "--log-level", "info")
+    with running_server(socket_dir / "s", *flags) as server:
         with server.connect() as raw:
             raw.hello()
             for number in range(len(PROMPTS)):

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from harness import (
     PATIENCE_SEC,
     Raw,
     ServerProcess,
+    Told,
     ask,
     clean_environ,
     running_server,
@@ -71,40 +73,46 @@ def test_after_a_kill_the_next_server_takes_the_stale_socket_over(socket_dir: Pa
         assert serves(path)
 
 
-def refusal(path: Path | str, *flags: str) -> str:
-    """What `uma run` says when it does not start; it must be one short message and no traceback."""
-    server = start_server(Path(path), *flags)
-    assert server.wait() not in (0, -signal.SIGKILL)
-    text = server.log.join()
-    assert "Traceback" not in text
-    assert len(text.strip().splitlines()) == 1, text
-    return text
+@pytest.fixture
+def refusal(uma_told: Told) -> Callable[..., str]:
+    """Tells what `uma run` says when it does not start; it must be one short message and no traceback."""
+
+    def ask(path: Path | str, *flags: str) -> str:
+        done = uma_told("run", "--socket", str(path), *flags)
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        return done.stderr
+
+    return ask
 
 
-def test_a_live_server_s_socket_is_refused_and_it_goes_on_serving(server: ServerProcess) -> None:
+def test_a_live_server_s_socket_is_refused_and_it_goes_on_serving(
+    server: ServerProcess, refusal: Callable[..., str]
+) -> None:
     refused = refusal(server.socket)
     assert f"a server listens there already; `uma stop --socket {server.socket}` ends it" in refused
     assert serves(server.socket)
 
 
-def test_a_file_that_is_no_socket_is_refused_and_kept(socket_dir: Path) -> None:
+def test_a_file_that_is_no_socket_is_refused_and_kept(socket_dir: Path, refusal: Callable[..., str]) -> None:
     path = socket_dir / "notes.txt"
     path.write_text("precious")
     assert "is no socket" in refusal(path)
     assert path.read_text() == "precious"
 
 
-def test_a_directory_as_socket_is_refused(socket_dir: Path) -> None:
+def test_a_directory_as_socket_is_refused(socket_dir: Path, refusal: Callable[..., str]) -> None:
     assert "is a directory" in refusal(socket_dir)
 
 
-def test_a_path_too_long_for_a_socket_is_refused_with_the_limit(socket_dir: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused_with_the_limit(socket_dir: Path, refusal: Callable[..., str]) -> None:
     path = socket_dir / ("x" * (108 - len(os.fsencode(socket_dir)) - 1))
     assert len(os.fsencode(path)) == 108
     assert "108 bytes" in refusal(path)
 
 
-def test_a_place_that_cannot_be_written_is_refused(tiny: Path) -> None:
+def test_a_place_that_cannot_be_written_is_refused(tiny: Path, refusal: Callable[..., str]) -> None:
     assert "cannot be made" in refusal("/proc/uma/s", "--model", str(tiny))
 
 
@@ -245,7 +253,7 @@ def test_a_full_disk_for_the_log_is_no_disaster(socket_dir: Path, tiny: Path) ->
         server.stop()
 
 
-def test_a_log_file_that_cannot_be_opened_is_one_sentence(socket_dir: Path) -> None:
+def test_a_log_file_that_cannot_be_opened_is_one_sentence(socket_dir: Path, refusal: Callable[..., str]) -> None:
     assert "log_file" in refusal(socket_dir / "s", "--log-file", str(socket_dir))
 
 

@@ -28,9 +28,9 @@ from harness import (
     Log,
     Raw,
     ServerProcess,
+    Told,
     ask,
     clean_environ,
-    run_to_end,
     uma_command,
 )
 from models import write_model
@@ -139,17 +139,17 @@ def test_http_answers_as_llama_server_does_and_its_page_is_there(socket_dir: Pat
         raw.close()
 
 
-def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Path) -> None:
+def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Path, uma_told: Told) -> None:
     with loading(socket_dir / "s", model) as server:
         at = ("--socket", str(server.socket))
-        (told,) = json.loads(run_to_end(*uma_command("ps", "--json", *at)).stdout)
+        (told,) = json.loads(uma_told("ps", "--json", *at).stdout)
         assert (told["pid"], told["model"]) == (server.pid, None)
-        assert f"loading, {told['loading_percent']} %" in run_to_end(*uma_command("ps", *at)).stdout
-        checks = json.loads(run_to_end(*uma_command("doctor", "--json", *at)).stdout)["checks"]
+        assert f"loading, {told['loading_percent']} %" in uma_told("ps", *at).stdout
+        checks = json.loads(uma_told("doctor", "--json", *at).stdout)["checks"]
         (finding,) = [each["finding"] for each in checks if each["name"] == "server"]
         assert finding == f"loading its model, {told['loading_percent']} %"
         # The load never goes on: the process ends all the same.
-        stopped = run_to_end(*uma_command("stop", *at))
+        stopped = uma_told("stop", *at)
         assert stopped.stdout == f"stopped process {server.pid}, which was loading its model on {server.socket}\n"
         assert server.wait() == 0
         assert not server.socket.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Raw, ServerProcess, ask, run_to_end, running_server, uma_command, until
+from harness import Raw, ServerProcess, Told, ask, running_server, until
 
 MINE = """
 max_concurrent = 2
@@ -111,9 +111,11 @@ def test_lines_have_the_bounds_too(bounds: Path, socket_dir: Path, tiny: Path) -
         ("[[", "is not TOML"),
     ],
 )
-def test_a_file_of_users_that_cannot_be_read_says_why(bounds: Path, socket_dir: Path, text: str, words: str) -> None:
+def test_a_file_of_users_that_cannot_be_read_says_why(
+    bounds: Path, socket_dir: Path, text: str, words: str, uma_told: Told
+) -> None:
     bounds.write_text(text)
-    done = run_to_end(*uma_command("run", "--socket", str(socket_dir / "s"), "--socket-users", str(bounds)))
+    done = uma_told("run", "--socket", str(socket_dir / "s"), "--socket-users", str(bounds))
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
