@@ -31,7 +31,28 @@ settings.register_profile("explore", settings.get_profile("uma"), derandomize=Fa
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "uma"))
 
 
-def pytest_configure() -> None:
+LONG_FILES = (
+    *("test_page_chat", "test_http_fuzz", "test_cli_generate", "test_page_live", "test_server_life", "test_cli_chat"),
+    *("test_engine_chaos", "test_kv_feed", "test_page_access", "test_server_loading", "test_http_door"),
+    *("test_server_limits", "test_server_hangups", "test_engine_stride", "test_http_crowds", "test_engine_mixed"),
+)
+"""Files that take longest, some with few tests. They come first: at the end, one core would work on them alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, all others as they are."""
+    place = {name: index for index, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the files in that order: pytest-xdist would begin with those that have the most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+    take_back_signals()
+
+
+def take_back_signals() -> None:
     """Take back signals that the parent chose to ignore (`nohup`, a plain shell's background job).
 
     The commands and servers under test would inherit that, and never see the signals that tests and terminals send
