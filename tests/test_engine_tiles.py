@@ -9,7 +9,7 @@ import trio
 from engine_world import Answer, answer, ask, config_for, tokens_for
 
 from uma.engine import Engine, open_engine
-from uma.engine.policy import plan
+from uma.engine.policy import prefill
 from uma.types import Request
 
 TURNS, NEW_TOKENS = 4, 40
@@ -31,7 +31,7 @@ async def test_answers_are_the_same_whether_tokens_before_the_rest_are_computed_
     config = config_for(tiny, kv_unified=kv_unified, max_sequences=2)
     async with open_engine(config) as engine:
         usual = await conversation(engine)
-    monkeypatch.setattr(plan, "WORTH_REREADING", 0.0)
+    monkeypatch.setattr(prefill, "WORTH_REREADING", 0.0)
     async with open_engine(config) as engine:
         again = await conversation(engine)
         assert engine.snapshot()["reread_tokens_total"] > 0
@@ -47,7 +47,7 @@ async def test_tokens_that_are_computed_again_stay_with_the_sequences_that_share
     beside = [ask((*shared, *tokens_for(index, NEW_TOKENS)), 8, id=str(index)) for index in range(3)]
     async with open_engine(config_for(tiny)) as engine:
         undisturbed = [await answer(engine, request) for request in (program, *beside)]
-    monkeypatch.setattr(plan, "WORTH_REREADING", 0.0)
+    monkeypatch.setattr(prefill, "WORTH_REREADING", 0.0)
     async with open_engine(config_for(tiny)) as engine:
         await conversation(engine)
         before, found = engine.snapshot()["reread_tokens_total"], dict[str, Answer]()

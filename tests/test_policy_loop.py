@@ -10,7 +10,8 @@ from policy_world import GAP_MS, Asked, Machine, World
 
 from uma.engine.policy.lead import can_be_covered
 from uma.engine.policy.pace import choose_pacing
-from uma.engine.policy.plan import BACKGROUND_STARVES_MS, SMALLEST_CHUNK
+from uma.engine.policy.piece import SMALLEST_CHUNK
+from uma.engine.policy.plan import BACKGROUND_STARVES_MS
 
 BUDGET = 80.0
 LEARNING_TICKS = 12

@@ -13,7 +13,7 @@ from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import can_be_covered
 from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
 from uma.engine.policy.pace import NEIGHBOUR_PACE_MS, is_kept
-from uma.engine.policy.plan import SMALLEST_CHUNK
+from uma.engine.policy.piece import SMALLEST_CHUNK
 
 NOW = 10_000.0
 DUE_MS = st.integers(0, 40_000).map(lambda halves: halves / 2)

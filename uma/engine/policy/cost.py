@@ -145,13 +145,13 @@ class _Table:
         if not self._is_tiled or (line := self._lines[slot]) is None or line.seen >= SURE_SEEN:
             return own
         # Seen once: perhaps while memory was touched for the first time. What other sizes promise is worth trying.
-        return min(own, self._from_nearest(size, slot, x, least_seen=SURE_SEEN, kinds=(False,)) or own)
+        return min(own, self._from_nearest(size, slot, x, least_seen=SURE_SEEN, same_kernel_only=True) or own)
 
     def _from_nearest(
-        self, size: int, slot: int, x: float, *, least_seen: int, kinds: tuple[bool, ...] = (False, True)
+        self, size: int, slot: int, x: float, *, least_seen: int, same_kernel_only: bool = False
     ) -> float:
         # First those that attention computes in the same way.
-        for is_other in kinds if self._is_tiled else (False,):
+        for is_other in (False,) if same_kernel_only or not self._is_tiled else (False, True):
             for distance in range(len(self._sizes)):
                 for near in (slot - distance, slot + distance):
                     line = self._lines[near] if 0 <= near < len(self._sizes) else None

@@ -21,19 +21,20 @@ PACE_SHARE = 0.9
 MOST_PACE_MS = 250.0
 """Maximum interval of delivery: a longer target asks for throughput, not for slower reading."""
 SAFETY = 1.1
-"""Multiple of its predicted time that a piece can take before a reader waits, at least."""
+"""Minimum time that the lead covers, as a multiple of a piece's predicted time."""
 COMFORT = 1.5
-"""The same, where the longest lead allows it: a machine that is not quiet is slower for a moment now and then, and what
-is decoded ahead is not decoded later."""
+"""Preferred time that the lead covers, as a multiple of a piece's predicted time, within `MAX_LEAD_STEPS`: on a busy
+machine some batches take longer than predicted, and a step that runs early is not an extra one."""
 MAX_STEPS = 16
 """Maximum decode steps before a piece: what is computed ahead is lost when the reader cancels, and takes its credit."""
 MAX_LEAD_STEPS = 8
-"""Maximum tokens that a reader is kept behind what is computed: enough for the longest pieces, and no answer ends later
-for them than by this."""
+"""Maximum tokens that are computed and not yet delivered to a reader: enough to cover the longest pieces, and a bound
+on how much later an answer ends for them."""
 TTFT_SHARE = 0.125
 """Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
 BACKGROUND_TTFT_SHARE = 0.25
-"""The same while only background prompts wait: nothing else is known to come, and large pieces read faster."""
+"""Maximum length of a piece while only background prompts wait, as a share of `slo_ttft_ms`: large pieces read faster,
+and no other request waits for their end."""
 
 
 def pace_ms(target_ms: float) -> float:

@@ -22,15 +22,16 @@ from uma.engine.policy.state import Row
 LEAST_READ_SHARE = 0.1
 """Minimum share of the time for prompts while a requested target is kept: it bounds their wait."""
 MOST_DECODE_SHARE = 0.6
-"""Maximum share of the time for decoding where targets are the default ones: at their full pace, a machine that is slow
-for a while would keep all prompts waiting with each token."""
+"""Maximum share of the time for decoding where targets are the default ones: at their full pace, decoding on a machine
+that is slow for a while would leave prompts no time."""
 NEIGHBOUR_LOAD = 0.75
 """Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
 """Maximum share of the time for decoding at default targets while another program takes a core: prompts then take most
 of the time."""
 NEIGHBOUR_PACE_MS = 200.0
-"""Maximum time between two tokens that this leads to."""
+"""Maximum time (ms) between two tokens to which `NEIGHBOUR_DECODE_SHARE` slows a stream: it bounds what streams give up
+for prompts."""
 HOPELESS = 1.25
 """Multiple of a decode step's time below which a default target cannot be met by reading prompts more slowly."""
 

@@ -1,0 +1,212 @@
+"""How much of the prompts one tick reads, and how far rows decode ahead for it.
+
+A larger piece reads more tokens a millisecond, and keeps readers of streams and the next request waiting for longer.
+`lead` says how long a piece can be without a reader noticing; this file chooses among those that are short enough.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
+from uma.engine.policy.lead import (
+    BACKGROUND_TTFT_SHARE,
+    MAX_STEPS,
+    TTFT_SHARE,
+    can_be_covered,
+    lead_ms,
+    longest_piece_ms,
+    steps_before,
+)
+from uma.engine.policy.pace import Pacing
+from uma.engine.policy.state import Row, Targets
+
+MOST_WAITS = 8
+"""Maximum ticks in a row that read nothing, until what was decoded ahead covers the smallest piece."""
+TRY_LARGER_EVERY = 16
+"""Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
+PATIENT = 2.0
+"""Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
+WORTH_A_MOMENT = 0.25
+"""Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
+piece of 1.2 times the limit must read 1.05 times as fast. Speed serves all requests that wait; excess time delays only
+those that arrive meanwhile."""
+SMALLEST_CHUNK = SIZES[0]
+"""Minimum tokens of a prefill that runs at all, unless a whole prompt has fewer."""
+
+
+@attrs.frozen
+class Piece:
+    """What to read of the prompts, and how far to decode ahead for it."""
+
+    tokens: int
+    steps: int = 1
+    pace_ms: float = 0.0
+    lead_ms: float = math.inf
+    """For how long the readers can go on from what they have."""
+    is_mixed: bool = False
+
+
+NOTHING = Piece(0)
+
+
+@attrs.frozen
+class Prompts:
+    """Prompts in their order of service, and how long they take to read."""
+
+    rows: list[Row]
+    cost: CostModel
+    attended_cells: int | None
+    """Cells that every token attends to; None where it attends to the tokens before it alone."""
+
+    @property
+    def tokens(self) -> int:
+        """All that is left to read of them."""
+        return sum(row.remaining for row in self.rows)
+
+    @property
+    def is_background(self) -> bool:
+        """Whether all are of the background lane."""
+        return all(row.lane < 0 for row in self.rows)
+
+    def ms(self, tokens: int) -> float:
+        """Predicted time of a batch of the next `tokens` tokens."""
+        return self.cost.prefill_ms(tokens, self.position(tokens))
+
+    def position(self, tokens: int) -> float:
+        """Tokens that each of the next `tokens` tokens attends to, on the average."""
+        if self.attended_cells is not None:
+            return self.attended_cells
+        left, behind = tokens, 0
+        for row in self.rows:
+            count = min(row.remaining, left)
+            behind += count * row.position
+            left -= count
+            if left <= 0:
+                break
+        return behind / max(1, tokens - left)
+
+    def replaced(self, rows: list[Row]) -> Prompts:
+        """Other rows of the same engine."""
+        return attrs.evolve(self, rows=rows)
+
+
+@attrs.frozen
+class Streams:
+    """The rows that decode while prompts are read."""
+
+    rows: list[Row]
+    pacing: Pacing
+    step_ms: float
+    """Predicted time of a decode step of them."""
+    used_cells: int
+    now_ms: float
+
+    @property
+    def lead_ms(self) -> float:
+        """For how long all readers can go on from what is computed."""
+        return lead_ms(self.pacing.readers, self.pacing.pace_ms, self.now_ms)
+
+
+class PieceSizes:
+    """Chooses the size of a piece from what the cost model has learnt, and sees to it that it learns larger ones."""
+
+    __slots__ = ("_cost", "_limited", "_waits")
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._limited = 0
+        """Pieces so far that the time limited."""
+        self._waits = 0
+        """Ticks in a row that read nothing until now."""
+
+    def alone(self, prompts: Prompts, targets: Targets) -> int:
+        """Prefill tokens of one batch while nothing decodes, for whose end the next request waits.
+
+        Where they take time with the cells of others too, or only background prompts wait, so many that they take no
+        longer than a first token should; of background prompts no fewer than read nearly as fast as any.
+        """
+        most, is_background = targets.solo_tokens, prompts.is_background
+        if not (is_background or targets.attends_all):
+            return most
+        longest_ms = _ttft_share(prompts) * targets.slo_ttft_ms
+        fitting = [size for size in SIZES if size <= most and prompts.ms(size) <= longest_ms]
+        least = self._cost.fast_chunk(prompts.position, most) if is_background else SMALLEST_CHUNK
+        return max([*fitting, least])
+
+    def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int) -> Piece:
+        """The piece that reads most tokens a millisecond of those that no reader has to wait for."""
+        wanted = min(prompts.tokens, targets.batch_tokens, free_cells)
+        pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
+        if not self._cost.knows_prefill:
+            return Piece(targets.start_chunk_tokens, 1, pace, lead)
+        # Each step takes a cell for each row; half of the free ones are for the prompts.
+        max_steps = max(1, min(MAX_STEPS, free_cells // max(1, 2 * len(streams.rows))))
+        covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
+        if self._waits_for_lead(prompts.ms(min(SMALLEST_CHUNK, wanted)), covered_ms, pace, step_ms):
+            return Piece(0, max_steps, pace, lead)
+        longest_ms = min(_ttft_share(prompts) * targets.slo_ttft_ms, covered_ms)
+        tokens = self._tokens_for_cycle(longest_ms, covered_ms, prompts, wanted)
+        # A piece costs at least the time that a step leaves spare: one that would take less is made larger.
+        spare_ms = min(longest_ms, pace - step_ms)
+        if prompts.ms(tokens) < spare_ms:
+            tokens = max(tokens, self._cost.best_chunk(spare_ms, prompts.position, wanted, beside_ms=step_ms))
+        return Piece(tokens, min(max_steps, steps_before(prompts.ms(tokens), lead, pace, step_ms)), pace, lead)
+
+    def _waits_for_lead(self, smallest_ms: float, covered_ms: float, pace: float, step_ms: float) -> bool:
+        """Whether to decode ahead and read nothing in this tick, because a reader would wait for the smallest piece now
+        and will not with a longer lead. That is bounded: prompts must be read even where no schedule meets the target.
+        """
+        is_early = smallest_ms > covered_ms and can_be_covered(smallest_ms, pace, step_ms)
+        self._waits = self._waits + 1 if is_early and self._waits < MOST_WAITS else 0
+        return self._waits > 0
+
+    def _tokens_for_cycle(self, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int) -> int:
+        """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
+
+        Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
+        """
+        tokens = self._tokens_within(longest_ms, min(covered_ms, PATIENT * longest_ms), prompts, wanted)
+        is_deep = prompts.position(TILE_TOKENS) >= TILE_TOKENS
+        if is_deep and tokens < TILE_TOKENS <= wanted and prompts.ms(TILE_TOKENS) <= covered_ms:
+            tokens = TILE_TOKENS
+        tokens = self._larger(tokens, longest_ms, covered_ms, prompts, wanted)
+        if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and prompts.ms(wanted) <= covered_ms:
+            tokens = wanted  # the rest would fill no tile
+        return tokens
+
+    def _tokens_within(self, longest_ms: float, trial_ms: float, prompts: Prompts, wanted: int) -> int:
+        """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all.
+
+        A larger batch that was never tried, of at most `trial_ms`, is tried now and then.
+        """
+        chunk = self._cost.best_chunk(longest_ms, prompts.position, wanted)
+        if chunk < wanted:
+            self._limited += 1
+            if self._limited % TRY_LARGER_EVERY == 0 or not self._cost.has_tried_beyond(chunk):
+                chunk = self._cost.worth_trying(chunk, trial_ms, prompts.position, wanted)
+        return max(chunk, min(SMALLEST_CHUNK, wanted))
+
+    def _larger(self, tokens: int, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int) -> int:
+        """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too.
+
+        The longer it takes, the more it must gain.
+        """
+        rate = tokens / max(prompts.ms(tokens), 1e-9)
+        most_ms = min(covered_ms, PATIENT * longest_ms)
+        while most_ms > longest_ms:
+            larger = self._cost.best_chunk(most_ms, prompts.position, wanted)
+            if larger <= tokens:
+                break
+            larger_ms = prompts.ms(larger)
+            worth = 1 + WORTH_A_MOMENT * (larger_ms / longest_ms - 1)
+            if larger > worth * rate * larger_ms:
+                return larger
+            most_ms = 0.99 * larger_ms
+        return tokens
+
+
+def _ttft_share(prompts: Prompts) -> float:
+    return BACKGROUND_TTFT_SHARE if prompts.is_background else TTFT_SHARE

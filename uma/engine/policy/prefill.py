@@ -1,0 +1,170 @@
+"""Which prompts a tick reads, and how many tokens of each.
+
+`piece` says how much is read in all. Here that is dealt out, in order of service and in the shapes that llama.cpp
+computes well: whole tiles, and one batch with a decode step where that is faster.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from uma.engine.policy.cost import TILE_TOKENS, CostModel
+from uma.engine.policy.lead import steps_before_mixed
+from uma.engine.policy.mixed import MixedBatches
+from uma.engine.policy.piece import NOTHING, Piece, PieceSizes, Prompts, Streams
+from uma.engine.policy.rows import OneByOne
+from uma.engine.policy.state import PlainRow, Row, Targets
+
+WORTH_REREADING = 1.25
+"""Minimum time of a prompt's rest that fills no tile, as a multiple of a whole tile's, at which tokens before it are
+computed again to fill one."""
+
+
+@attrs.frozen
+class Prefill:
+    """What a tick reads."""
+
+    piece: Piece
+    tokens: tuple[tuple[int, int], ...] = ()
+    """See `Plan.prefill`."""
+
+
+NO_PREFILL = Prefill(NOTHING)
+
+
+class PrefillPolicy:
+    """Chooses from what the cost model has learnt."""
+
+    __slots__ = ("_cost", "_mixed", "_one_by_one", "_sizes")
+
+    def __init__(self, cost: CostModel, one_by_one: OneByOne) -> None:
+        self._cost = cost
+        self._one_by_one = one_by_one
+        self._sizes = PieceSizes(cost)
+        self._mixed = MixedBatches()
+
+    def choose(self, prompts: Prompts, streams: Streams, targets: Targets, free_cells: int) -> Prefill:
+        """What to read of `prompts` beside `streams`: something, unless a tick that only decodes comes first."""
+        room = min(targets.batch_tokens, free_cells)
+        prompts = prompts.replaced(_readable_together(prompts.rows, targets))
+        # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
+        if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
+            tokens = self._sizes.alone(prompts, targets)
+            prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
+            filled = self._in_a_tile(prompts, targets, room)
+            piece = Piece(tokens)
+        else:
+            filled = self._in_a_tile(prompts, targets, room)
+            piece = self._sizes.beside(streams, filled, targets, free_cells)
+        if piece.tokens >= TILE_TOKENS:
+            prompts = filled
+        piece = self._in_one_batch(piece, prompts, streams, targets, room)
+        tokens = min(room - max(0, piece.steps - 1) * len(streams.rows), piece.tokens)
+        return Prefill(piece, _dealt_out(tokens, prompts.rows, targets, is_mixed=piece.is_mixed))
+
+    def _in_a_tile(self, prompts: Prompts, targets: Targets, room: int) -> Prompts:
+        """The same prompts; where they fill no tile, one of them with tokens before its rest that are computed again,
+        if a whole tile takes less time. Deep in a conversation that is several times less.
+        """
+        wanted = prompts.tokens
+        extra = TILE_TOKENS - wanted
+        if not targets.rereads or extra <= 0 or room < TILE_TOKENS:
+            return prompts
+        if len(prompts.rows) > 1 and not targets.mixes_prompts:
+            return prompts
+        deepest = max(prompts.rows, key=lambda row: row.rereadable)
+        if not self._cost.has_read_rest(wanted) or deepest.rereadable < max(extra, TILE_TOKENS):
+            return prompts
+        filled = prompts.replaced([_reading_again(row, extra) if row is deepest else row for row in prompts.rows])
+        return filled if WORTH_REREADING * filled.ms(TILE_TOKENS) < prompts.ms(wanted) else prompts
+
+    def _in_one_batch(self, piece: Piece, prompts: Prompts, streams: Streams, targets: Targets, room: int) -> Piece:
+        """The same piece in one batch with a decode step, where that reads more tokens a millisecond than both apart.
+
+        Rows and piece then fill what the piece alone would fill: a few tokens more would cost another tile.
+        """
+        rows, wanted = len(streams.rows), prompts.tokens
+        whole = min(piece.tokens, wanted, room)
+        tokens = whole if whole == wanted and whole + rows <= targets.solo_tokens else whole - rows
+        fits = rows + tokens <= targets.batch_tokens and 2 * tokens >= whole
+        is_possible = rows > 0 and fits and targets.mixes_prompts
+        # What either takes alone has to be known first: it shows what they take together is worth.
+        if not is_possible or not (self._cost.has_decoded(rows) and self._cost.has_read(rows + tokens)):
+            return piece
+        step_ms = self._one_by_one.step_ms(rows, streams.used_cells)
+        apart_ms = (step_ms + prompts.ms(whole)) * tokens / whole
+        mixed_ms = self._cost.mixed_ms(rows, streams.used_cells, tokens, prompts.position(tokens))
+        feared_ms = apart_ms if mixed_ms is None else mixed_ms
+        steps = steps_before_mixed(feared_ms, piece.lead_ms, piece.pace_ms, step_ms) if piece.pace_ms else 0
+        if steps > piece.steps or tokens + steps * rows > room or not self._mixed.choose(mixed_ms, apart_ms):
+            return piece
+        return attrs.evolve(piece, tokens=tokens, steps=steps, is_mixed=True)
+
+
+def _readable_together(rows: list[Row], targets: Targets) -> list[Row]:
+    """Of the rows in their order, those that go well in one batch with the first."""
+    if targets.mixes_prompts:
+        return rows
+    head = rows[0]
+    others = (row for row in rows[1:] if row.remaining == head.remaining or row.position == head.position == 0)
+    return [head, *others]
+
+
+def _ending_together(rows: list[Row], tokens: int) -> list[Row]:
+    """Of the rows in their order, those of one lane that end in a batch as large as is computed at once.
+
+    None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
+    """
+    chosen: list[Row] = []
+    left = tokens
+    for row in rows:
+        left -= row.remaining
+        if left < 0 or row.lane != rows[0].lane:
+            break
+        chosen.append(row)
+    return chosen or rows[:1]
+
+
+def _dealt_out(most: int, rows: list[Row], targets: Targets, *, is_mixed: bool) -> tuple[tuple[int, int], ...]:
+    """At most so many tokens of the rows, in their order; see `Plan.prefill`."""
+    chosen: list[tuple[int, int]] = []
+    left = most
+    for row in rows:
+        if left <= 0:
+            break
+        count = min(row.remaining, left)
+        if not is_mixed:
+            # Not where that would leave this batch without a whole tile.
+            fewer, read = _in_whole_tiles(row, count), most - left
+            count = count if read and read + fewer < TILE_TOKENS <= read + count else fewer
+        if chosen and count < row.remaining and not targets.mixes_prompts:
+            break
+        chosen.append((row.key, count))
+        if count < row.remaining:
+            break
+        left -= count
+    return tuple(chosen)
+
+
+def _reading_again(row: Row, extra: int) -> Row:
+    """The row as it is where so many of its tokens are computed again, with those that follow."""
+    return PlainRow(
+        row.key,
+        row.lane,
+        row.arrived_ms,
+        row.position + row.remaining,
+        row.remaining + extra,
+        row.target_ttft_ms,
+        row.target_tbt_ms,
+        row.due_ms,
+        cells=row.cells,
+    )
+
+
+def _in_whole_tiles(row: Row, tokens: int) -> int:
+    """Nearly as many tokens of a prompt, so that whole tiles are left of it: what fills none is read at its beginning.
+
+    There it costs what it is. At the end of a long prompt the same few tokens can cost as much as several tiles.
+    """
+    fewer = tokens - (tokens - row.remaining) % TILE_TOKENS
+    return fewer if fewer >= TILE_TOKENS or (fewer > 0 and row.position < TILE_TOKENS) else tokens
