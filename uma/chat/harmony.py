@@ -8,12 +8,13 @@ An answer is a row of messages, each with a header that names its channel, and a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from uma.chat.calls import CallReader, overlap, read_call, reader_of
+from uma.chat.calls import reader_of
 from uma.chat.forms import NamedForm
-from uma.chat.parts import CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.parts import CallBegun, Part, Reasoning, Text
 from uma.chat.schema import Schema
+from uma.chat.steps import StepParser, first_mark
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
@@ -33,8 +34,8 @@ _HEADER = re.compile(
 )
 
 
-class HarmonyParser:
-    """One answer's parser, as `parser.Parser` is for other families."""
+class HarmonyParser(StepParser):
+    """One answer's parser, as `parser.Parser` is for other families. Header and end of the thinking are its marks."""
 
     def __init__(
         self, tools: Mapping[str, Schema], *, splits_thinking: bool = True, ends_with_answer: bool = False
@@ -42,30 +43,12 @@ class HarmonyParser:
         """Without `splits_thinking` the thinking is text, with its header and its end. With `ends_with_answer` all that
         follows the final message's header is the answer, whatever it looks like.
         """
+        super().__init__(self._read_header)
         self._tools = tools
         self._splits = splits_thinking
         self._ends_with_answer = ends_with_answer
-        self._parts: list[Part] = []
-        self._pending = ""
         self._part: type[Text | Reasoning] = Text
         self._keeps_end = False
-        self._call: CallReader | None = None
-        self._raw = ""
-        """All of the call that is read, with its header."""
-        self._step: Callable[[], bool] = self._read_header
-        self._pushed_chars = 0
-        self._thought_from: int | None = None
-        self.thoughts: list[tuple[int, int]] = []
-        """As `parser.Parser` has them: header and end of the thinking are its marks."""
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that are certain once this text has come."""
-        self._pushed_chars += len(text)
-        self._pending += text
-        while self._pending and self._step():
-            pass
-        parts, self._parts = self._parts, []
-        return joined(parts)
 
     def finish(self) -> list[Part]:
         """What is left when no more text comes."""
@@ -75,7 +58,7 @@ class HarmonyParser:
             self._parts.append(self._part(self._pending) if self._step == self._read_body else Text(self._pending))
         self._pending = ""
         self._end_thought()
-        return self.push("")
+        return self._run()
 
     def _read_header(self) -> bool:
         """A header up to its end; what can be none is the answer's text."""
@@ -132,51 +115,23 @@ class HarmonyParser:
         self._step = self._read_body
 
     def _read_body(self) -> bool:
-        found = min(((at, mark) for mark in (*ENDS, START) if (at := self._pending.find(mark)) >= 0), default=None)
-        at = found[0] if found else len(self._pending) - max(overlap(self._pending, mark) for mark in (*ENDS, START))
+        at, mark = first_mark(self._pending, (*ENDS, START))
         if at:
             self._parts.append(self._part(self._pending[:at]))
         self._pending = self._pending[at:]
-        if found is None:
+        if not mark:
             return False
-        if found[1] != START:
-            self._pending = self._pending[len(found[1]) :]
+        if mark != START:
+            self._pending = self._pending[len(mark) :]
             if self._keeps_end:
-                self._parts.append(Text(found[1]))
+                self._parts.append(Text(mark))
         self._end_thought()
         self._step = self._read_header
         return True
 
-    def _end_thought(self) -> None:
-        if self._thought_from is not None:
-            self.thoughts.append((self._thought_from, self._at))
-            self._thought_from = None
+    def _end_call(self) -> None:
+        self._begin_message(Text)
 
-    @property
-    def _at(self) -> int:
-        """How many characters of the output are read."""
-        return self._pushed_chars - len(self._pending)
-
-    def _read_call(self) -> bool:
-        call = self._call
-        assert call is not None
-        taken = read_call(call, self._pending, self._parts)
-        self._raw += self._pending[:taken]
-        self._pending = self._pending[taken:]
-        if call.problem:
-            self._break(call.problem)
-        elif call.is_whole:
-            assert call.name is not None
-            self._parts.append(CallEnded(call.name, call.arguments))
-            self._call = None
-            self._begin_message(Text)
-        return self._call is None
-
-    def _break(self, reason: str) -> None:
-        """What was taken for a call is text."""
-        call, self._call = self._call, None
-        assert call is not None
-        assert call.name is not None
-        self._parts.append(CallBroken(call.name, reason))
-        self._parts.append(Text(self._raw))
+    def _give_back(self, raw: str) -> None:
+        self._parts.append(Text(raw))
         self._begin_message(Text)

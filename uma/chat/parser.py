@@ -7,16 +7,17 @@ cut, but for where a part's own text is divided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from uma.chat.calls import CallReader, overlap, read_call, reader_of
+from uma.chat.calls import reader_of
 from uma.chat.families import Family, Thinking
 from uma.chat.forms import NamedForm, ObjectForm
-from uma.chat.parts import CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.parts import Part, Reasoning, Text, joined
 from uma.chat.schema import Schema
+from uma.chat.steps import StepParser, first_mark
 
 
-class Parser:
+class Parser(StepParser):
     """One answer's parser: `push` each piece of its text, then `finish` once."""
 
     def __init__(
@@ -34,42 +35,27 @@ class Parser:
         `begins_thinking` says that the prompt ended with the opening mark. With `thinks_first` there is thinking at the
         beginning at most, and all that follows is the answer, whatever it looks like.
         """
+        super().__init__(self._read_opening if thinks_first else self._read_text)
         self._family = family
         self._tools = tools
         self._thinking = thinking
         self._splits = splits_thinking
-        self._parts: list[Part] = []
-        self._pending = ""
         self._space = ""
         """White space that is text unless a mark follows."""
         self._is_start = True
         """Nothing but white space, thinking or calls has come."""
         self._is_after_mark = False
-        self._call: CallReader | None = None
-        self._raw = ""
-        """All since the last whole call, or since the text before the mark."""
         self._is_list = False
         self._needs_mark = False
-        self._pushed_chars = 0
-        self._thought_from = 0
-        self.thoughts: list[tuple[int, int]] = []
-        """Where the output's thinking stands, its marks included: of each piece the first character, and the one behind
-        the last. The last piece is there once it has ended, or with `finish`."""
         self._after_thinking = self._read_answer if thinks_first else self._read_text
-        self._step: Callable[[], bool] = self._read_opening if thinks_first else self._read_text
         if begins_thinking and thinking:
+            self._thought_from = 0
             self._step = self._read_thinking
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that are certain once this text has come."""
-        self._pushed_chars += len(text)
-        self._pending += text
-        return self._run()
 
     def finish(self) -> list[Part]:
         """What is left when no more text comes."""
         parts = self._run()
-        if self._step in (self._read_calls, self._read_object):
+        if self._step in (self._read_calls, self._read_call):
             self._break("the output ended inside it")
         elif self._step == self._read_close:
             # What follows a whole call and is no mark of its end.
@@ -86,17 +72,7 @@ class Parser:
         if self._space and not self._is_after_mark:
             self._parts.append(Text(self._space))
         self._space = ""
-        parts += self._take()
-        return joined(parts)
-
-    def _run(self) -> list[Part]:
-        while self._pending and self._step():
-            pass
-        return joined(self._take())
-
-    def _take(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
+        return joined([*parts, *self._run()])
 
     # Text and thinking
 
@@ -115,16 +91,11 @@ class Parser:
                 self._emit_text(self._pending[:skipped])
                 self._pending = stripped
                 return bool(stripped)
-        found = min(((at, mark) for mark in marks if (at := self._pending.find(mark)) >= 0), default=None)
-        if found is None:
-            keep = max((overlap(self._pending, mark) for mark in marks), default=0)
-            at = len(self._pending) - keep
-            self._emit_text(self._pending[:at])
-            self._pending = self._pending[at:]
-            return False
-        at, mark = found
+        at, mark = first_mark(self._pending, marks)
         self._emit_text(self._pending[:at])
         self._pending = self._pending[at + len(mark) :]
+        if not mark:
+            return False
         if self._thinking is not None and mark == self._thinking.open:
             self._begin_thinking()
         else:
@@ -160,17 +131,12 @@ class Parser:
 
     def _read_thinking(self) -> bool:
         assert self._thinking is not None
-        mark = self._thinking.close
-        at = self._pending.find(mark)
-        if at < 0:
-            at = len(self._pending) - overlap(self._pending, mark)
-            if at:
-                self._parts.append(self._thought(self._pending[:at]))
-            self._pending = self._pending[at:]
-            return False
+        at, mark = first_mark(self._pending, (self._thinking.close,))
         if at:
             self._parts.append(self._thought(self._pending[:at]))
         self._pending = self._pending[at + len(mark) :]
+        if not mark:
+            return False
         self._end_thought()
         if self._splits:
             self._is_after_mark = True
@@ -179,15 +145,6 @@ class Parser:
         self._is_start = True
         self._step = self._after_thinking
         return True
-
-    def _end_thought(self) -> None:
-        if self._at > self._thought_from:
-            self.thoughts.append((self._thought_from, self._at))
-
-    @property
-    def _at(self) -> int:
-        """How many characters of the output are read."""
-        return self._pushed_chars - len(self._pending)
 
     def _read_opening(self) -> bool:
         """The mark that the output can begin with."""
@@ -237,7 +194,7 @@ class Parser:
             self._is_list = True
         elif char == "{" if is_object else not char.isspace():
             self._call = reader_of(self._family.form, self._tools)
-            self._step = self._read_object
+            self._step = self._read_call
             return True
         elif not char.isspace():
             self._break("")
@@ -246,22 +203,7 @@ class Parser:
         self._pending = self._pending[1:]
         return True
 
-    def _read_object(self) -> bool:
-        call = self._call
-        assert call is not None
-        taken = read_call(call, self._pending, self._parts)
-        self._raw += self._pending[:taken]
-        self._pending = self._pending[taken:]
-        if call.problem:
-            self._break(call.problem)
-        elif call.is_whole:
-            self._end_call(call)
-        return self._call is None
-
-    def _end_call(self, call: CallReader) -> None:
-        assert call.name is not None
-        self._parts.append(CallEnded(call.name, call.arguments))
-        self._call, self._raw = None, ""
+    def _end_call(self) -> None:
         self._is_after_mark = True
         self._step = self._read_close
 
@@ -317,12 +259,7 @@ class Parser:
         self._step = self._read_text
         return True
 
-    def _break(self, reason: str) -> None:
-        """What was taken for a call is text."""
-        call, self._call = self._call, None
-        if call is not None and call.name is not None:
-            self._parts.append(CallBroken(call.name, reason))
-        raw, self._raw = self._raw, ""
+    def _give_back(self, raw: str) -> None:
         self._is_start = False
         self._is_list = False
         self._emit_text(raw)
