@@ -40,12 +40,21 @@ _STRICTER = {
 }
 """What a value of a format must match too: llguidance has February 29 in each year, a second 60 in each minute, and
 host names of any length."""
-_OF_NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_MAPS = (*_OF_NAMED, "dependentSchemas", "dependencies")
+COMBINATIONS = ("allOf", "anyOf", "oneOf")
+"""Keywords that combine schemas."""
+SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has a schema for each of its names, which can be any word."""
+SCHEMA_LISTS = (*COMBINATIONS, "prefixItems", "items")
+"""Keywords whose value is a list of schemas; `items` can be either."""
+SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames")
+SINGLE_SCHEMAS += ("not", "if", "then", "else")
+"""Keywords whose value is one schema."""
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+"""Keywords that say which numbers are valid."""
+_MAPS = (*SCHEMAS_BY_NAME, "dependencies")
+"""Keywords whose value has names for its keys; those of `dependencies` can lead to lists of names as well."""
 _VALUES = ("const", "enum", "default", "example", "examples")
 """Keywords whose value is data, and a schema only where a `$ref` leads into it."""
-_OF_SCHEMAS = ("prefixItems", "items", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
 
 
 def for_llguidance(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, Any]:
@@ -59,10 +68,11 @@ def _with_formats(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = dict(schema)
-    for word in _OF_NAMED:
+    for word in SCHEMAS_BY_NAME:
         if isinstance(named := schema.get(word), dict):
             made[word] = {name: _with_formats(each) for name, each in named.items()}
-    for word in _OF_SCHEMAS:
+    # Within `not` or `if` a stricter schema makes the whole looser, but llguidance refuses both.
+    for word in (*SCHEMA_LISTS, *SINGLE_SCHEMAS):
         if word in schema:
             made[word] = _with_formats(schema[word])
     form, also = schema.get("format"), made.get("allOf", [])
@@ -80,6 +90,17 @@ def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
     if found is not None:
         return found
     return next((found for place, each in _objects(schema) for found in _problems(place, each)), None)
+
+
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that stand in a schema's own keywords, each with its place there; `true` and `false` are left out."""
+    for word, value in schema.items():
+        if word in SCHEMAS_BY_NAME and isinstance(value, dict):
+            yield from ((f".{word}{place_of(name)}", each) for name, each in value.items() if isinstance(each, dict))
+        elif word in SCHEMA_LISTS and isinstance(value, list | tuple):
+            yield from ((f".{word}[{at}]", each) for at, each in enumerate(value) if isinstance(each, dict))
+        elif word in SINGLE_SCHEMAS and isinstance(value, dict):
+            yield f".{word}", value
 
 
 def place_of(name: str) -> str:

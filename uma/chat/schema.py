@@ -15,6 +15,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from uma.json_schema import BOUNDS, COMBINATIONS, SCHEMAS_BY_NAME, subschemas
 from uma.types import Tool
 
 Schema = dict[str, Any]
@@ -36,17 +37,17 @@ _NOTES = frozenset(
     """.split()  # noqa: SIM905  (a word a line would be a page)
 )
 """Keywords that say nothing of what is valid."""
-_CHOICES = frozenset({"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
+_CHOICES = frozenset({"type", "enum", "const", "$ref", *COMBINATIONS})
 _OF_STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
-_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_OF_NUMBERS = frozenset(BOUNDS)
 _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"})
 _OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
 _OF_OTHERS = _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
 NOT_OF_OBJECTS = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS
 """Keywords that say nothing of an object."""
 
-_LISTS = frozenset({"enum", "anyOf", "oneOf", "allOf", "required"})
-_OBJECTS = frozenset({"properties", "patternProperties", "$defs", "definitions", "x-guidance"})
+_LISTS = frozenset({"enum", "required", *COMBINATIONS})
+_OBJECTS = frozenset({*SCHEMAS_BY_NAME, "x-guidance"})
 _TEXTS = frozenset({"pattern", "format", "$ref"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
 _SHAPES: dict[str, Any] = {
@@ -101,11 +102,9 @@ def schema_of(tool: Tool) -> Schema:
 
 def check_shape(root: Schema) -> None:
     """Raises `UnservableError` for a keyword whose value is of another kind than JSON Schema has there."""
-    waiting: list[tuple[str, Any]] = [("", root)]
+    waiting = [("", root)]
     while waiting:
         place, schema = waiting.pop()
-        if not isinstance(schema, dict):
-            continue
         for word, value in schema.items():
             here = f"{place}.{word}"
             shape = _SHAPES.get(word, object)
@@ -113,12 +112,7 @@ def check_shape(root: Schema) -> None:
                 raise UnservableError(here, f"expected {_SHAPE_NAMES[shape]}")
             if word in ("type", "required") and not all(isinstance(each, str) for each in value):
                 raise UnservableError(here, "expected strings")
-            if word in _OBJECTS - {"x-guidance"}:
-                waiting += ((f"{here}.{name}", each) for name, each in value.items())
-            elif word in ("anyOf", "oneOf", "allOf"):
-                waiting += ((f"{here}[{at}]", each) for at, each in enumerate(value))
-            elif word in ("items", "additionalProperties"):
-                waiting.append((here, value))
+        waiting += ((place + step, each) for step, each in subschemas(schema))
 
 
 def properties_of(schema: Schema, root: Schema) -> dict[str, Schema]:

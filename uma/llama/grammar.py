@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from threading import Lock
@@ -24,7 +24,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from uma.errors import BadRequest, DecodeFailed
-from uma.json_schema import COMPACT, for_llguidance, place_of, problem
+from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
@@ -313,7 +313,7 @@ def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) 
     shared: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions", "$schema") if name in root}
     place, schema, probes = "", root, 0
     while True:
-        for step, inner in _subschemas(schema):
+        for step, inner in subschemas(schema):
             probes += 1
             if probes > MAX_PROBES:
                 return place
@@ -322,21 +322,6 @@ def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) 
                 break
         else:
             return place
-
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf", "items")
-_SINGLES = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then")
-
-
-def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for word, value in schema.items():
-        if word in _MAPS and isinstance(value, dict):
-            yield from ((f".{word}{place_of(name)}", each) for name, each in value.items() if isinstance(each, dict))
-        elif word in _LISTS and isinstance(value, list | tuple):
-            yield from ((f".{word}[{index}]", each) for index, each in enumerate(value) if isinstance(each, dict))
-        elif word in _SINGLES and isinstance(value, dict):
-            yield f".{word}", value
 
 
 def _one_line(reason: str) -> str:
