@@ -24,6 +24,7 @@ from models import Kind, write_model
 from uma import LLM, SamplingParams, open_engine
 from uma.engine.worker.sampling import MAX_FORCED
 from uma.errors import BadRequest
+from uma.llama import backend
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.types import GRAMMAR_FIELDS, Grammar, Request, Token
 
@@ -216,22 +217,26 @@ async def test_a_grammar_that_cannot_be_served_is_refused_before_anything_is_com
     assert (metrics["batch_calls_total"], metrics["requests_rejected"]) == (0, 2)
 
 
-async def test_no_other_request_waits_for_a_grammars_compilation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiling, go_on = threading.Event(), threading.Event()
+async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_request_waits(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, go_on = threading.Barrier(3), threading.Event()
     compile_grammar = GrammarCompiler.compile
 
     def slow(compiler: GrammarCompiler, grammar: Grammar, before: str) -> GrammarState:
-        compiling.set()
+        compiling.wait(PATIENCE_SEC)  # for the other one
         assert go_on.wait(PATIENCE_SEC)
         return compile_grammar(compiler, grammar, before)
 
     known = [Grammar(json_schema={"const": 1, "description": "x" * size}) for size in (1, 5_000)]
+    monkeypatch.setattr(backend, "core_count", lambda: 4)  # one computes, one is Trio's
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         for grammar in known:
             await answer(engine, constrained(grammar))
         monkeypatch.setattr(GrammarCompiler, "compile", slow)
-        nursery.start_soon(answer, engine, constrained(Grammar(json_schema=PERSON)))
-        await trio.to_thread.run_sync(compiling.wait)
+        for schema in (PERSON, {"enum": ["new"]}):
+            nursery.start_soon(answer, engine, constrained(Grammar(json_schema=schema)))
+        await trio.to_thread.run_sync(compiling.wait, PATIENCE_SEC)
         with trio.fail_after(PATIENCE_SEC):
             free = await answer(engine, ask(max_tokens=40))
             assert free.finished.reason == "length"

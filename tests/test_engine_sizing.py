@@ -15,8 +15,9 @@ from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
 from uma.errors import ConfigError
+from uma.llama import backend
 from uma.llama.catalog import builtin_path
-from uma.llama.context import Context
+from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
 
 GIB, MIB = 2**30, 2**20
@@ -136,3 +137,15 @@ def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:
         with Context(model, found) as target:
             draft = sizing.draft_params(model, target, config)
     assert [found.n_batch, found.n_ubatch, draft.n_batch, draft.n_ubatch] == [32] * 4
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "threads_batch", "at_once"),
+    [(1, 1, 1, 1), (2, 1, 1, 1), (8, 0, 0, 1), (8, 2, 0, 1), (8, 6, 8, 1), (8, 2, 3, 4), (8, 4, 2, 3)],
+)
+def test_grammars_are_compiled_at_once_only_on_cores_that_nothing_else_needs(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, threads_batch: int, at_once: int
+) -> None:
+    monkeypatch.setattr(backend, "core_count", lambda: cores)
+    params = ContextParams(n_ctx=256, n_threads=threads, n_threads_batch=threads_batch)
+    assert sizing.grammars_at_once(params) == at_once

@@ -102,7 +102,7 @@ class Engine:
             config, self.max_request_tokens, self.worker.commands, self._metrics, self._note_drained
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
-        self._constraints = Constraints(context.model.vocab)
+        self._constraints = Constraints(context.model.vocab, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(
             config, context, self._prompts, self.worker.commands, self._metrics, self._note_drained
         )

@@ -132,6 +132,15 @@ def max_text_tokens(context: Context) -> int:
     return params.n_ctx - params.n_batch if context.model.is_causal else params.n_batch
 
 
+def grammars_at_once(params: ContextParams) -> int:
+    """Maximum grammars compiled at once: one for each core that neither computes nor runs Trio's thread, and at least
+    one. Each takes a core for as long as a second, and llama.cpp's threads all wait for one that has lost its core.
+    """
+    cores = backend.core_count()
+    computing = max(params.n_threads or cores, params.n_threads_batch or cores)
+    return max(1, cores - computing - 1)
+
+
 def pooling(model: Model, config: RuntimeConfig) -> Pooling:
     """How the embedding of a text is made of its tokens': as configured, as the model says, or their mean."""
     if config.pooling != "auto":

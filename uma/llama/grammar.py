@@ -100,7 +100,9 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = Lock()
-        self._making = Lock()
+        self.turn = Lock()
+        """Held while Python code works on a grammar, which takes the GIL from the decode thread: one thread at a time.
+        llguidance lets go of the GIL while it compiles, so grammars are compiled beside each other."""
 
     def kept(self, grammar: Grammar, before: str = "") -> GrammarState | None:
         """A state at the beginning of `grammar` if that was compiled lately: then `compile` need not be waited for."""
@@ -141,27 +143,29 @@ class GrammarCompiler:
     def _make(self, grammar: Grammar, before: str = "") -> LLMatcher:
         if not self.is_available:
             raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
-        with self._making, self._vocab.opened():
-            if self._tokenizer is None:
-                self._tokenizer = _make_tokenizer(self._vocab)
-            tokenizer = self._tokenizer
-        kind = next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)
-        if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
-            raise BadRequest(f"grammar.{kind}{found[0]}: {found[1]}")
-        source = _source(grammar)
-        matcher = LLMatcher(tokenizer, _behind(before, source) if before else source)
+        with self.turn, self._vocab.opened():
+            tokenizer, source = self._read(grammar, before)
+        matcher = LLMatcher(tokenizer, source)
         if matcher.is_error():
             if before:
                 self._make(grammar)  # says where it cannot be served, if that is its own fault
-            place, reason = f"grammar.{kind}", matcher.get_error()
-            if grammar.json_schema is not None:
-                place += _place(grammar.json_schema, lambda each: _schema_error(each, tokenizer) == reason)
-            raise BadRequest(f"{place}: {_one_line(reason)}")
-        matcher.compute_ff_tokens()
+            with self.turn:
+                raise _refusal(grammar, matcher.get_error(), tokenizer)
+        with self.turn:
+            matcher.compute_ff_tokens()
         matcher.compute_bitmask()
         if matcher.is_error():  # no text has an end, say where a `$ref` leads to itself
-            raise BadRequest(f"grammar.{kind}: {_one_line(matcher.get_error())}")
+            raise BadRequest(f"{_field(grammar)}: {_one_line(matcher.get_error())}")
         return matcher
+
+    def _read(self, grammar: Grammar, before: str) -> tuple[LLTokenizer, str]:
+        """What llguidance compiles. Raises `BadRequest` for what is refused without it."""
+        if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
+            raise BadRequest(f"{_field(grammar)}{found[0]}: {found[1]}")
+        source = _source(grammar)
+        if self._tokenizer is None:
+            self._tokenizer = _make_tokenizer(self._vocab)
+        return self._tokenizer, _behind(before, source) if before else source
 
 
 class GrammarMasks:
@@ -283,6 +287,18 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
     except Exception as error:  # noqa: BLE001  (that is what the converter raises)
         raise BadRequest(f"grammar.gbnf: {_one_line(str(error) or type(error).__name__)}") from None
+
+
+def _field(grammar: Grammar) -> str:
+    return f"grammar.{next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)}"
+
+
+def _refusal(grammar: Grammar, reason: str, tokenizer: LLTokenizer) -> BadRequest:
+    """Says why llguidance does not compile a grammar, and of a schema where."""
+    place = _field(grammar)
+    if grammar.json_schema is not None:
+        place += _place(grammar.json_schema, lambda each: _schema_error(each, tokenizer) == reason)
+    return BadRequest(f"{place}: {_one_line(reason)}")
 
 
 def _behind(before: str, source: str) -> str:

@@ -1,7 +1,8 @@
 """What constrains a request's output, made ready before it is queued: its grammar, its logit bias.
 
-A grammar that is not known yet is compiled in a thread, one at a time: its own request waits for that, and so do those
-that come with other new grammars. A request whose grammar is known, or that has none, waits for neither.
+A grammar that is not known yet is compiled in a thread, on a core that computes nothing else where there is one. Its own
+request waits for that, and so do those that come with more new grammars than there are such cores. A request whose
+grammar is known, or that has none, waits for neither.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ AT_ONCE_CHARS = 4096
 class Constraints:
     """Prepares constraints for one vocabulary. Belongs to the Trio thread."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, at_once: int) -> None:
+        """At most `at_once` grammars are compiled at a time: each takes a whole core."""
         self._vocab = vocab
         self._compiler = GrammarCompiler(vocab)
-        # One at a time: compiling takes a whole core from those that compute.
-        self._lanes = LaneLimiter(1)
+        self._lanes = LaneLimiter(at_once)
 
     async def grammar(
         self, sampling: SamplingParams, before: str = "", lane: int = 0
@@ -59,7 +60,8 @@ class Constraints:
     def _begin(self, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None
         state = self._compiler.compile(sampling.grammar, before)
-        return state, _opening(state, sampling)
+        with self._compiler.turn:
+            return state, _opening(state, sampling)
 
     def bias(self, sampling: SamplingParams) -> Bias | None:
         """Token ids and what is added to their logits. Raises `BadRequest` for an id outside the vocabulary."""
