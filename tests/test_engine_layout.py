@@ -5,10 +5,12 @@ Every output is compared with that of the same request alone, in an engine whose
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import jsonschema
 import pytest
 import trio
 from engine_world import answer, answers, ask, config_for, settled, tokens_for
@@ -23,7 +25,7 @@ from uma.engine.worker.relayout import Relayout
 from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
 from uma.llama.context import Context, ContextParams
-from uma.types import Token
+from uma.types import Grammar, Token
 
 SHARE = 256
 MAX_SEQUENCES = 10
@@ -79,13 +81,26 @@ async def test_a_crowd_is_given_buffers_of_its_own_and_says_what_each_says_alone
     assert [each.token_ids for each in got] == await expected(model, requests)
 
 
-async def test_a_sequence_that_outgrows_its_share_takes_all_back_to_the_pool(model: Path) -> None:
-    requests = [ask(tokens_for(70, 100), 400, id="long"), *crowd()]
+async def test_a_sequence_that_outgrows_its_share_takes_all_back_to_the_pool(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{8}$"}, "minItems": 30, "maxItems": 30}
+    held = ask(tokens_for(72, 20), 400, id="held", grammar=Grammar(json_schema=words), temperature=1, seed=5)
+    requests = [ask(tokens_for(70, 100), 400, id="long"), held, *crowd(8)]
+    change, written = Relayout._change, list[int]()
+
+    def watched(relayout: Relayout, layout: Layout, now: float) -> None:
+        written.extend(each.generated for each in relayout._residency.active.values() if each.grammar is not None)
+        change(relayout, layout, now)
+
+    monkeypatch.setattr(Relayout, "_change", watched)
     async with open_engine(config(model)) as engine:
         got = await answers(engine, requests)
         assert engine.snapshot()["kv_layout_changes_total"] == 2, "there, and back"
         assert engine.snapshot()["preemptions_total"] == 0
     assert [each.token_ids for each in got] == await expected(model, requests)
+    assert any(0 < tokens < len(got[1].tokens) for tokens in written), "no change came within its text"
+    jsonschema.validate(json.loads(got[1].text), words)
 
 
 async def test_a_long_prompt_has_the_pool_at_once_and_streams_go_on(model: Path) -> None:

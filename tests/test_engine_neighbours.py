@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import subprocess
@@ -13,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import jsonschema
 import pytest
 import trio
-from engine_world import answers, ask, config_for, tokens_for
+from engine_world import alone, answers, ask, config_for, tokens_for
 from quota_group import SetQuota, in_a_group_of_its_own
 
 from harness import PATIENCE_SEC, run_to_end
@@ -31,6 +33,7 @@ from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
 from uma.llama.model import Model
 from uma.metrics import EngineMetrics
+from uma.types import Grammar
 
 
 @contextmanager
@@ -186,9 +189,11 @@ def test_every_thread_of_a_nice_process_is_as_nice() -> None:
 async def test_batches_that_are_broken_off_are_computed_again_and_readers_see_no_difference(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    words = {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{4}$"}, "minItems": 4, "maxItems": 4}
     requests = [ask(tokens_for(seed, 300), 40, id=str(seed)) for seed in range(4)]
+    requests.append(ask(tokens_for(4, 20), 60, id="words", grammar=Grammar(json_schema=words), temperature=1, seed=1))
     async with open_engine(config_for(tiny)) as engine:
-        undisturbed = await answers(engine, requests)
+        undisturbed = await alone(engine, requests)
     decode, calls = Context.decode, itertools.count()
 
     def disturbed(context: Context, batch: Batch) -> int:
@@ -198,8 +203,10 @@ async def test_batches_that_are_broken_off_are_computed_again_and_readers_see_no
 
     monkeypatch.setattr(Context, "decode", disturbed)
     async with open_engine(config_for(tiny)) as engine:
-        assert [each.token_ids for each in await answers(engine, requests)] == [each.token_ids for each in undisturbed]
+        got = await answers(engine, requests)
         assert engine.snapshot()["stalls_total"] > 10
+    assert [each.token_ids for each in got] == [each.token_ids for each in undisturbed]
+    jsonschema.validate(json.loads(got[-1].text), words)
 
 
 def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
