@@ -46,8 +46,8 @@ SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "d
 """Keywords whose value has a schema for each of its names, which can be any word."""
 SCHEMA_LISTS = (*COMBINATIONS, "prefixItems", "items")
 """Keywords whose value is a list of schemas; `items` can be either."""
-SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames")
-SINGLE_SCHEMAS += ("not", "if", "then", "else")
+_OF_PARTS = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames")
+SINGLE_SCHEMAS = (*_OF_PARTS, "not", "if", "then", "else")
 """Keywords whose value is one schema."""
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 """Keywords that say which numbers are valid."""

@@ -14,7 +14,7 @@ from uma.chat.parts import CallBroken, CallEnded, Part, joined
 
 
 class StepParser(ABC):
-    """Text, parts, thinking and the call of one answer. A subclass has the steps; `_step` is the one that reads next."""
+    """Text, parts, thinking and the call of one answer. A subclass has the steps; `_step` is the one that reads."""
 
     def __init__(self, step: Callable[[], bool]) -> None:
         self._step = step

@@ -1,7 +1,7 @@
 """What constrains a request's output, made ready before it is queued: its grammar, its logit bias.
 
-A grammar that is not known yet is compiled in a thread, on a core that computes nothing else where there is one. Its own
-request waits for that, and so do those that come with more new grammars than there are such cores. A request whose
+A grammar that is not known yet is compiled in a thread, on a core that computes nothing else where there is one. Its
+own request waits for that, and so do those that come with more new grammars than there are such cores. A request whose
 grammar is known, or that has none, waits for neither.
 """
 
