@@ -173,6 +173,21 @@ LOOKING_VALID: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         '{"a":null,"b":"é\\n"}',
         [r'{"\u0061":1}'],
     ),
+    "to the last integer": (
+        {"type": "integer", "minimum": 10**17, "maximum": 2**63 - 1},
+        f"{2**63 - 1}",
+        [f"{10**17 - 1}", f"{2**63}"],
+    ),
+    "beyond exact floats": (
+        {"minimum": 10**17, "maximum": 10**18, "type": "number"},
+        f"{10**17}",
+        [f"{10**17 - 1}", f"{10**18 + 1}", f"{10**17 - 1}.5"],
+    ),
+    "multiples in common": (
+        {"multipleOf": 0.25, "allOf": [{"multipleOf": 1_000}], "type": "integer"},
+        "2000",
+        ["1500", "14100", "0.25"],
+    ),
     "at least two": (
         {"type": "object", "minProperties": 2, "required": ["a"]},
         '{"a":1,"b":1}',
@@ -189,7 +204,7 @@ def test_no_text_that_only_looks_valid_is_allowed(vocab: Vocab, compiler: Gramma
     for text in (served, *refused):
         matcher = compiler.compile(Grammar(json_schema=schema)).matcher
         tokens = vocab.tokenize("\n" + text, add_special=False, parse_special=False).tolist()
-        while not b"".join(map(vocab.piece, tokens)).decode().startswith("{"):
+        while b"".join(map(vocab.piece, tokens)).decode() != text:
             tokens = tokens[1:]
         is_whole = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens)
         assert (is_whole and matcher.is_accepting()) == (text == served), text
@@ -235,6 +250,16 @@ def test_a_schemas_own_white_space_is_kept(vocab: Vocab, compiler: GrammarCompil
         {"minProperties": 3, "patternProperties": {"^a": {"type": "null"}}, "required": ["a"]},
         {"enum": ["a", {"b": ["\0"]}]},
         {"enum": [1, {"b": [12_345_678_901_234_567_890]}]},
+        {"type": "integer", "maximum": 2**53 + 1},
+        {"minimum": -(2**53) - 3},
+        {"type": "integer", "minimum": 1_234_567_890_123_456_800},
+        {"type": "number", "maximum": 2**60},
+        {"type": "number", "maximum": 1.2345678901234568e18},
+        {"type": "integer", "exclusiveMinimum": 2**53},
+        {"minimum": -(10**17), "exclusiveMinimum": True},
+        {"type": "integer", "multipleOf": 10**9},
+        {"type": "number", "multipleOf": 1.7000000000000002},
+        {"type": "integer", "multipleOf": 100_000, "allOf": [{"multipleOf": 100_000}]},
         {"type": "array", "uniqueItems": True},
         {"dependentRequired": {"a": ["b"]}},
         {"propertyNames": {"pattern": "a"}},

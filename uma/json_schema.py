@@ -1,8 +1,9 @@
 """What structured output asks of a JSON Schema beyond what llguidance checks, so that every finished output validates.
 
-llguidance leaves two things open. A key that the model makes up can be written with an escape (`"\\u0061"`), and then
+llguidance leaves some things open. A key that the model makes up can be written with an escape (`"\\u0061"`), and then
 none of the schema's own names is recognised in it. Such a key can also come twice, and parses to one member. The first
-ends with `ESCAPES`: each string has one spelling. The second is refused where a count of members depends on it.
+ends with `ESCAPES`: each string has one spelling. The second is refused where a count of members depends on it. And it
+computes with numbers of 64 or 32 bits: what it would round is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from decimal import Decimal
+from math import isfinite, lcm
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 ESCAPES = 'nrbtf\\"'
@@ -28,6 +31,10 @@ _UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON, or llguidance, has no spelling for but `\\u` and four digits."""
 MAX_EXACT = 2**53
 """Maximum integer that a 64-bit float has exactly, as all up to it."""
+MAX_INTEGER = 2**63 - 1
+"""Maximum integer that a grammar describes as one of a range."""
+MAX_UNITS = 10**8
+"""Maximum of `multipleOf`, in units of its last decimal place: llguidance computes remainders with 32 bits."""
 
 
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -49,8 +56,12 @@ SCHEMA_LISTS = (*COMBINATIONS, "prefixItems", "items")
 _OF_PARTS = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames")
 SINGLE_SCHEMAS = (*_OF_PARTS, "not", "if", "then", "else")
 """Keywords whose value is one schema."""
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
+"""Bounds of numbers, and the same of numbers beyond them; `true` there says it of the bound itself."""
+OF_NUMBERS = (*EXCLUSIVE, *EXCLUSIVE.values(), "multipleOf")
 """Keywords that say which numbers are valid."""
+_INNER = {"$ref", "multipleOf", *SCHEMAS_BY_NAME, *SCHEMA_LISTS, *SINGLE_SCHEMAS} - {"$defs", "definitions"}
+"""Keywords that say of a number, or of one within the value, of what it is a multiple."""
 _MAPS = (*SCHEMAS_BY_NAME, "dependencies")
 """Keywords whose value has names for its keys; those of `dependencies` can lead to lists of names as well."""
 _VALUES = ("const", "enum", "default", "example", "examples")
@@ -89,7 +100,9 @@ def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
     found = _options_problem(schema.get("x-guidance", {}))
     if found is not None:
         return found
-    return next((found for place, each in _objects(schema) for found in _problems(place, each)), None)
+    objects = list(_objects(schema))
+    found = next((found for place, each in objects for found in _problems(place, each)), None)
+    return found or _multiples_problem(objects)
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -183,6 +196,62 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{place}.{word}", "not available with control characters that JSON has no letter for (\\u0000, say)"
         if word in schema and any(abs(each) > MAX_EXACT for each in _integers(schema[word])):
             yield f"{place}.{word}", f"not available with integers beyond {MAX_EXACT:,}, which llguidance rounds"
+    for word in (*EXCLUSIVE, *EXCLUSIVE.values()):
+        if _is_number(bound := schema.get(word)) and not _is_exact(word, bound, schema):
+            yield f"{place}.{word}", f"not available beyond {MAX_EXACT - 1:,}, where llguidance rounds"
+    if _is_number(step := schema.get("multipleOf")) and _units(step, _places(step)) > MAX_UNITS:
+        yield f"{place}.multipleOf", "not available with more than 8 digits, which llguidance rounds"
+
+
+def _is_exact(word: str, bound: float, schema: dict[str, Any]) -> bool:
+    """Whether llguidance keeps to a bound. It has it as a 64-bit float, writes that with as few digits as tell it from
+    others, and moves the bound of an integer by 1 where it is exclusive.
+    """
+    if abs(bound) < MAX_EXACT:
+        return True
+    if word not in EXCLUSIVE or schema.get(EXCLUSIVE[word]) is True:
+        return False
+    if word == "maximum" and bound >= MAX_INTEGER and schema.get("type") == "integer":
+        return True  # integers end with `MAX_INTEGER`
+    return abs(bound) <= MAX_INTEGER and Decimal(repr(float(bound))) == bound == float(bound)
+
+
+def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, str] | None:
+    """Of several `multipleOf` that hold for one number llguidance takes the least common multiple, in 32 bits."""
+    steps = [(place, step) for place, each in objects if _is_number(step := each.get("multipleOf")) and step]
+    if len(steps) < 2 or not any(_is_intersection(each) for _, each in objects):
+        return None
+    places = max(_places(step) for _, step in steps)
+    product, common, largest = 1, 1, 1
+    for _, step in steps:
+        units = min(_units(step, places), MAX_UNITS + 1)
+        product, common, largest = min(product * units, MAX_UNITS + 1), lcm(common, units), max(largest, units)
+        if min(product, common * largest) > MAX_UNITS:
+            return f"{steps[-1][0]}.multipleOf", "not available beside others: llguidance rounds their common multiple"
+    return None
+
+
+def _is_intersection(schema: dict[str, Any]) -> bool:
+    """Whether two schemas that stand in this one can hold for the same value."""
+    combined = schema.keys() & {"$ref", *COMBINATIONS}
+    return "allOf" in combined or (bool(combined) and len(schema.keys() & _INNER) > 1)
+
+
+def _places(step: float) -> int:
+    """Decimal places, as few as tell the number from others."""
+    exponent = Decimal(repr(step)).normalize().as_tuple().exponent if isinstance(step, float) else 0
+    assert isinstance(exponent, int)
+    return max(0, -exponent)
+
+
+def _units(step: float, places: int) -> int:
+    """A number as a whole number of units of a decimal place."""
+    return int(Decimal(repr(step)).scaleb(places)) if isinstance(step, float) else step * 10**places
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite one."""
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and isfinite(value))
 
 
 def _is_text(value: Any) -> bool:

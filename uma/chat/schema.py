@@ -15,7 +15,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from uma.json_schema import BOUNDS, COMBINATIONS, SCHEMAS_BY_NAME, subschemas
+from uma.json_schema import COMBINATIONS, OF_NUMBERS, SCHEMAS_BY_NAME, subschemas
 from uma.types import Tool
 
 Schema = dict[str, Any]
@@ -39,7 +39,7 @@ _NOTES = frozenset(
 """Keywords that say nothing of what is valid."""
 _CHOICES = frozenset({"type", "enum", "const", "$ref", *COMBINATIONS})
 _OF_STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
-_OF_NUMBERS = frozenset(BOUNDS)
+_OF_NUMBERS = frozenset(OF_NUMBERS)
 _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"})
 _OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
 _OF_OTHERS = _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
