@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -106,6 +107,7 @@ def fields(draw: st.DrawFn) -> dict[str, list[Any]]:
     return values | {name: [draw(value_of(name)) for _ in range(3)] for name in sorted(MAIN)}
 
 
+@cache
 def value_of(name: str) -> st.SearchStrategy[Any]:
     return likely[name] | likely[name] | junk if name in likely else junk
 
