@@ -220,6 +220,17 @@ def test_tokens_that_are_ready_together_are_one_chunk_and_text_goes_with_its_ids
     json.dumps(last)
 
 
+def test_an_id_waits_for_its_whole_text() -> None:
+    chunks = made()
+    (first,) = chunks.of([Token("a", "He", 8), Token("a", "", 9, holds=True)])
+    assert (first["token_ids"], first["text"]) == ([8], "He")
+    assert chunks.of([Token("a", "", 12, holds=True)]) == []
+    (second,) = chunks.of([Token("a", "y", 10), Token("a", "?", 11, holds=True)])
+    assert (second["token_ids"], second["text"]) == ([9, 12, 10], "y")
+    rest, last = chunks.of([finished(5)])
+    assert (rest["token_ids"], rest["text"], last["token_ids"]) == ([11], "?", [])
+
+
 def test_text_that_was_held_comes_without_an_id() -> None:
     chunks = made()
     events: list[Token | Finished] = [Token("a", "x", 8), Token("a", "held", 8), finished(1)]
@@ -349,6 +360,34 @@ async def test_what_the_frontend_would_send_is_computed_as_the_prompt_s_text_is(
         by_text = (await engine.tokenize(ask("Once upon a time"))).token_ids
         wanted = asked(fields(token_ids=ids), engine.info, "a", by_text[0])
     assert wanted.request.token_ids == tuple(by_text)
+
+
+async def test_wherever_an_answer_breaks_off_the_ids_that_left_are_the_text_that_left() -> None:
+    with Model.load(builtin_path(), vocab_only=True) as model:
+        ids = model.vocab.tokenize("Once upon a time", add_special=False, parse_special=False).tolist()
+        pieces = [model.vocab.piece(id) for id in range(model.vocab.n_tokens)]
+    async with open_engine(config_for(Path("builtin"))) as engine:
+
+        async def answer(stop: list[str]) -> list[dict[str, Any]]:
+            wanted = asked(
+                fields(token_ids=ids, stop_conditions={"max_tokens": 24, "stop": stop, "ignore_eos": True}),
+                engine.info, "a", None,
+            )  # fmt: skip
+            chunks = chunks_for(wanted, engine.info)
+            async with engine.generate(wanted.request) as stream:
+                events = [event async for event in stream]
+            return [chunk for event in events if isinstance(event, Token | Finished) for chunk in chunks.of([event])]
+
+        text = "".join(chunk.get("text") or "" for chunk in await answer([]))
+        # Stop strings that the text begins, and then goes on otherwise.
+        chunks = await answer([text[5:9] + "ZZ", text[14:22] + "ZZ"])
+    said, read = b"", ""
+    for chunk in chunks:
+        said += b"".join(pieces[id] for id in chunk["token_ids"])
+        read += chunk.get("text") or ""
+        assert said.decode() == read
+    assert read == text
+    assert len(chunks) < 25, "no text was held"
 
 
 # The directory

@@ -110,6 +110,9 @@ class Token:
     """Of which of the request's `n` answers it is the next token."""
     logprobs: Logprobs | None = None
     """Where `logprobs` asked for it."""
+    holds: bool = attrs.field(default=False, eq=False)
+    """Some of the text up to this token is held back for a later event: half a character, or the beginning of a stop
+    string. Known in process only: over a socket it is always False."""
 
 
 @attrs.frozen

@@ -236,15 +236,21 @@ _REASONS: dict[str, OutputFinishReason] = {
 
 @attrs.define
 class Chunks:
-    """One answer's chunks, each checked against the contract before it leaves; text goes with its tokens."""
+    """One answer's chunks, each checked against the contract before it leaves.
+
+    A token's id leaves together with its whole text: where the worker dies, the frontend sends the ids that it has to
+    another one as prompt, and text that the first still held would be lost.
+    """
 
     asked: Asked
     _checker: OutputChecker
     _follower: TokenFollower = attrs.field(factory=TokenFollower, init=False)
+    _unsaid: list[Token] = attrs.field(factory=list, init=False)
+    """Tokens of whose text the engine still holds some."""
     _prompt: Prompt | None = attrs.field(default=None, init=False)
 
     def of(self, events: Sequence[Prompt | Token | Finished]) -> list[dict[str, Any]]:
-        """The chunks for events that came together: all tokens in one. Raises `ContractViolation`."""
+        """The chunks for events that came together: all tokens whose text is whole in one. Raises `ContractViolation`."""
         tokens: list[Token] = []
         chunks: list[BackendOutput] = []
         for event in events:
@@ -252,10 +258,15 @@ class Chunks:
                 self._prompt = event
                 continue
             if isinstance(event, Token):
-                tokens += self._follower.take(event)
+                for each in self._follower.take(event):
+                    self._unsaid.append(each)
+                    if not each.holds:
+                        tokens += self._unsaid
+                        self._unsaid.clear()
                 continue
             token, rest = self._follower.finish(event.usage.completion_tokens)
-            tokens += [token] if token is not None else []
+            tokens += self._unsaid if token is None else [*self._unsaid, token]
+            self._unsaid.clear()
             if tokens:
                 chunks.append(_output(tokens))
                 tokens = []

@@ -34,6 +34,11 @@ class TextStream:
             return text
         return self._release(text)
 
+    @property
+    def holds(self) -> bool:
+        """Whether some of the bytes that came have not been given out as text: `finish` would give more."""
+        return self._held != "" or self._decoder.getstate()[0] != b""
+
     def finish(self) -> str:
         """What is still held when no more tokens come: an unfinished character becomes U+FFFD."""
         if self.stopped:

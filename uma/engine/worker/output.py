@@ -88,7 +88,7 @@ class Output:
                 sequence.logprobs.append(logprobs)
             return
         due = due_ms(now_ms, sequence.hold_ms, is_first=sequence.generated == 1, credits=sequence.credits)
-        event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs)
+        event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs, sequence.text.holds)
         self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
         sequence.credits -= 1
 
