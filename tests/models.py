@@ -223,11 +223,20 @@ def _encoder_tensors(rng: np.random.Generator, n_vocab: int, context_length: int
     return tensors
 
 
-def write_vocabulary(path: Path, *, pre_tokenizer: str = "gpt-2", merges: Sequence[tuple[str, str]] = MERGES) -> Path:
-    """Write a file that holds a vocabulary and no weights, as llama.cpp's own tests use them."""
+def write_vocabulary(
+    path: Path,
+    *,
+    pre_tokenizer: str = "gpt-2",
+    merges: Sequence[tuple[str, str]] = MERGES,
+    words: Sequence[str] = (),
+) -> Path:
+    """Write a file that holds a vocabulary and no weights, as llama.cpp's own tests use them.
+
+    `words` are further tokens, as GPT-2 spells them, to which no merges lead.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     _write_metadata(writer, "attention", 512, FF, {})
-    _write_tokenizer(writer, "gpt2", pre_tokenizer, True, None, merges)
+    _write_tokenizer(writer, "gpt2", pre_tokenizer, True, None, merges, words)
     _finish(writer)
     return path
 
@@ -351,6 +360,7 @@ def _write_tokenizer(
     add_bos: bool,
     chat_template: str | None,
     merges: Sequence[tuple[str, str]] = MERGES,
+    words: Sequence[str] = (),
 ) -> None:
     writer.add_tokenizer_model(tokenizer)
     if chat_template is not None:
@@ -358,7 +368,7 @@ def _write_tokenizer(
     if tokenizer == TOKENIZER_NONE:
         return
     writer.add_tokenizer_pre(pre_tokenizer)
-    plain = list(dict.fromkeys([*byte_spellings(), *("".join(pair) for pair in merges)]))
+    plain = list(dict.fromkeys([*byte_spellings(), *("".join(pair) for pair in merges), *words]))
     writer.add_token_list([*plain, *SPECIALS])
     normal, control, shown = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
     writer.add_token_types([normal] * len(plain) + [control] * (len(SPECIALS) - 1) + [shown])

@@ -25,7 +25,6 @@ CACHE_FIELDS = (
     "hit_rate", "hits", "misses", "evictable_size", "protected_size", "total_cached", "total_capacity", "evictions",
     "node_count",
 )  # fmt: skip
-U64, USIZE = range(2**64), range(2**64)
 
 PATIENCE_MS = 60_000
 

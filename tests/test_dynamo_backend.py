@@ -166,6 +166,43 @@ def test_an_error_is_the_client_s_or_ours_by_its_class(error: Exception, name: s
     assert type(_mapped(error)) is getattr(exceptions, name)
 
 
+def test_a_grammar_that_cannot_be_compiled_is_named_by_the_frontend_s_path(tmp_path: Path) -> None:
+    from dynamo.llm.exceptions import InvalidArgument
+
+    async def body(backend: Any) -> None:
+        guided = {"guided_decoding": {"grammar": "root ::= ((("}}
+        with pytest.raises(InvalidArgument, match=r"^sampling_options\.guided_decoding\.grammar: "):
+            await anext(backend.generate(wanted(sampling_options=guided), context=Context()))
+
+    on_a_backend(tmp_path, body)
+
+
+def test_a_stream_that_ends_without_its_end_is_an_error_not_a_short_answer(tmp_path: Path) -> None:
+    from dynamo.llm.exceptions import Unknown
+
+    async def body(backend: Any) -> None:
+        running = backend.generate(wanted(), context=Context())
+        await anext(running)
+        ((job,),) = backend._jobs.values()
+        job.cancel()  # (as `abort` does, but of itself)
+        with pytest.raises(Unknown, match="ended before the answer did"):
+            while True:
+                await anext(running)
+
+    on_a_backend(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "grace", "expected"),
+    [(None, None, 20), ("30", "20", 5), ("15", None, 5), ("5", "5", 0), ("600", "0", 20), ("soon", "-1", 20)],
+)
+def test_a_drain_ends_before_dynamo_ends_the_process(timeout: str | None, grace: str | None, expected: float) -> None:
+    from uma.bridges.dynamo.worker import drain_sec
+
+    given = {"DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": timeout, "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": grace}
+    assert drain_sec({name: value for name, value in given.items() if value is not None}) == expected
+
+
 def test_a_full_queue_is_status_429(tmp_path: Path) -> None:
     from dynamo.llm.exceptions import HttpError
 

@@ -15,6 +15,7 @@ from engine_world import config_for
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_histories import histories
+from tokenizers import Tokenizer
 
 from models import (
     BOS,
@@ -158,10 +159,14 @@ def test_the_beginning_of_text_comes_once(ids: list[int], given: tuple[int, ...]
         {"output_options": {"formatted_prompt": True}},
         {"token_ids": [INFO.model.vocab_size]},
         {"sampling_options": {"guided_decoding": {"json": "{}"}}},
+        {"prefill_result": {"disaggregated_params": {}}},
+        {"prompt_embeds": "AAAA"},
     ],
 )
 def test_what_this_worker_cannot_do_is_the_client_s_mistake_and_named(more: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=r"^(sampling_options|stop_conditions|output_options|token_ids)"):
+    with pytest.raises(
+        BadRequest, match=r"^(sampling_options|stop_conditions|output_options|token_ids|prefill_result|prompt_embeds)"
+    ):
         asked(fields(**more), INFO, "a", None)
 
 
@@ -207,7 +212,7 @@ def test_tokens_that_are_ready_together_are_one_chunk_and_text_goes_with_its_ids
     chunks = made()
     (first,) = chunks.of([Token("a", "He", 8), Token("a", "y", 9)])
     assert first == {"index": 0, "token_ids": [8, 9], "text": "Hey"}
-    (last,) = chunks.of([finished(2)])
+    (last,) = chunks.of([attrs.evolve(finished(2), warnings=("min_p: not known here, ignored",))])
     assert (last["token_ids"], last["finish_reason"]) == ([], "stop")
     # The frontend's own prompt had three tokens; the beginning of text was put before them here.
     assert last["completion_usage"] == {
@@ -217,6 +222,7 @@ def test_tokens_that_are_ready_together_are_one_chunk_and_text_goes_with_its_ids
         "prompt_tokens_details": {"cached_tokens": 2},
     }
     assert last["engine_data"]["uma"]["batch_size"] == 1
+    assert last["engine_data"]["uma"]["warnings"] == ["min_p: not known here, ignored"]
     json.dumps(last)
 
 
@@ -306,7 +312,7 @@ TEXTS = (
 @pytest.fixture(params=["builtin", "words", "pieces", "gpt-2", "llama-bpe", "qwen2"])
 def model_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A vocabulary of each kind. Those by the name of a pre-tokenizer would merge whatever stands side by side in the
-    texts, if the pre-tokenizer did not cut them.
+    texts, if the pre-tokenizer did not cut them, and have a word to which no merges lead.
     """
     text = "".join([PROBE, *TEXTS])
     if request.param == "builtin":
@@ -315,7 +321,9 @@ def model_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         return write_encoder(tmp_path / "bert.gguf", words=WORDS)
     if request.param == "pieces":
         return write_sentence_pieces(tmp_path / "pieces.gguf", text, unknown="中🙂বு½")
-    return write_vocabulary(tmp_path / "bytes.gguf", pre_tokenizer=request.param, merges=merges_of(text))
+    return write_vocabulary(
+        tmp_path / "bytes.gguf", pre_tokenizer=request.param, merges=merges_of(text), words=["Ġowl"]
+    )
 
 
 def test_the_tokenizer_made_of_a_file_gives_llama_cpp_s_ids_for_every_script(model_path: Path) -> None:
@@ -342,6 +350,15 @@ def test_a_tokenizer_that_differs_in_special_tokens_alone_is_refused(tmp_path: P
             make_tokenizer(path),
             lambda text: model.vocab.tokenize(text, add_special=False, parse_special=False).tolist(),
             "it",
+        )
+
+
+def test_a_tokenizer_that_differs_in_a_word_of_the_vocabulary_alone_is_refused(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "bytes.gguf", pre_tokenizer="llama-bpe", words=["Ġzebra"])
+    merging = Tokenizer.from_str(make_tokenizer(path).to_str().replace('"ignore_merges":true', '"ignore_merges":false'))
+    with Model.load(path, vocab_only=True) as model, pytest.raises(ModelError, match="of ' zebra'"):
+        check_tokenizer(
+            merging, lambda text: model.vocab.tokenize(text, add_special=False, parse_special=True).tolist(), "it"
         )
 
 

@@ -49,7 +49,9 @@ class Timed:
 
     def cleared(self, tier: Tier) -> None:
         """See `KvListener`."""
+        began = time.perf_counter()
         self.listener.cleared(tier)
+        self.spent_s += time.perf_counter() - began
 
 
 @attrs.define
@@ -176,9 +178,9 @@ def checks(summary: Summary) -> list[Check]:
 
 SCENARIO = Scenario(
     name="kv_events",
-    about=f"{STREAMS} streams of {GENERATED} tokens, again and again, with a subscriber to blocks of {BLOCK_SIZE} "
-    "tokens: what that takes of the decode thread's time in per cent, and the most blocks that the subscriber has "
-    "wrong at any of many moments.",
+    about=f"{STREAMS} streams of {GENERATED} tokens, again and again, with one view of blocks of {BLOCK_SIZE} tokens "
+    "and one subscriber to it: what that takes of the decode thread's time in per cent, and the most blocks that the "
+    "subscriber has wrong at any of many moments.",
     columns=("decode_thread_share", "events_per_s", "blocks_lost"),
     measure=measure,
     checks=checks,

@@ -1,6 +1,6 @@
 """What a frontend asks of a backend: tokens, how to sample, when to stop, what to tell.
 
-The fields are those that Dynamo 1.6 sends. None stands for: not asked, the backend's choice.
+The fields are those of Dynamo 1.6 that a backend must mind or refuse. None stands for: not asked, the backend's choice.
 """
 
 from __future__ import annotations
@@ -120,6 +120,16 @@ class PreprocessedRequest:
     routing: Routing | None = None
     router: RouterParams | None = None
     extra_args: AnyJson | None = None
+    prefill_result: AnyJson | None = None
+    """What another worker computed of the prompt."""
+    bootstrap_info: AnyJson | None = None
+    """Where the prompt's KV cells come from."""
+    encoder_result: AnyJson | None = None
+    """What another worker computed of the media."""
+    multi_modal_data: AnyJson | None = None
+    mm_processor_kwargs: AnyJson | None = None
+    prompt_embeds: str | None = None
+    """The prompt as embeddings instead of tokens."""
 
 
 def parse_request(

@@ -1,8 +1,8 @@
 """An engine on a Trio thread of its own, for an asyncio program: requests go over, batches of events come back.
 
 Dynamo's loop is asyncio's. The two meet in `TrioToken.run_sync_soon` and `loop.call_soon_threadsafe` alone. Trio's
-guest mode, on Dynamo's own loop, was as fast in a trial (1,400 tokens a second of eight streams to 1,300, 410 to 440 of
-one in both); a thread keeps the engine's deadlines and deliveries apart from whatever holds up that loop.
+guest mode would run the engine on Dynamo's own loop; a thread keeps the engine's deadlines and deliveries apart from
+whatever holds up that loop.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ choosing that Dynamo 1.6's KV router passes on as it stands."""
 
 _TARGET = re.compile(r"uma\.(target_ttft_ms|target_tbt_ms):(\d{1,9}(?:\.\d{1,9})?)")
 
+_PATH = re.compile(r"(?:grammar\.)?(\w+)(?=[:.\[])")
+"""The beginning of a line of a `BadRequest`: the field's name."""
+
 _SAME_NAME = (
     "temperature",
     "top_p",
@@ -121,15 +124,14 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
         try:
             make(wanted)
         except ValueError as error:
-            lines = map(_in_place, str(error).splitlines())
+            lines = map(in_place, str(error).splitlines())
             yield from (line for line in lines if line.partition(":")[0] not in unavailable)
 
 
-def _in_place(line: str) -> str:
-    """A line about a field of the engine's, under the frontend's path of that field."""
-    name = re.match(r"\w*", line)
-    assert name is not None
-    return _PLACES.get(name[0], name[0]) + line[name.end() :]
+def in_place(line: str) -> str:
+    """A line about a field of the engine's, under the frontend's path of that field; any other line as it is."""
+    name = _PATH.match(line)
+    return line if name is None else _PLACES.get(name[1], name[0]) + line[name.end() :]
 
 
 def _extra_fields(wanted: PreprocessedRequest) -> Sequence[Any]:
@@ -158,7 +160,14 @@ def _unavailable(wanted: PreprocessedRequest) -> list[str]:
         "output_options.formatted_prompt": bool(output.formatted_prompt),
         "output_options.return_tokens_as_token_ids": bool(output.return_tokens_as_token_ids),
     }
+    refused |= {name: getattr(wanted, name) is not None for name in _NOT_TOKENS}
     return [path for path, is_asked in refused.items() if is_asked]
+
+
+_NOT_TOKENS = (
+    "prefill_result", "bootstrap_info", "encoder_result", "multi_modal_data", "mm_processor_kwargs", "prompt_embeds",
+)  # fmt: skip
+"""Fields by which a prompt is more than its tokens: computed elsewhere, or with media."""
 
 
 _PLACES = {
@@ -166,6 +175,7 @@ _PLACES = {
     **{name: f"stop_conditions.{name}" for name in ("max_tokens", "min_tokens", "ignore_eos", "stop")},
     **{name: f"output_options.{name}" for name in ("logprobs", "prompt_logprobs")},
     **{name: f"sampling_options.guided_decoding.{name}" for name in ("regex", "choice")},
+    "grammar": "sampling_options.guided_decoding",
     "json_schema": "sampling_options.guided_decoding.json",
     "gbnf": "sampling_options.guided_decoding.grammar",
 }
@@ -250,7 +260,7 @@ class Chunks:
     _prompt: Prompt | None = attrs.field(default=None, init=False)
 
     def of(self, events: Sequence[Prompt | Token | Finished]) -> list[dict[str, Any]]:
-        """The chunks for events that came together: all tokens whose text is whole in one. Raises `ContractViolation`."""
+        """The chunks for events that came together: tokens whose text has come in one. Raises `ContractViolation`."""
         tokens: list[Token] = []
         chunks: list[BackendOutput] = []
         for event in events:
@@ -287,7 +297,8 @@ class Chunks:
                 usage.prompt_tokens - asked.added_tokens + usage.completion_tokens,
                 PromptTokensDetails(max(0, usage.cached_tokens - asked.added_tokens)),
             ),
-            engine_data={"uma": attrs.asdict(event.metrics)} | self._prompt_logprobs(),
+            engine_data={"uma": attrs.asdict(event.metrics) | {"warnings": list(event.warnings)}}
+            | self._prompt_logprobs(),
         )
 
     def _prompt_logprobs(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A GGUF's vocabulary as the tokenizer.json that a frontend needs, and the proof that both give the same ids.
 
 Byte-level BPE (`gpt2`), SentencePiece (`llama`) and WordPiece (`bert`) are made from the file's tables. Where a text of
-many scripts gives other ids than llama.cpp's, the model is not served with it.
+many scripts, or a word of the vocabulary, gives other ids than llama.cpp's, the model is not served with it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PROBE = (
     "বাংলা ভাষা ১২৩, தமிழ் மொழி, తెలుగు, ಕನ್ನಡ, മലയാളം, ગુજરાતી, ਪੰਜਾਬੀ, සිංහල, ქართული ენა, Հայերեն լեզու, አማርኛ ቋንቋ፣ "
     "ភាសាខ្មែរ, ລາວ, မြန်မာ, བོད་ཡིག, Монгол ᠮᠣᠩᠭᠣᠯ, "
     "فارسی ۱۲۳, اُردُو, ייִדיש, Tiếng Việt, Ўзбек, ᏣᎳᎩ, ⵜⴰⵎⴰⵣⵉⵖⵜ, 粵語, ひらがな カタカナ ﾊﾝｶｸ\n"
+    "ଓଡ଼ିଆ ଭାଷା ୧୨, ދިވެހި, ܣܘܪܝܝܐ, ߒߞߏ, ᐃᓄᒃᑎᑐᑦ, ꆈꌠꉙ, ꦧꦱꦗꦮ, ᬩᬮᬶ, ᮞᮥᮔ᮪ᮓ, ᱥᱟᱱᱛᱟᱲᱤ, ꯃꯩꯇꯩ, ㄅㄆㄇㄈ, ⲕⲏⲙⲓ, 𞤀𞤣𞤤𞤢𞤥, 𐌲𐌿𐍄𐌹𐍃𐌺\n"
     "It's WE'LL I'm they'd 'tis 12,345.67 €5 №7 ~~x~~ 😀😀 \u200bzero\u00a0hard\ttab  \n\n\n end \n"
 )
 """Text of every kind that pre-tokenizers treat differently."""
@@ -34,13 +35,17 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WHOLE_WORDS = (
+    "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+)  # fmt: skip
+"""Kinds of `tokenizer.ggml.pre` of which llama.cpp takes a word that is a token as it is, without any merges."""
 _SPLITS = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+    **dict.fromkeys(_WHOLE_WORDS, _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
 }
 """How text is cut before merging, by `tokenizer.ggml.pre`; others are cut as GPT-2 does."""
+MAX_WORDS = 2_000
+"""Maximum number of the vocabulary's own words that are compared, each by itself."""
 
 
 class _File:
@@ -78,8 +83,9 @@ def make_tokenizer(path: Path) -> Tokenizer:
 
 def _byte_level(file: _File) -> Tokenizer:
     merges = [(left, right) for left, _, right in (each.partition(" ") for each in file.get("merges") or [])]
-    tokenizer = Tokenizer(models.BPE(vocab=_vocab(file), merges=merges))
-    pattern = _SPLITS.get(str(file.get("pre")))
+    kind = str(file.get("pre"))
+    tokenizer = Tokenizer(models.BPE(vocab=_vocab(file), merges=merges, ignore_merges=kind in _WHOLE_WORDS))
+    pattern = _SPLITS.get(kind)
     if pattern is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     else:
@@ -171,7 +177,7 @@ def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[in
     """
     specials = [each.content for _, each in sorted(tokenizer.get_added_tokens_decoder().items())]
     between_words = "word".join(["", *(f" {each} a{each}" for each in specials), "."])
-    for line in [*PROBE.splitlines(keepends=True), PROBE, between_words]:
+    for line in [*PROBE.splitlines(keepends=True), PROBE, between_words, *_words(tokenizer)]:
         ours, theirs = tokenizer.encode(line, add_special_tokens=False).ids, list(reference(line))
         if ours == theirs:
             continue
@@ -180,3 +186,16 @@ def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[in
             f"{what} gives other tokens than llama.cpp: token {at} of {line[:40]!r}… is {ours[at : at + 1]}, not "
             f"{theirs[at : at + 1]}; give a directory with the model's own tokenizer.json by --tokenizer-dir"
         )
+
+
+def _words(tokenizer: Tokenizer) -> list[str]:
+    """The texts of tokens that are words of ASCII letters, from all over the vocabulary.
+
+    A file can have words to which no merges lead.
+    """
+    texts = []
+    for token in sorted(tokenizer.get_vocab(with_added_tokens=False)):
+        word = token.removeprefix("Ġ").removeprefix("▁")
+        if word.isascii() and word.isalpha():
+            texts.append(word if word == token else f" {word}")
+    return texts[:: max(1, -(-len(texts) // MAX_WORDS))]

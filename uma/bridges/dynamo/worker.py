@@ -7,6 +7,7 @@ threads, and only store what they are given.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from dynamo.llm import exceptions
 
 from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.host import EngineHost, Job
-from uma.bridges.dynamo.mapping import Asked, asked, chunks_for, end_of_what_is_left
+from uma.bridges.dynamo.mapping import Asked, asked, chunks_for, end_of_what_is_left, in_place
 from uma.bridges.dynamo.model_directory import ModelFiles
 from uma.bridges.dynamo.router_view import RouterView
 from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer, read_tokenizer
@@ -59,9 +60,10 @@ from uma.errors import (
 from uma.llama.catalog import resolve
 from uma.llama.model import Model
 
-DRAIN_SEC = 20.0
-"""Maximum time for running requests at the end. Dynamo ends the process 30 s after it has asked, of which its own grace
-period takes 5, and the engine needs the rest to end."""
+MAX_DRAIN_SEC = 20.0
+"""Maximum time for running requests at the end."""
+ENGINE_END_SEC = 5.0
+"""Time that the engine has to end after them."""
 POLL_SEC = 0.1
 """Interval at which the load is looked at; it is published on a change, and every second."""
 SLACK_MS = 200
@@ -240,6 +242,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
                         # The last item's generator can be closed much later: nothing is left to be freed by then.
                         self._forget(context.id(), job)
                     yield chunk
+            self._check_ended(context.id(), job)
         except Exception as error:
             if isinstance(error, ContractViolation):
                 self._violations += 1
@@ -249,6 +252,11 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         finally:
             if self._forget(context.id(), job):
                 job.cancel()
+
+    def _check_ended(self, id: str, job: Job) -> None:
+        """Raise where the events are over, and neither the answer's end nor `abort` has forgotten the job."""
+        if self._forget(id, job):
+            raise InternalError("the engine's stream ended before the answer did")
 
     def _forget(self, id: str, job: Job) -> bool:
         """Whether the job was still running."""
@@ -268,7 +276,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
 
     async def cleanup(self) -> None:
         """Let running requests finish, then end the engine."""
-        await self._host.close(DRAIN_SEC)
+        await self._host.close(drain_sec(os.environ))
 
     async def kv_event_sources(self) -> list[PushSource]:
         """Events are pushed."""
@@ -367,6 +375,25 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             await trio.sleep(POLL_SEC)
 
 
+def drain_sec(environ: Mapping[str, str]) -> float:
+    """Time that running requests have at the end.
+
+    Dynamo ends the process with exit code 911 when its timeout is over, of which its own grace period is a part. Its
+    defaults stand for what it cannot read either.
+    """
+    timeout = _seconds(environ, "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", 30.0)
+    grace = _seconds(environ, "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", 5.0)
+    return max(0.0, min(MAX_DRAIN_SEC, timeout - grace - ENGINE_END_SEC))
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        found = float(environ.get(name, default))
+    except ValueError:
+        return default
+    return max(0.0, found) if math.isfinite(found) else default
+
+
 def _end_process() -> None:
     """End this worker as a signal from outside does: Dynamo's runtime takes it out of routing first.
 
@@ -397,7 +424,7 @@ def _mapped(error: Exception) -> Exception:
     A `ValueError` would be the client's to the frontend; here it is a fault of this side, as all that is no `UmaError`.
     """
     if isinstance(error, BadRequest | PromptTooLarge | TemplateError):
-        made: Exception = exceptions.InvalidArgument(error.message)
+        made: Exception = exceptions.InvalidArgument("\n".join(map(in_place, error.message.splitlines())))
     elif isinstance(error, Overloaded):
         made = exceptions.HttpError(429, error.message)
     elif isinstance(error, ShuttingDown):
