@@ -55,6 +55,8 @@ class Cluster:
 
     url: str
     workers: list[Process]
+    ports: list[int]
+    """Of the workers' status servers."""
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         """A request that is answered in one piece; `status` is HTTP's."""
@@ -77,6 +79,28 @@ class Cluster:
             for line in response:
                 if line.startswith(b"data: {"):
                     yield json.loads(line.removeprefix(b"data: "))
+
+    def freed_requests(self) -> int:
+        """Requests that were cancelled, as of a moment from now on at which none runs."""
+        began, until = time.time(), time.monotonic() + PATIENCE_SEC
+        while time.monotonic() < until:
+            found = [
+                figures(told(*each, "/metrics", "uma_worker_report_timestamp_seconds"))
+                for each in zip(self.workers, self.ports, strict=True)
+            ]
+            if all(each["worker_report_timestamp_seconds"] > began for each in found) and not any(
+                each.get("worker_request_active_slots", 1) for each in found
+            ):
+                return sum(
+                    int(
+                        each["engine_total_requests"]
+                        - each["engine_completed_requests"]
+                        - each["engine_failed_requests"]
+                    )
+                    for each in found
+                )
+            time.sleep(0.05)
+        raise AssertionError(self.workers[0].log.text)
 
     def busiest(self) -> Process:
         """The worker that computes just now."""
@@ -107,13 +131,15 @@ def running(command: list[str], environ: dict[str, str]) -> Iterator[Process]:
         log.join()
 
 
-def free_system_port() -> int:
-    """A port that Dynamo takes for its status server: it reads a signed 16-bit number."""
+def free_system_ports(count: int) -> list[int]:
+    """Ports that Dynamo takes for its status server: it reads a signed 16-bit number."""
+    found = []
     for port in random.Random(os.getpid()).sample(range(20_000, 32_768), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port under 32768")
+            found.append(port)
+    assert len(found) >= count, "no free ports under 32768"
+    return found[:count]
 
 
 FLAGS = ("--served-name", MODEL, "--discovery-backend", "file", "--n-ctx", "2048", *ONE_THREAD)
@@ -138,9 +164,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         *("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"),
     ]
     with ExitStack() as stack:
-        workers = [stack.enter_context(running(uma_command("worker", *FLAGS), environ)) for _ in range(2)]
+        ports = free_system_ports(2)
+        workers = [
+            stack.enter_context(running(uma_command("worker", *FLAGS), environ | {"DYN_SYSTEM_PORT": str(each)}))
+            for each in ports
+        ]
         front = stack.enter_context(running(frontend, environ))
-        made = Cluster(f"http://127.0.0.1:{port}", workers)
+        made = Cluster(f"http://127.0.0.1:{port}", workers, ports)
         wait_until_listed(made, front)
         yield made
 
@@ -225,6 +255,19 @@ def test_what_a_client_asks_for_beyond_text_comes_through_the_frontend(cluster: 
     both = cluster.ask("/v1/completions", prompt=["Once upon a time", "The owl said:"], max_tokens=4)
     assert [each["index"] for each in both["choices"]] == [0, 1]
     assert both["usage"]["completion_tokens"] == 8
+    # A client that hangs up, at the latest of several times before its answer has ended by itself.
+    before, until = cluster.freed_requests(), time.monotonic() + PATIENCE_SEC
+    while cluster.freed_requests() == before:
+        assert time.monotonic() < until, cluster.workers[0].log.text
+        with cluster.open(
+            "/v1/completions", {**asked, "max_tokens": 1_900, "min_tokens": 1_900, "stream": True}
+        ) as stream:
+            stream.readline()
+
+
+def figures(exposition: str) -> dict[str, float]:
+    """A worker's own figures on `/metrics`, without `uma_`."""
+    return {name: float(value) for name, value in re.findall(r"^uma_(\w+) (\S+)$", exposition, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -248,7 +291,7 @@ def test_a_stream_ends_whole_although_its_worker_dies_or_is_told_to_stop(cluster
 
 
 def test_a_worker_tells_its_health_and_load_and_only_the_event_plane_listens_on_all_addresses(tmp_path: Path) -> None:
-    port = free_system_port()
+    (port,) = free_system_ports(1)
     environ = environment(
         tmp_path, DYN_SYSTEM_PORT=str(port), DYN_HEALTH_CHECK_ENABLED="true", DYN_CANARY_WAIT_TIME="1"
     )
