@@ -24,7 +24,8 @@ from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, uma_
 from uma.bridges.rustinfer.engine import RustInferEngine
 from uma.bridges.rustinfer.socket import HEARTBEAT_MS, RouterSocket
 from uma.engine import Engine, open_engine
-from uma.types import Request, SamplingParams
+from uma.engine.worker.sequence import Sequence
+from uma.types import Request, SamplingParams, ServerInfo, Usage
 
 MAX_MESSAGE_BYTES = 10_000
 ENDLESS = "1 2 3"
@@ -188,6 +189,34 @@ async def test_the_engine_s_own_refusal_reaches_the_peer_with_its_code(
     assert chunk["finish_reason"].startswith("E_LIMIT_PROMPT_TOO_LARGE: ")
 
 
+async def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error(
+    socket_dir: Path,
+    tiny: Path,
+    context: zmq.Context[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def more(sequence: Sequence, real: Any = Sequence.usage) -> Usage:
+        counted: Usage = real(sequence)
+        return attrs.evolve(counted, completion_tokens=counted.completion_tokens + 100)
+
+    def work(peer: Peer) -> Any:
+        whole, streamed = chat(peer, inference()), chat(peer, inference(stream=True))
+        peer.send(rust.json_bytes("MetricsQuery"))
+        return whole[-1]["Inference"]["error"], streamed[-1]["finish_reason"], peer.receive()["Metrics"]["engine"]
+
+    monkeypatch.setattr(Sequence, "usage", more)  # as if the engine had lost tokens
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        *errors, figures = await run(work, peer)
+        peer.close()
+    for error in errors:
+        assert error.startswith("E_RUNTIME_CONTRACT: ")
+        assert "token_ids came" in error
+    assert figures["failed_requests"] == 2
+    assert len([each for each in caplog.messages if "event=rustinfer.contract_violation" in each]) == 2
+
+
 async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
     def work(peer: Peer) -> Any:
         peer.ask(inference(prompt=ENDLESS, stream=True, max_tokens=2_000))
@@ -284,6 +313,10 @@ class Overheard:
 
     engine: Engine
     requests: list[Request] = attrs.field(factory=list)
+
+    @property
+    def info(self) -> ServerInfo:
+        return self.engine.info
 
     def generate(self, request: Request) -> Any:
         self.requests.append(request)

@@ -23,7 +23,8 @@ from uma.bridges.rustinfer.messages import (
 )
 from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, RouterSocket
 from uma.contracts.load import RequestTimes, cache_stats_of, engine_stats_of
-from uma.errors import UmaError
+from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker
+from uma.errors import ContractViolation, UmaError
 from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
 
 TokenizeRendered = Callable[[str], Awaitable[tuple[int, ...]]]
@@ -55,6 +56,8 @@ class RustInferEngine:
     """Requests of one peer, running and waiting; more are refused."""
     drain_timeout_sec: float
     times: RequestTimes = attrs.field(factory=RequestTimes, init=False)
+    violations: int = attrs.field(default=0, init=False)
+    """Answers of this side that broke the contract, and became errors."""
     _running: dict[tuple[bytes, str], trio.CancelScope] = attrs.field(factory=dict, init=False)
     _connections: dict[int, set[tuple[bytes, str]]] = attrs.field(factory=dict, init=False)
     """Running requests by connection."""
@@ -147,23 +150,38 @@ class RustInferEngine:
     async def _generate(self, caller: Caller, request: InferenceRequest) -> None:
         follower = TokenFollower()
         try:
-            async with self.source.generate(await self._request(request)) as stream:
+            wanted = await self._request(request)
+            checker = OutputChecker(self.source.info.model.vocab_size, len(wanted.token_ids or ()))
+            async with self.source.generate(wanted) as stream:
                 async for event in stream:
                     if isinstance(event, Token):
                         for token in follower.take(event):
-                            await self._send(caller, _token(request, token.text, token.token_id))
+                            await self._give(caller, request, token, checker)
                     elif isinstance(event, Finished):
-                        await self._finish(caller, request, event, follower)
+                        await self._finish(caller, request, event, follower, checker)
         except UmaError as error:
+            if isinstance(error, ContractViolation):
+                self.violations += 1
+                _log.error("event=rustinfer.contract_violation request=%r reason=%r", request.request_id, error.message)
             await self._send(caller, _failure(request, f"{error.code}: {error.message}"))
 
+    async def _give(self, caller: Caller, request: InferenceRequest, token: Token, checker: OutputChecker) -> None:
+        checker.check(BackendOutput((token.token_id,)))
+        await self._send(caller, _token(request, token.text, token.token_id))
+
     async def _finish(
-        self, caller: Caller, request: InferenceRequest, event: Finished, follower: TokenFollower
+        self,
+        caller: Caller,
+        request: InferenceRequest,
+        event: Finished,
+        follower: TokenFollower,
+        checker: OutputChecker,
     ) -> None:
         self.times.add(event.metrics.queue_ms, event.metrics.prefill_ms, event.metrics.decode_ms)
         token, rest = follower.finish(event.usage.completion_tokens)
         if token is not None:
-            await self._send(caller, _token(request, token.text, token.token_id))
+            await self._give(caller, request, token, checker)
+        checker.check(_last_output(event))
         if rest:
             await self._send(caller, _token(request, rest, None))
         await self._send(caller, _end(request, event))
@@ -187,6 +205,8 @@ class RustInferEngine:
     async def _tell_metrics(self, caller: Caller) -> None:
         snapshot = await self.source.metrics()
         stats = engine_stats_of(snapshot, self.times, queue_capacity=self.source.info.limits.max_queue)
+        # The engine counts an answer that broke the contract as completed, or as cancelled.
+        stats = attrs.evolve(stats, failed_requests=stats.failed_requests + self.violations)
         await self._post(caller, EngineMetrics(stats, cache_stats_of(snapshot)))
 
     async def _post(self, caller: Caller, answer: Answer) -> None:
@@ -203,6 +223,13 @@ class RustInferEngine:
 
 def _token(request: InferenceRequest, text: str, token_id: int | None) -> StreamChunk:
     return StreamChunk(request.request_id, "Token", text, token_id, None, None)
+
+
+def _last_output(event: Finished) -> BackendOutput:
+    """The end of an answer as the contract knows it; with all tokens where none came before."""
+    prompt, completion = event.usage.prompt_tokens, event.usage.completion_tokens
+    usage = CompletionUsage(prompt, completion, prompt + completion)
+    return BackendOutput(event.token_ids or (), finish_reason=event.reason, completion_usage=usage)
 
 
 def _end(request: InferenceRequest, event: Finished) -> Answer:
