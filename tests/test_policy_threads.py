@@ -30,15 +30,22 @@ class Cores:
         idle = (self.idle_cpus + max(0.0, self.cores - threads - self.load)) * wall_ms
         waiting = threads * (1 - share) * wall_ms
         running = threads * share * wall_ms * (1 - self.stolen)
-        stolen = (self.cores * wall_ms - idle) * self.stolen
+        cpus = round(self.cores + self.idle_cpus)
+        stolen = (cpus * wall_ms - idle) * self.stolen
         idle_ms = idle if self.tells_idle else None
         quota_used = (threads + self.load) * share * wall_ms if self.idle_cpus else None
-        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle_ms, stolen, quota_used)
+        return CpuSample(wall_ms, self.cores, self.most, running, waiting, idle_ms, stolen, quota_used, cpus)
 
 
 def run(policy: ThreadPolicy, machine: Cores, for_ms: float = WINDOW_MS) -> list[int]:
     """The number of threads after each sample."""
     return [policy.observe(machine.sample(policy.threads)) for _ in range(max(1, round(for_ms / WINDOW_MS)))]
+
+
+@pytest.mark.parametrize("idle_cpus", [0.0, 14.0])
+def test_the_share_that_the_host_takes_is_of_the_cpus_that_are_busy_whatever_a_quota_pays_for(idle_cpus: float) -> None:
+    sample = Cores(stolen=0.3, idle_cpus=idle_cpus).sample(2)
+    assert sample.stolen == pytest.approx(0.3)
 
 
 def test_alone_every_core_computes() -> None:

@@ -140,8 +140,10 @@ class RustInferEngine:
 
     async def _serve(self, caller: Caller, request: InferenceRequest, key: tuple[bytes, str]) -> None:
         try:
-            with self._running[key], suppress(PeerGoneError):
+            with self._running[key]:
                 await self._generate(caller, request)
+        except PeerGoneError as error:
+            _log.warning("event=rustinfer.peer_gone request_id=%r reason=%r", request.request_id, str(error))
         finally:
             del self._running[key]
             self._connections.get(caller.to.connection, set()).discard(key)

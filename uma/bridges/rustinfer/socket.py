@@ -17,7 +17,8 @@ from uma.errors import ConfigError
 
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
-"""Maximum silence of a peer, heartbeats included, before it counts as gone."""
+"""Maximum silence of a peer, heartbeats included, before it counts as gone; and maximum time for which it takes nothing
+out of a full buffer, behind which ZeroMQ sends no heartbeat."""
 RETRY_SEC = 0.005
 """A peer whose buffer is full is tried again after this: ZeroMQ does not tell when one peer's buffer has space."""
 LINGER_MS = 500
@@ -40,7 +41,7 @@ class Envelope:
 
 
 class PeerGoneError(Exception):
-    """The peer that a message was for is not connected any more."""
+    """The peer that a message was for is not connected any more, or counts as gone."""
 
 
 class RouterSocket:
@@ -53,6 +54,7 @@ class RouterSocket:
         heartbeat_ms: int = HEARTBEAT_MS,
         heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
     ) -> None:
+        self._timeout_sec = heartbeat_timeout_ms / 1000
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -102,9 +104,12 @@ class RouterSocket:
             await trio.lowlevel.wait_readable(self._socket.fileno())
 
     async def send(self, to: Envelope, message: bytes) -> None:
-        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`."""
-        while not self.try_send(to, message):  # noqa: ASYNC110  (nothing tells when a peer has read)
-            await trio.sleep(RETRY_SEC)
+        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`, also where it stays full."""
+        due = trio.current_time() + self._timeout_sec
+        while not self.try_send(to, message):
+            if trio.current_time() > due:
+                raise PeerGoneError(f"it has read nothing for {self._timeout_sec:g} s")
+            await trio.sleep(RETRY_SEC)  # nothing tells when a peer has read
 
     def try_send(self, to: Envelope, message: bytes) -> bool:
         """Send to a peer; False where its buffer is full. Raises `PeerGoneError`."""
@@ -115,7 +120,7 @@ class RouterSocket:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            raise PeerGoneError from None
+            raise PeerGoneError("it is not connected") from None
         finally:
             if _is_readable(self._socket):
                 self._nap.cancel()

@@ -51,11 +51,14 @@ class CpuSample:
     """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
     quota_used_ms: float | None = None
     """CPU time of all processes that share this one's quota, this one included; None without a quota, or untold."""
+    cpus: int | None = None
+    """CPUs that `idle_ms` and `stolen_ms` are of: more than `cores` under a quota. None: as many."""
 
     @property
     def stolen(self) -> float:
         """Of the time for which a core has something to run, the part that the host takes."""
-        busy_ms = self.cores * self.wall_ms - (self.idle_ms or 0.0)
+        cpus = self.cores if self.cpus is None else self.cpus
+        busy_ms = cpus * self.wall_ms - (self.idle_ms or 0.0)
         return min(1.0, self.stolen_ms / busy_ms) if busy_ms > 0 else 0.0
 
     @property
@@ -70,15 +73,15 @@ class CpuSample:
 
         What they used of the cores, divided by the share that the scheduler gives to each runnable thread.
         """
-        idle_ms = self.idle_ms
+        unused_ms = None if self.idle_ms is None else self.idle_ms + self.stolen_ms
         if self.quota_used_ms is not None:
             # CPUs can be idle while all that the quota pays for is used: what is left of it counts then.
             left_ms = max(0.0, self.cores * self.wall_ms - self.quota_used_ms)
-            idle_ms = left_ms if idle_ms is None else min(idle_ms, left_ms)
-        if idle_ms is None:
+            unused_ms = left_ms if unused_ms is None else min(unused_ms, left_ms)
+        if unused_ms is None:
             # Without the idle time, cores that we did not use count as used by others only if we had to wait.
-            idle_ms = 0.0 if self.share < 0.95 else self.cores * self.wall_ms
-        used_ms = max(0.0, self.cores * self.wall_ms - idle_ms - self.stolen_ms - self.running_ms)
+            unused_ms = 0.0 if self.share < 0.95 else self.cores * self.wall_ms
+        used_ms = max(0.0, self.cores * self.wall_ms - unused_ms - self.running_ms)
         return used_ms / max(self.wall_ms, 1e-9) / max(self.share, 0.05)
 
 

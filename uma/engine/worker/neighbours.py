@@ -140,4 +140,5 @@ class _Reading:
             idle_ms=max(0.0, unused.idle_ms - before.idle_ms) if unused and before else None,
             stolen_ms=max(0.0, unused.stolen_ms - before.stolen_ms) if unused and before else 0.0,
             quota_used_ms=self.quota_use.since(last.quota_use) if self.quota_use else None,
+            cpus=len(self.cpus),
         )
