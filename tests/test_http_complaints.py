@@ -45,25 +45,43 @@ def test_a_prompt_is_refused_and_never_cut(
     assert "prompt too large" in str(refused.json["error"])
 
 
+MANY_TOKENS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": turns("x"), "max_tokens": 30_001}, "max_tokens"),
+    ("/v1/chat/completions", {"messages": turns("x"), "max_completion_tokens": 30_001}, "max_completion_tokens"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 30_001}, "max_tokens"),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 30_001}, "max_output_tokens"),
+    ("/v1/messages", {"messages": turns("x"), "max_tokens": 30_001}, "max_tokens"),
+    ("/api/chat", {"messages": turns("x"), "options": {"num_predict": 30_001, "stop": ["e"]}}, "options.num_predict"),
+    ("/api/generate", {"prompt": "x", "options": {"num_predict": 30_001, "stop": ["e"]}}, "options.num_predict"),
+    ("/completion", {"prompt": "x", "n_predict": 30_001}, "n_predict"),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": turns("x"), "max_tokens": 5000}),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 5000}),
-        ("/v1/responses", {"input": "x", "max_output_tokens": 5000}),
-        ("/v1/messages", {"messages": turns("x"), "max_tokens": 5000}),
-        ("/api/chat", {"messages": turns("x"), "options": {"num_predict": 5000, "stop": ["e"]}}),
-        ("/api/generate", {"prompt": "x", "options": {"num_predict": 5000, "stop": ["e"]}}),
-        ("/completion", {"prompt": "x", "n_predict": 5000}),
-    ],
-)
-def test_a_number_of_tokens_over_the_limit_is_cut_to_it_and_the_answer_says_so(
-    http_server: HttpServer, path: str, body: dict[str, Any], stream: bool
+@pytest.mark.parametrize(("path", "body", "field"), MANY_TOKENS)
+def test_more_tokens_than_the_server_s_limit_are_refused_by_the_field_s_own_name(
+    narrow: HttpServer, path: str, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    refused = narrow.ask("POST", path, {**body, "stream": stream})
+    assert refused.status == 400
+    assert f"{field}: 30,001 is over this server's limit of 30,000" in str(refused.json["error"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "field"), MANY_TOKENS)
+def test_more_tokens_than_the_context_holds_are_served_to_its_end_and_the_answer_says_so(
+    http_server: HttpServer, path: str, body: dict[str, Any], field: str, stream: bool
 ) -> None:
     answer = http_server.ask("POST", path, {"stop": ["e"], **body, "stream": stream})
     assert answer.status == 200
-    assert b'"warnings":["max_tokens: 5,000 is over the limit of 4,096 and was cut to it"]' in answer.body
+    assert b'"warnings":["max_tokens: 30,001 do not fit the context beside the prompt, which leaves ' in answer.body
+
+
+def test_an_answer_that_fills_the_context_ends_by_length(http_server: HttpServer) -> None:
+    n_ctx = http_server.ask("GET", "/props").json["limits"]["n_ctx"]
+    asked = {"prompt": [300] * (n_ctx - 4), "max_tokens": 32_000, "ignore_eos": True}
+    answer = http_server.ask("POST", "/v1/completions", asked).json
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["total_tokens"]) == ("length", n_ctx)
 
 
 IMPOSSIBLE = {"type": "object", "properties": {"kind": {"not": {"const": 1}}}}

@@ -155,7 +155,7 @@ class Noting:
 @pytest.fixture(scope="module")
 def noted(tiny: Path) -> Iterator[tuple[int, list[Request]]]:
     """The port of an engine, and the requests that reached it."""
-    with hosted_http(config_for(tiny, http="127.0.0.1:0", max_tokens=2)) as hosted:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", max_tokens=4)) as hosted:
         noting: Any = Noting(hosted.engine)
         hosted.call(lambda: hosted.gateway.be_ready(noting))
         yield hosted.port, noting.given

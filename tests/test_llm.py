@@ -386,7 +386,7 @@ def test_settings_in_variables_are_the_command_s_alone(tiny: Path, monkeypatch: 
     monkeypatch.setenv("UMA_MAX_TOKENS", "3")
     monkeypatch.setenv("UMA_NO_SUCH_THING", "1")
     with open_llm(tiny) as llm:
-        assert llm.info.limits.max_tokens == 4096
+        assert llm.info.limits.max_tokens == llm.info.limits.n_ctx
 
 
 def test_sampling_that_is_not_asked_for_is_a_setting_of_the_engine_and_greedy_unless_set(tiny: Path) -> None:

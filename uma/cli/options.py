@@ -212,7 +212,10 @@ def _sampling_dest(name: str) -> str:
 
 def _default_words(name: str, default: Any) -> str:
     if name in ("max_tokens", "seed"):
-        return {"max_tokens": "the limit of the server or UMA_MAX_TOKENS", "seed": "drawn; --stats tells it"}[name]
+        return {
+            "max_tokens": "the limit of the server or UMA_MAX_TOKENS, without one 4096",
+            "seed": "drawn; --stats tells it",
+        }[name]
     if isinstance(default, tuple):
         return " ".join(map(repr, default)) or "none"
     if default is None:

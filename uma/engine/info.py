@@ -26,7 +26,7 @@ def server_info(
         capabilities=_generating(context, config, chat, draft) if model.is_causal else _embedding(context, config),
         limits=Limits(
             n_ctx=sizing.max_request_tokens(context),
-            max_tokens=config.max_tokens,
+            max_tokens=config.max_tokens or sizing.max_request_tokens(context),
             max_prompt_bytes=config.max_prompt_bytes,
             max_frame_bytes=config.max_frame_bytes,
             max_sessions=config.max_sessions,

@@ -28,6 +28,9 @@ from uma.types import MAX_SEED, Request
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
+DEFAULT_MAX_TOKENS = 4096
+"""Maximum tokens of an answer where neither its request nor `--max-tokens` gives a number: it ends a model that never
+stops by itself before it has filled the context."""
 
 
 @attrs.frozen(eq=False)
@@ -93,16 +96,14 @@ class Submission:
     def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
         """The sequence of one answer. The first has the request's own state, each other a copy of it."""
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
-        limit = self._config.max_tokens
-        asked = request.sampling.max_tokens or limit
-        cut = f"max_tokens: {asked:,} is over the limit of {limit:,} and was cut to it"
+        most, cut = self._most_tokens(request.sampling.max_tokens, len(tokens))
         key, self._next_key = self._next_key, self._next_key + 1
         return Sequence(
             key=key,
             request=request,
             tokens=tokens if is_first else array("i", tokens),
             prompt_tokens=len(tokens),
-            max_tokens=min(asked, limit, self._max_request_tokens - len(tokens)),
+            max_tokens=most,
             lane=request.priority,
             arrived_ms=now_ms(),
             target_ttft_ms=request.slo.target_ttft_ms,
@@ -111,7 +112,7 @@ class Submission:
             has_own_target=request.slo.target_tbt_ms is not None,
             credits=CREDITS,
             is_paced=self._is_paced(request),
-            warnings=(cut, *prepared.warnings) if asked > limit else prepared.warnings,
+            warnings=(*cut, *prepared.warnings),
             index=index,
             seed=seed,
             grammar=grammar if grammar is None or is_first else grammar.fork(),
@@ -120,6 +121,16 @@ class Submission:
             report=prepared.report if is_first else None,
             spellings=prepared.spellings,
         )
+
+    def _most_tokens(self, asked: int | None, prompt_tokens: int) -> tuple[int, tuple[str, ...]]:
+        """The tokens that an answer can have, and a warning where that is less than it asks for."""
+        limit, left = self._config.max_tokens, self._max_request_tokens - prompt_tokens
+        most = min(asked or limit or DEFAULT_MAX_TOKENS, limit or left, left)
+        if asked is None or asked <= most:
+            return most, ()
+        if most == limit:
+            return most, (f"max_tokens: {asked:,} is over the limit of {limit:,} and was cut to it",)
+        return most, (f"max_tokens: {asked:,} do not fit the context beside the prompt, which leaves {left:,}",)
 
     def _is_paced(self, request: Request) -> bool:
         """Whether tokens are given evenly. Those of several answers are not: they come in turns anyway."""

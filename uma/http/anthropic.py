@@ -22,7 +22,7 @@ from uma.http.anthropic_turns import (
 )
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
@@ -94,7 +94,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
         gateway,
         body,
         DEFAULTS,
-        max_tokens=body.max_tokens,
+        max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         stop=body.stop_sequences or body.stop,
     )

@@ -105,6 +105,18 @@ def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: A
         raise BadRequest(str(error)) from None
 
 
+def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None:
+    """The tokens that the field `name` asks for. Raises `BadRequest` where they are over the server's `--max-tokens`.
+
+    More than the context holds is no error, since it depends on the prompt: such an answer ends where the context does.
+    """
+    limits = gateway.source.info.limits
+    has_limit = limits.max_tokens != limits.n_ctx  # without `--max-tokens` the context alone is the limit
+    if asked is not None and has_limit and asked > limits.max_tokens:
+        raise BadRequest(f"{name}: {asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
+    return asked
+
+
 def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:
     neutral, operators = SamplerSettings(), gateway.config.sampler
     return {

@@ -15,7 +15,7 @@ from uma.errors import BadRequest
 from uma.http import abilities, openai_chat
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, sampling, urgency
+from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.openai import checked_text
 from uma.http.openai_completions import prompts
@@ -102,7 +102,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         gateway,
         body,
         DEFAULTS,
-        max_tokens=_tokens(body.n_predict),
+        max_tokens=allowed_tokens(gateway, _tokens(body.n_predict), "n_predict"),
         temperature=body.temperature,
         seed=_seed(body.seed),
         repetition_penalty=body.repeat_penalty or body.repetition_penalty,

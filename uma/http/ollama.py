@@ -17,7 +17,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import NDJSON, Body, dumps
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, Stop, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, Stop, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.problem import ModelNotFound, Problem
 from uma.http.tools import Name, Tools, check_calls, reasoning, tool_fields, with_names
@@ -263,6 +263,7 @@ def _sampling(gateway: Gateway, options: Options, form: Any) -> SamplingParams:
         raise BadRequest(
             "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
         )
+    asked = None if options.num_predict is None or options.num_predict < 0 else options.num_predict
     seed = options.seed
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise BadRequest("options.seed: expected an integer")
@@ -272,7 +273,7 @@ def _sampling(gateway: Gateway, options: Options, form: Any) -> SamplingParams:
         options,
         DEFAULTS,
         temperature=options.temperature,
-        max_tokens=None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
+        max_tokens=allowed_tokens(gateway, asked, "options.num_predict"),
         repetition_penalty=options.repeat_penalty or options.repetition_penalty,
         penalty_window=min(gateway.source.info.limits.n_ctx, 65_536) if window == -1 else window,
         seed=None if seed is None or seed < 0 else seed,

@@ -12,7 +12,7 @@ from uma.constraints import Length, Range, Text
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form
 from uma.http.openai import DEFAULTS, StreamOptions, text_of
@@ -117,7 +117,8 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         gateway,
         body,
         DEFAULTS,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=allowed_tokens(gateway, body.max_completion_tokens, "max_completion_tokens")
+        or allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
         grammar=abilities.response_format(body.response_format, "response_format", able),

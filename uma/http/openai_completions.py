@@ -13,7 +13,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, read, sampling, urgency
+from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import completion_form
 from uma.http.openai import DEFAULTS, StreamOptions
@@ -68,7 +68,8 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         gateway,
         body,
         DEFAULTS,
-        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens")
+        or min(DEFAULT_MAX_TOKENS, gateway.source.info.limits.max_tokens),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
         best_of=None if body.best_of in (1, body.n) else abilities.answers(body.best_of, "best_of", able),

@@ -14,7 +14,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form, spelling
 from uma.http.openai import DEFAULTS, ERRORS, text_of
@@ -144,7 +144,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         gateway,
         body,
         DEFAULTS,
-        max_tokens=body.max_output_tokens,
+        max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens"),
         temperature=body.temperature,
         grammar=abilities.response_format(form, "text.format", able),
         logprobs=_logprobs(body, able),

@@ -97,7 +97,7 @@ class SamplingParams:
     """
 
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Maximum tokens to generate; None: the engine's limit."""
+    """Maximum tokens to generate; None: the engine's limit, without one 4,096."""
     min_tokens: Annotated[int, Range(0)] = 0
     """The end of text is not sampled before this many tokens. Stop strings still end the output."""
     temperature: Temperature | None = None

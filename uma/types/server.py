@@ -76,6 +76,7 @@ class Limits:
     n_ctx: int
     """Maximum tokens, prompt and output together, of one request."""
     max_tokens: int
+    """Maximum tokens of one answer: `--max-tokens`, or as many as `n_ctx`."""
     max_prompt_bytes: int
     max_frame_bytes: int
     max_sessions: int

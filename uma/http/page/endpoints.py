@@ -14,7 +14,7 @@ import trio
 from uma.constraints import Length, Range, Text, hints_of
 from uma.errors import BadRequest
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, read, urgency
+from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, urgency
 from uma.http.gateway import Gateway
 from uma.http.page.answers import Answer, Answers, event
 from uma.http.page.assets import Asset, load
@@ -96,6 +96,7 @@ class Page:
         body = await http.built(lambda fields: read(fields, AnswerBody, http))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
             raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
+        allowed_tokens(self.gateway, body.sampling.max_tokens, "sampling.max_tokens")
         thinks = False if body.reasoning == "off" else None
         wish = urgency(body, http)
         request = Request(

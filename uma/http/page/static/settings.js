@@ -67,7 +67,7 @@ const NUMBERS = [
   {
     name: "max_tokens",
     label: "Most tokens",
-    help: "The answer ends after this many. Empty: the server's limit.",
+    help: "The answer ends after this many. Empty: the server's limit, without one 4,096.",
     step: 1,
     empty: "limit",
   },
@@ -240,7 +240,6 @@ function numberField(field, draft, info, changed) {
   const range = info?.sampling[field.name] ?? { minimum: 0 };
   const id = `set-${field.name}`;
   const most = field.name === "max_tokens" ? info?.limits.max_tokens : range.maximum;
-  const placeholder = field.name === "max_tokens" && info ? number(info.limits.max_tokens) : field.empty;
   const input = h("input", {
     type: "number",
     id,
@@ -248,7 +247,7 @@ function numberField(field, draft, info, changed) {
     min: Math.max(0, range.minimum),
     max: most,
     step: field.step,
-    placeholder,
+    placeholder: field.empty,
     "aria-describedby": `${id}-help`,
   });
   input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
