@@ -22,7 +22,7 @@ from rustinfer_fixture import Peer, inference
 
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, uma_command
 from uma.bridges.rustinfer.engine import RustInferEngine
-from uma.bridges.rustinfer.socket import HEARTBEAT_MS, PeerGoneError, RouterSocket
+from uma.bridges.rustinfer.socket import HEARTBEAT_MS, PeerStalledError, RouterSocket
 from uma.engine import Engine, open_engine
 from uma.engine.worker.sequence import Sequence
 from uma.types import Request, SamplingParams, ServerInfo, Usage
@@ -307,20 +307,27 @@ async def test_a_peer_that_falls_silent_frees_its_requests_although_its_connecti
                 peer.kill()
 
 
-async def test_a_peer_that_takes_nothing_out_of_a_full_buffer_is_gone(
+async def test_a_peer_that_takes_nothing_out_of_a_full_buffer_is_told_so_once_it_reads_again(
     socket_dir: Path, context: zmq.Context[Any]
 ) -> None:
     # Without heartbeats: behind a full buffer none is sent.
-    router = RouterSocket(f"ipc://{socket_dir}/zmq", MAX_MESSAGE_BYTES, heartbeat_ms=0, heartbeat_timeout_ms=100)
+    router = RouterSocket(f"ipc://{socket_dir}/zmq", MAX_MESSAGE_BYTES, heartbeat_ms=0, stall_timeout_sec=0.1)
     with context.socket(zmq.DEALER) as peer, trio.fail_after(PATIENCE_SEC):
         peer.setsockopt(zmq.RCVHWM, 1)
         peer.connect(router.endpoint)
         peer.send(b"hello")
         to, _ = await router.receive()
-        with pytest.raises(PeerGoneError, match="read nothing"):
+        sent = 0
+        with pytest.raises(PeerStalledError):
             while True:
-                await router.send(to, bytes(1_000))
+                await router.send(to, b"%d" % sent + bytes(1_000))
+                sent += 1
+        # Once it reads again it has all that was sent, and what was left to say.
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(router.send_late, to, b"sorry")
+            got = [await run(peer.recv) for _ in range(sent + 1)]
     router.close()
+    assert got == [b"%d" % number + bytes(1_000) for number in range(sent)] + [b"sorry"]
 
 
 @attrs.frozen

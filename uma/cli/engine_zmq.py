@@ -28,7 +28,9 @@ def main(options: argparse.Namespace) -> int:
     from uma.engine import Engine  # noqa: PLC0415  (slow to import, as all below)
     from uma.server import run_server  # noqa: PLC0415
 
-    socket = RouterSocket(options.bind, OVERSIZE_FACTOR * config.max_frame_bytes)
+    socket = RouterSocket(
+        options.bind, OVERSIZE_FACTOR * config.max_frame_bytes, stall_timeout_sec=config.tx_timeout_sec
+    )
 
     def engine(source: Source, config: RuntimeConfig) -> RustInferEngine:
         assert isinstance(source, Engine)

@@ -29,25 +29,25 @@ def main(options: argparse.Namespace) -> int:
     check(config)
     with logging_to(config):
         try:
-            told = trio.run(_serve, config)
+            received = trio.run(_serve, config)
         except BaseExceptionGroup as group:
             sole = sole_error(group, or_first=True)
         else:
-            return 128 + signal.SIGINT if told == signal.SIGINT else 0
+            return 128 + signal.SIGINT if signal.SIGINT in received else 0
         raise sole
 
 
-async def _serve(config: RuntimeConfig) -> int | None:
-    """Serve until a signal, and return its number; or until the server behind the socket goes away: that is raised as
+async def _serve(config: RuntimeConfig) -> list[int]:
+    """Serve until a signal, and return those that came; or until the server behind the socket goes away, which raises
     `ConnectionLost`.
 
     A server that is loading its model is waited for.
     """
     services: list[HttpService] = []
-    told: list[int] = []
+    received: list[int] = []
     with trio.open_signal_receiver(*STOP) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-            nursery.start_soon(_heed, signals, told, services, nursery.cancel_scope)
+            nursery.start_soon(_heed, signals, received, services, nursery.cancel_scope)
             client = await connected(stack, config.socket, say.note)
             service = HttpService(client, config)
             services.append(service)
@@ -64,18 +64,18 @@ async def _serve(config: RuntimeConfig) -> int | None:
             ]
             say.plain("\n".join(map(harmless_line, lines)))
             raise await client.lost()
-    return told[0] if told else None
+    return received
 
 
 async def _heed(
-    signals: AsyncIterator[int], told: list[int], services: list[HttpService], everything: trio.CancelScope
+    signals: AsyncIterator[int], received: list[int], services: list[HttpService], everything: trio.CancelScope
 ) -> None:
-    """A first signal drains, a second ends at once; so does the first where nothing is served yet. Notes all in
-    `told`.
+    """A first signal drains, a second ends at once; so does the first where nothing is served yet. Appends
+    each to `received`.
     """
     async for number in signals:
-        if told or not services:
+        if received or not services:
             everything.cancel()
         for service in services:
             service.begin_drain()
-        told.append(number)
+        received.append(number)

@@ -68,6 +68,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **kwargs)
+        self.color = False  # from Python 3.14 on: `harmless` would show the escape sequences instead of colours
         self.siblings: dict[str, Parser] = {}
         """The commands' parsers by name, this one's included: to tell which command has an option."""
 

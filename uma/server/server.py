@@ -113,7 +113,7 @@ class Server:
         finally:
             file.remove()
             file.close()
-            if self._engine is not None:  # a start that failed has said why, in one line
+            if self._engine is not None or self._accepting.cancel_called:  # a start that failed has said why
                 suppressed = self.failures.suppressed or None
                 log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
 

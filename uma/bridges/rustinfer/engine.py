@@ -21,10 +21,10 @@ from uma.bridges.rustinfer.messages import (
     InferenceResponse,
     StreamChunk,
 )
-from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, RouterSocket
+from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, PeerStalledError, RouterSocket
 from uma.contracts.load import RequestTimes, cache_stats_of, engine_stats_of
 from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker
-from uma.errors import ContractViolation, UmaError
+from uma.errors import ContractViolation, IdleTimeout, UmaError
 from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
 
 TokenizeRendered = Callable[[str], Awaitable[tuple[int, ...]]]
@@ -140,10 +140,13 @@ class RustInferEngine:
 
     async def _serve(self, caller: Caller, request: InferenceRequest, key: tuple[bytes, str]) -> None:
         try:
-            with self._running[key]:
-                await self._generate(caller, request)
-        except PeerGoneError as error:
-            _log.warning("event=rustinfer.peer_gone request_id=%r reason=%r", request.request_id, str(error))
+            with self._running[key], suppress(PeerGoneError):
+                try:
+                    await self._generate(caller, request)
+                except PeerStalledError:
+                    _log.warning("event=rustinfer.stalled request=%r", request.request_id)
+                    late = _failure(request, f"{IdleTimeout.code}: the answer was not read for long, and was cancelled")
+                    await self.socket.send_late(caller.to, encode(late, caller.form))
         finally:
             del self._running[key]
             self._connections.get(caller.to.connection, set()).discard(key)
@@ -212,7 +215,7 @@ class RustInferEngine:
         await self._post(caller, EngineMetrics(stats, cache_stats_of(snapshot)))
 
     async def _post(self, caller: Caller, answer: Answer) -> None:
-        with suppress(PeerGoneError):
+        with suppress(PeerGoneError, PeerStalledError):
             await self._send(caller, answer)
 
     async def _send(self, caller: Caller, answer: Answer) -> None:

@@ -17,13 +17,16 @@ from uma.errors import ConfigError
 
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
-"""Maximum silence of a peer, heartbeats included, before it counts as gone; and maximum time for which it takes nothing
-out of a full buffer, behind which ZeroMQ sends no heartbeat."""
+"""Maximum silence of a peer, heartbeats included, before it counts as gone."""
 RETRY_SEC = 0.005
 """A peer whose buffer is full is tried again after this: ZeroMQ does not tell when one peer's buffer has space."""
+LATE_RETRY_SEC = 0.1
+"""The same for a peer that has been full for long."""
 LINGER_MS = 500
-QUEUED_MESSAGES = 4_096
-"""Messages of one peer that ZeroMQ holds until the peer reads them."""
+QUEUED_MESSAGES = 256
+"""Messages of one peer that ZeroMQ holds until the peer reads them. A full buffer has space again once half is read."""
+STALL_TIMEOUT_SEC = 30.0
+"""Maximum time for which a peer reads less than that half: behind a full buffer ZeroMQ sends no heartbeat either."""
 
 
 @attrs.frozen
@@ -41,7 +44,11 @@ class Envelope:
 
 
 class PeerGoneError(Exception):
-    """The peer that a message was for is not connected any more, or counts as gone."""
+    """The peer that a message was for is not connected any more."""
+
+
+class PeerStalledError(Exception):
+    """The peer that a message was for is connected, and has not read for long."""
 
 
 class RouterSocket:
@@ -53,8 +60,11 @@ class RouterSocket:
         max_message_bytes: int,
         heartbeat_ms: int = HEARTBEAT_MS,
         heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
+        stall_timeout_sec: float = STALL_TIMEOUT_SEC,
     ) -> None:
-        self._timeout_sec = heartbeat_timeout_ms / 1000
+        self._stall_timeout_sec = stall_timeout_sec
+        self._sent_sec: dict[int, float] = {}
+        """When each connection has last taken a message."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -104,12 +114,19 @@ class RouterSocket:
             await trio.lowlevel.wait_readable(self._socket.fileno())
 
     async def send(self, to: Envelope, message: bytes) -> None:
-        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`, also where it stays full."""
-        due = trio.current_time() + self._timeout_sec
+        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`, and `PeerStalledError` where it
+        stays full.
+        """
+        began = trio.current_time()
         while not self.try_send(to, message):
-            if trio.current_time() > due:
-                raise PeerGoneError(f"it has read nothing for {self._timeout_sec:g} s")
+            if trio.current_time() > max(began, self._sent_sec.get(to.connection, 0.0)) + self._stall_timeout_sec:
+                raise PeerStalledError
             await trio.sleep(RETRY_SEC)  # nothing tells when a peer has read
+
+    async def send_late(self, to: Envelope, message: bytes) -> None:
+        """Send to a peer that has stalled, once it reads again. Raises `PeerGoneError`."""
+        while not self.try_send(to, message):  # noqa: ASYNC110  (nothing tells when a peer has read)
+            await trio.sleep(LATE_RETRY_SEC)
 
     def try_send(self, to: Envelope, message: bytes) -> bool:
         """Send to a peer; False where its buffer is full. Raises `PeerGoneError`."""
@@ -120,10 +137,11 @@ class RouterSocket:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            raise PeerGoneError("it is not connected") from None
+            raise PeerGoneError from None
         finally:
             if _is_readable(self._socket):
                 self._nap.cancel()
+        self._sent_sec[to.connection] = trio.current_time()
         return True
 
     def ended_connections(self) -> Iterator[int]:
@@ -131,6 +149,7 @@ class RouterSocket:
         while _is_readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._sent_sec.pop(int(event["value"]), None)
                 yield int(event["value"])
 
     async def something_ended(self) -> None:
