@@ -28,6 +28,9 @@ def test_a_gateway_answers_as_the_server_itself_does(server: ServerProcess) -> N
         streamed = gateway.ask("POST", "/v1/completions", {**body, "stream": True})
         pieces = re.findall(rb'"text":"([^"]*)"', streamed.body)
         assert b"".join(pieces).decode() == whole.json["choices"][0]["text"]
+        many = gateway.ask("POST", "/v1/completions", {**body, "max_tokens": 100_000, "stop": ["e"]}).json
+        (warning,) = many["warnings"]
+        assert warning.startswith("max_tokens: 100,000 do not fit the context")
         assert gateway.ask("GET", "/health").json == {"status": "ok"}
         assert gateway.ask("POST", "/v1/completions", {"prompt": "a " * 9000}).status == 400
         assert gateway.ask("POST", "/tokenize", {"content": "Once"}).json["count"] == 1

@@ -46,14 +46,14 @@ def test_a_prompt_is_refused_and_never_cut(
 
 
 MANY_TOKENS: list[tuple[str, dict[str, Any], str]] = [
-    ("/v1/chat/completions", {"messages": turns("x"), "max_tokens": 30_001}, "max_tokens"),
-    ("/v1/chat/completions", {"messages": turns("x"), "max_completion_tokens": 30_001}, "max_completion_tokens"),
-    ("/v1/completions", {"prompt": "x", "max_tokens": 30_001}, "max_tokens"),
-    ("/v1/responses", {"input": "x", "max_output_tokens": 30_001}, "max_output_tokens"),
-    ("/v1/messages", {"messages": turns("x"), "max_tokens": 30_001}, "max_tokens"),
-    ("/api/chat", {"messages": turns("x"), "options": {"num_predict": 30_001, "stop": ["e"]}}, "options.num_predict"),
-    ("/api/generate", {"prompt": "x", "options": {"num_predict": 30_001, "stop": ["e"]}}, "options.num_predict"),
-    ("/completion", {"prompt": "x", "n_predict": 30_001}, "n_predict"),
+    ("/v1/chat/completions", {"messages": turns("x"), "max_tokens": 32_769}, "max_tokens"),
+    ("/v1/chat/completions", {"messages": turns("x"), "max_completion_tokens": 32_769}, "max_completion_tokens"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 32_769}, "max_tokens"),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 32_769}, "max_output_tokens"),
+    ("/v1/messages", {"messages": turns("x"), "max_tokens": 32_769}, "max_tokens"),
+    ("/api/chat", {"messages": turns("x"), "options": {"num_predict": 32_769, "stop": ["e"]}}, "options.num_predict"),
+    ("/api/generate", {"prompt": "x", "options": {"num_predict": 32_769, "stop": ["e"]}}, "options.num_predict"),
+    ("/completion", {"prompt": "x", "n_predict": 32_769}, "n_predict"),
 ]
 
 
@@ -64,7 +64,7 @@ def test_more_tokens_than_the_server_s_limit_are_refused_by_the_field_s_own_name
 ) -> None:
     refused = narrow.ask("POST", path, {**body, "stream": stream})
     assert refused.status == 400
-    assert f"{field}: 30,001 is over this server's limit of 30,000" in str(refused.json["error"])
+    assert f"{field}: 32,769 is over this server's limit of 32,768" in str(refused.json["error"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,7 +74,7 @@ def test_more_tokens_than_the_context_holds_are_served_to_its_end_and_the_answer
 ) -> None:
     answer = http_server.ask("POST", path, {"stop": ["e"], **body, "stream": stream})
     assert answer.status == 200
-    assert b'"warnings":["max_tokens: 30,001 do not fit the context beside the prompt, which leaves ' in answer.body
+    assert b'"warnings":["max_tokens: 32,769 do not fit the context beside the prompt, which leaves ' in answer.body
 
 
 def test_an_answer_that_fills_the_context_ends_by_length(http_server: HttpServer) -> None:
@@ -150,7 +150,7 @@ def test_usage_tells_the_cached_tokens_streamed_or_not(http_server: HttpServer) 
 @pytest.fixture(scope="module")
 def narrow(tiny: Path) -> Iterator[HttpServer]:
     """A server that computes one request at a time, for long."""
-    flags = ("--model", str(tiny), "--max-sequences", "1", "--n-ctx", "32768", "--max-tokens", "30000")
+    flags = ("--model", str(tiny), "--max-sequences", "1", "--n-ctx", "32768", "--max-tokens", "32768")
     with short_directory() as directory, running_http(directory, *flags) as process:
         yield process
 

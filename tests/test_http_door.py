@@ -27,6 +27,7 @@ from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.net.quota import Account, Bounds
 from uma.types import Request, Slo
 
+TURNS = [{"role": "user", "content": "a"}]
 SMALL = {"prompt": "Once", "max_tokens": 2}
 ENDLESS = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 LIMIT = 10_000
@@ -35,6 +36,7 @@ MORE_BOUNDS = {
     "embedder": "max_priority = -1\nmax_tokens_per_minute = 10\n",
     "calm": "priority = -1\nmax_priority = -1\n",
     "hasty": "target_ttft_ms = 1e-6\n",
+    "roomy": "max_tokens = 50_000\n",
 }
 
 
@@ -152,9 +154,23 @@ def test_a_key_s_lane_and_targets_hold_whatever_a_request_says(locked: HttpServe
     refused = locked.ask("POST", "/v1/completions", {**SMALL, "slo": {"target_ttft_ms": 1e9}}, **bearer(keys, "hasty"))
     assert (refused.status, "target_ttft_ms" in refused.json["error"]["message"]) == (429, True)
     asked = Request("1", prompt="x", priority=-1, slo=Slo(target_ttft_ms=9, target_tbt_ms=7))
-    fitted = Account("fixed", Bounds(priority=1, target_tbt_ms=50)).fit(asked, has_priority=True)
+    account = Account("fixed", Bounds(priority=1, target_tbt_ms=50))
+    fitted = account.fit(asked, has_priority=True, default_max_tokens=8)
     assert isinstance(fitted, Request)
     assert (fitted.priority, fitted.slo) == (1, Slo(target_ttft_ms=9, target_tbt_ms=50))
+
+
+def test_a_key_s_max_tokens_over_the_default_are_given_to_no_request_without_a_number(
+    locked: HttpServer, keys: dict[str, str]
+) -> None:
+    body = {"messages": TURNS, "stop": ["e"]}
+    answer = locked.ask("POST", "/v1/chat/completions", body, **bearer(keys, "roomy"))
+    assert (answer.status, answer.json.get("warnings")) == (200, None)
+    asked = Request("1", prompt="x")
+    for bound, expected in [(4097, None), (4096, None), (4095, 4095)]:
+        fitted = Account("x", Bounds(max_tokens=bound)).fit(asked, has_priority=False, default_max_tokens=4096)
+        assert isinstance(fitted, Request)
+        assert fitted.sampling.max_tokens == expected
 
 
 def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: HttpServer, keys: dict[str, str]) -> None:
@@ -306,7 +322,6 @@ def test_no_path_leads_out_of_what_is_served(http_server: HttpServer, path: str)
     assert http_server.ask("GET", f"/ui/{path}").status == 404
 
 
-TURNS = [{"role": "user", "content": "a"}]
 GENERATING: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TURNS, "max_tokens": 1},
     "/v1/completions": SMALL,

@@ -22,7 +22,7 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma import LLM, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
-from uma.types import Tool, ToolCallDelta
+from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
 TINY = {
     "n_ctx": 2_048, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0,
@@ -386,7 +386,9 @@ def test_settings_in_variables_are_the_command_s_alone(tiny: Path, monkeypatch: 
     monkeypatch.setenv("UMA_MAX_TOKENS", "3")
     monkeypatch.setenv("UMA_NO_SUCH_THING", "1")
     with open_llm(tiny) as llm:
-        assert llm.info.limits.max_tokens == llm.info.limits.n_ctx
+        limits = llm.info.limits
+        assert (limits.max_tokens, limits.has_max_tokens) == (limits.n_ctx, False)
+        assert limits.default_max_tokens == min(DEFAULT_MAX_TOKENS, limits.n_ctx)
 
 
 def test_sampling_that_is_not_asked_for_is_a_setting_of_the_engine_and_greedy_unless_set(tiny: Path) -> None:

@@ -339,21 +339,6 @@ def test_a_query_tells_what_it_ignored_too(kind: str) -> None:
     assert message.warnings == ("strange: unknown field, ignored",)
 
 
-def test_more_tokens_than_the_servers_limit_are_cut_to_it_and_told() -> None:
-    message = parse({"id": "a", "prompt": "x", "max_tokens": 5000}, max_tokens=4096)
-    assert isinstance(message, Generate)
-    assert message.request.sampling.max_tokens == 4096
-    assert message.warnings == ("max_tokens: 5,000 is over the server's limit, cut to 4,096",)
-
-
-@pytest.mark.parametrize("asked", [None, 4096])
-def test_tokens_within_the_servers_limit_stay_as_asked(asked: int | None) -> None:
-    message = parse({"id": "a", "prompt": "x", "max_tokens": asked}, max_tokens=4096)
-    assert isinstance(message, Generate)
-    assert message.request.sampling.max_tokens == asked
-    assert message.warnings == ()
-
-
 # What is no JSON.
 
 

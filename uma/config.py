@@ -100,7 +100,9 @@ class RuntimeConfig:
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
     max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
     max_tokens: Annotated[int, Range(0)] = setting(
-        0, "maximum tokens one request can generate; 0: what its context holds, 4096 where it gives no number", "tokens"
+        0,
+        "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096",
+        "tokens",
     )
     temperature: Temperature = setting(
         0.0, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"

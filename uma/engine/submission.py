@@ -24,13 +24,10 @@ from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
-from uma.types import MAX_SEED, Request
+from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
-DEFAULT_MAX_TOKENS = 4096
-"""Maximum tokens of an answer where neither its request nor `--max-tokens` gives a number: it ends a model that never
-stops by itself before it has filled the context."""
 
 
 @attrs.frozen(eq=False)

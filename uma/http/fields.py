@@ -111,8 +111,7 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
     More than the context holds is no error, since it depends on the prompt: such an answer ends where the context does.
     """
     limits = gateway.source.info.limits
-    has_limit = limits.max_tokens != limits.n_ctx  # without `--max-tokens` the context alone is the limit
-    if asked is not None and has_limit and asked > limits.max_tokens:
+    if asked is not None and limits.has_max_tokens and asked > limits.max_tokens:
         raise BadRequest(f"{name}: {asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
     return asked
 

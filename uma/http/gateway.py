@@ -143,9 +143,9 @@ class Gateway:
         if http.account is None:
             return requests
         _check_rate(http.account, len(requests))
-        fitted = []
+        fitted, default = [], self.source.info.limits.default_max_tokens
         for request in requests:
-            fit = http.account.fit(request, has_priority=http.has_priority)
+            fit = http.account.fit(request, has_priority=http.has_priority, default_max_tokens=default)
             if isinstance(fit, Excess):
                 raise Forbidden(fit.message)
             fitted.append(fit)

@@ -35,7 +35,8 @@ class Bounds:
     max_priority: Lane | None = None
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Maximum tokens one request can generate. A request that asks for no number gets this one."""
+    """Maximum tokens one request can generate. A request that asks for no number gets this one, or the server's default
+    where that is less."""
     priority: Lane | None = None
     """Lane of every request, whatever it asks for."""
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
@@ -82,9 +83,9 @@ class Account:
             )
         return None
 
-    def fit(self, request: Request, *, has_priority: bool) -> Request | Excess:
+    def fit(self, request: Request, *, has_priority: bool, default_max_tokens: int) -> Request | Excess:
         """The request with what the bounds fix, and what they give it where it says nothing itself, or the bound that
-        it is over.
+        it is over. `default_max_tokens` is what the server gives a request without a number.
         """
         bounds, sampling = self.bounds, request.sampling
         lane = self.lane(request.priority, has_priority=has_priority)
@@ -94,7 +95,8 @@ class Account:
         if bounds.max_tokens is not None:
             if (sampling.max_tokens or 0) > bounds.max_tokens:
                 return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most", None)
-            if sampling.max_tokens is None:
+            # The server's own default stays unsaid: it is cut to the context without a warning.
+            if sampling.max_tokens is None and bounds.max_tokens < default_max_tokens:
                 request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=bounds.max_tokens))
         return request
 

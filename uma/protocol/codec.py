@@ -80,13 +80,12 @@ def message_of(
     *,
     strict: bool = False,
     n_vocab: int | None = None,
-    max_tokens: int | None = None,
     version: str | None = None,
 ) -> ClientMessage:
     """A client's message, in a session of this `version` (None: the newest). `fields` are used up.
 
-    Unknown fields are ignored and named in the message's `warnings`; `strict` refuses them. `max_tokens` is the
-    server's limit: a request over it is cut to it, with a warning. `n_vocab` bounds `token_ids`.
+    Unknown fields are ignored and named in the message's `warnings`; `strict` refuses them. `n_vocab` bounds
+    `token_ids`.
 
     Raises `BadRequest` with a line for each wrong field. Of a key that comes twice, the last counts.
     """
@@ -101,7 +100,7 @@ def message_of(
     flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab, newer))
     warnings = _warnings(fields, cls, newer)
     if kind == "generate":
-        return _generate(flat, warnings, max_tokens)
+        return _generate(flat, warnings)
     if kind == "tokenize":
         return TokenizeQuery(_request(**_own_fields(flat)), warnings)
     if kind == "embed":
@@ -279,14 +278,10 @@ def _own_fields(flat: Any) -> dict[str, Any]:
     return {field.name: getattr(flat, field.name) for field in attrs.fields(flat.__class__)}
 
 
-def _generate(flat: Any, warnings: tuple[str, ...], limit: int | None) -> Generate:
+def _generate(flat: Any, warnings: tuple[str, ...]) -> Generate:
     fields = _own_fields(flat)
     keep_alive = fields.pop("keep_alive")
     sampling = {name: fields.pop(name) for name in SAMPLING_FIELDS}
-    asked = sampling["max_tokens"]
-    if limit is not None and asked is not None and asked > limit:
-        sampling["max_tokens"] = limit
-        warnings += (f"max_tokens: {asked:,} is over the server's limit, cut to {limit:,}",)
     return Generate(_request(**fields, sampling=sampling), keep_alive, warnings)
 
 

@@ -6,7 +6,7 @@ Theory of operation
 
 A server drives a `ServerSession` so::
 
-    session = ServerSession(max_frame_bytes=…, max_tokens=…, n_vocab=…)
+    session = ServerSession(max_frame_bytes=…, n_vocab=…)
 
     # the reading task
     while data := await stream.receive_some(65536):
@@ -146,7 +146,7 @@ Parsed = ClientMessage | Unparsed
 class ServerSession:
     """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
 
-    `max_frame_bytes` bounds what a client can send, `max_tokens` and `n_vocab` what it can ask for; None: unbounded.
+    `max_frame_bytes` bounds what a client can send, `n_vocab` the ids of its tokens; None: unbounded.
     `not_ready` says why the server can take no message but `health` yet, and None once it can: each message is asked
     about again, so a session that began while the model was loaded goes on as any other.
     """
@@ -155,7 +155,6 @@ class ServerSession:
         self,
         *,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
-        max_tokens: int | None = None,
         n_vocab: int | None = None,
         not_ready: Callable[[], UmaError | None] = lambda: None,
     ) -> None:
@@ -165,7 +164,6 @@ class ServerSession:
         self.client = ""
         """What the client called itself in hello."""
         self._frames = FrameDecoder(max_frame_bytes)
-        self._max_tokens = max_tokens
         self._n_vocab = n_vocab
         self._not_ready = not_ready
         self._strict = False
@@ -175,9 +173,9 @@ class ServerSession:
         """By id; a query without one, by the identity of its message."""
         self._unwritten: list[Exchange] = []
 
-    def bound(self, *, max_tokens: int, n_vocab: int) -> None:
-        """Set what requests can ask for from now on: it is known once the model is loaded."""
-        self._max_tokens, self._n_vocab = max_tokens, n_vocab
+    def bound(self, *, n_vocab: int) -> None:
+        """Set the size of the vocabulary: it is known once the model is loaded."""
+        self._n_vocab = n_vocab
 
     # What comes in.
 
@@ -218,7 +216,6 @@ class ServerSession:
                 fields,
                 strict=self._strict,
                 n_vocab=self._n_vocab,
-                max_tokens=self._max_tokens,
                 version=self.version,
             )
         except UmaError as error:

@@ -262,7 +262,8 @@ class Connection(ABC):
         if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         # On the wire a priority of 0 is that of a request that says nothing.
-        fitted = self.account.fit(request, has_priority=request.priority > 0)
+        default = self.engine.info.limits.default_max_tokens
+        fitted = self.account.fit(request, has_priority=request.priority > 0, default_max_tokens=default)
         if isinstance(fitted, Excess):
             raise BadRequest(fitted.message)
         self.account.begin(1)

@@ -63,7 +63,7 @@ class JsonConnection(Connection):
         self._has_turn = trio.lowlevel.ParkingLot()
 
     def be_ready(self, info: ServerInfo) -> None:
-        self._session.bound(max_tokens=info.limits.max_tokens, n_vocab=info.model.vocab_size)
+        self._session.bound(n_vocab=info.model.vocab_size)
 
     @property
     def is_mid_frame(self) -> bool:

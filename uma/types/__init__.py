@@ -36,6 +36,7 @@ from uma.types.request import (
     prompt_problem,
 )
 from uma.types.sampling import (
+    DEFAULT_MAX_TOKENS,
     GRAMMAR_FIELDS,
     MAX_ANSWERS,
     MAX_LOGPROBS,
@@ -54,6 +55,7 @@ from uma.types.server import Activity, Capabilities, Health, HealthStatus, Limit
 from uma.types.source import EventStream, Source
 
 __all__ = [
+    "DEFAULT_MAX_TOKENS",
     "GRAMMAR_FIELDS",
     "MAX_ANSWERS",
     "MAX_LOGPROBS",

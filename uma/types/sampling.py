@@ -10,6 +10,9 @@ import attrs
 from uma.constraints import Json, Length, Range, Text, Values, check
 from uma.types.fields import MAX_MEMBERS, tuple_of_strings, tuple_or_none
 
+DEFAULT_MAX_TOKENS = 4096
+"""Maximum tokens of an answer where neither its request nor `--max-tokens` gives a number: it ends a model that never
+stops by itself before it has filled the context."""
 MAX_SEED = 2**32 - 1
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128

@@ -6,6 +6,8 @@ from typing import Literal
 
 import attrs
 
+from uma.types.sampling import DEFAULT_MAX_TOKENS
+
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
 
@@ -76,13 +78,20 @@ class Limits:
     n_ctx: int
     """Maximum tokens, prompt and output together, of one request."""
     max_tokens: int
-    """Maximum tokens of one answer: `--max-tokens`, or as many as `n_ctx`."""
+    """Maximum tokens of one answer: `--max-tokens`, without it as many as `n_ctx`."""
     max_prompt_bytes: int
     max_frame_bytes: int
     max_sessions: int
     max_queue: int
     max_sequences: int = 0
     """Requests computed at once; 0 where an older server does not tell."""
+    has_max_tokens: bool = True
+    """Whether `--max-tokens` is set, as it always is with an older server, which does not tell."""
+
+    @property
+    def default_max_tokens(self) -> int:
+        """Maximum tokens of an answer whose request gives no number."""
+        return self.max_tokens if self.has_max_tokens else min(DEFAULT_MAX_TOKENS, self.max_tokens)
 
 
 @attrs.frozen
