@@ -18,8 +18,8 @@ from uma.net.wakeup import Wakeup
 from uma.types import Event, Finished, Token
 
 BUFFER_EVENTS = 8192
-"""Events of one request that can wait for its caller, twice the default `max_tokens`: with the server's default
-limits one slow caller never holds up the others of its client."""
+"""Events of one request that can wait for its caller. An answer of fewer tokens, as one without `max_tokens` is, never
+holds up the others of its client, however slow its caller; a longer one does while the caller is so far behind."""
 
 
 @attrs.define(eq=False)

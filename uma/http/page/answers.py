@@ -36,7 +36,8 @@ RENDER_INTERVAL_SEC = 0.1
 RENDER_SHARE = 0.2
 """Maximum share of a core for rendering one answer; a long block is rendered less often."""
 MAX_ANSWERS = 256
-"""Answers that are written or kept at one time. At the default of 4,096 tokens each takes some 100 KB."""
+"""Answers that are written or kept at one time. One of 4,096 tokens takes some 100 KB, a longer one in proportion: the
+context bounds it, or `--max-tokens`."""
 
 
 @attrs.define(eq=False)
