@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, redirect_stdout, suppress
+from email.utils import parsedate_to_datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -266,8 +267,13 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
             b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
             403,
         ),
+        (
+            b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 12\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+            400,
+        ),
     ],
-    ids=["no HTTP", "no host", "endless", "websocket"],
+    ids=["no HTTP", "no host", "endless", "websocket", "an older websocket"],
 )
 def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer, head: bytes, status: int) -> None:
     with locked.connect() as raw:
@@ -275,7 +281,18 @@ def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer,
         answer = raw.answer()
         assert (answer.status, answer.body, raw.is_closed()) == (status, b"", True)
     assert answer.headers["x-uma-server-version"]
+    assert parsedate_to_datetime(answer.headers["date"])
     locked.process.log.wait_for(f"request={answer.headers['x-request-id']} .*status={status}")
+
+
+def test_a_body_that_turns_bad_is_answered_with_the_id_of_its_request(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as raw:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {keys['free']}\r\n"
+        raw.sock.sendall(f"{head}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\nno length\r\n".encode())
+        answer = raw.answer()
+        assert (answer.status, raw.is_closed()) == (400, True)
+    for event in ("http.malformed", "http.request"):
+        locked.process.log.wait_for(f"event={event} request={answer.headers['x-request-id']} ")
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localh"])

@@ -30,7 +30,7 @@ from uma.http import (
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
-from uma.http.exchange import ClientGoneError, Exchange, headers_of, new_id
+from uma.http.exchange import ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
@@ -214,7 +214,7 @@ class _Entrance:
 
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         config = self.gateway.config
-        id = new_id()
+        id = id_of(scope)
         bounds = config.max_http_body_bytes, config.http_timeout_sec
         http = Exchange(scope, receive, send, id, *bounds, self.gateway.parsing)
         http.extra_headers += headers_of(id)
@@ -225,7 +225,7 @@ class _Entrance:
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
     """WebSockets have no endpoint here; a lifespan has no effect."""
     if scope["type"] == "websocket":
-        id = new_id()
+        id = id_of(scope)
         log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
         headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
         await send({"type": "websocket.http.response.start", "status": 403, "headers": headers})

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 import h11
 import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.events import EndBody, Response, StreamClosed
+from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.tcp_server import TCPServer
+from starlette.types import Scope
 
-from uma.http.exchange import POST, headers_of, new_id
+from uma.http.exchange import POST, Header, headers_of, id_of, new_id
 from uma.net.link import Link
 from uma.net.logfmt import log
 
@@ -91,7 +95,7 @@ class LinkStream(trio.abc.Stream):
 
 
 class Http1(H11Protocol):
-    """Hypercorn's HTTP/1.1, whose answers to what is no HTTP have a request's id as all others."""
+    """Hypercorn's HTTP/1.1, whose own answers, to what is no HTTP or no handshake, have an id as all others."""
 
     @classmethod
     def in_place_of(cls, wrapper: ProtocolWrapper) -> Http1:
@@ -108,12 +112,27 @@ class Http1(H11Protocol):
             wrapper.send,
         )
 
+    async def stream_send(self, event: StreamEvent) -> None:
+        """As Hypercorn's, whose stream refuses an invalid WebSocket handshake itself and leaves the connection open."""
+        if isinstance(event, Response) and not any(name == b"x-request-id" for name, _ in event.headers):
+            headers = [*event.headers, *self._noted(event.status_code)]
+            event = Response(event.stream_id, headers, event.status_code)
+        await super().stream_send(event)
+        if isinstance(event, EndBody) and isinstance(self.stream, WSStream):
+            await super().stream_send(StreamClosed(event.stream_id))
+
     async def _send_error_response(self, status_code: int) -> None:
-        id = new_id()
-        log(logger, logging.WARNING, "http.malformed", request=id, status=status_code)
-        headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
+        headers = [(b"content-length", b"0"), (b"connection", b"close"), *self._noted(status_code)]
+        headers += self.config.response_headers("h11")
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.EndOfMessage())
+
+    def _noted(self, status_code: int) -> list[Header]:
+        """The headers of an answer that is not the app's, once it is in the log."""
+        # A body can turn bad after its head has reached the app, which logs the same id.
+        id = new_id() if self.stream is None else id_of(cast("Scope", self.stream.scope))
+        log(logger, logging.WARNING, "http.malformed", request=id, status=status_code)
+        return headers_of(id)
 
 
 class HttpConnection(TCPServer):

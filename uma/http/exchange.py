@@ -27,6 +27,9 @@ T = TypeVar("T")
 MAX_INLINE_BYTES = 4_096
 """Longest body that is read on the Trio thread. One of this size takes 1 to 2 ms at worst, the largest take seconds."""
 
+ID = "uma.id"
+"""The scope's entry that holds the request's id."""
+
 POST = "uma.post"
 """The entry of the scope's `state` by which a connection takes a part of a body at once: `Callable[[bytes], bool]`."""
 
@@ -43,6 +46,11 @@ _VERSIONS = (
 def new_id() -> str:
     """An id for a request, in its answer's headers and in the log."""
     return secrets.token_hex(12)
+
+
+def id_of(scope: Scope) -> str:
+    """The id of the request that has this scope; the first call gives it one."""
+    return str(scope.setdefault(ID, new_id()))
 
 
 def headers_of(id: str) -> list[Header]:
