@@ -7,14 +7,25 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from http_server import HttpServer, running_http
 from hypothesis import HealthCheck, settings
 
-from harness import EXACT, Here, Pair, ServerProcess, Told, running_server, short_directory
+from harness import (
+    EXACT,
+    PATIENCE_SEC,
+    Pair,
+    RunInProcess,
+    RunInProcessText,
+    ServerProcess,
+    running_server,
+    short_directory,
+)
 from models import write_model
 from uma.cli import main
 from uma.llama.grammar import GrammarCompiler, GrammarMasks
@@ -80,8 +91,22 @@ def pair() -> Iterator[Pair]:
         yield ours, theirs
 
 
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """A block that Ctrl-C ends after so long: a server that starts where it should not would last for ever."""
+    thread = threading.get_ident()
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(thread, signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @pytest.fixture
-def uma_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Here:
+def uma_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> RunInProcess:
     """Runs a command of `uma` within this process: most of a process's time is its start."""
     for name in [name for name in os.environ if name.startswith("UMA_")]:
         monkeypatch.delenv(name)
@@ -96,7 +121,8 @@ def uma_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytes
             for name, value in environ.items():
                 patch.setenv(name, value)
             try:
-                code = main(arguments)
+                with interrupted_after(PATIENCE_SEC):
+                    code = main(arguments)
             except SystemExit as left:
                 assert isinstance(left.code, int)
                 code = left.code
@@ -106,7 +132,7 @@ def uma_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytes
 
 
 @pytest.fixture
-def uma_told(uma_here: Here) -> Told:
+def uma_told(uma_here: RunInProcess) -> RunInProcessText:
     """The same, with what it says as text."""
 
     def run(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:

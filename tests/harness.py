@@ -207,10 +207,10 @@ def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
     return ServerProcess(process, path)
 
 
-Here = Callable[..., "subprocess.CompletedProcess[bytes]"]
+RunInProcess = Callable[..., "subprocess.CompletedProcess[bytes]"]
 """`uma` within this process, to its end: what it is asked for, and as keywords `stdin` and variables."""
 
-Told = Callable[..., "subprocess.CompletedProcess[str]"]
+RunInProcessText = Callable[..., "subprocess.CompletedProcess[str]"]
 """The same, with what it says as text."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import ONE_THREAD, PATIENCE_SEC, Here, ServerProcess, clean_environ, uma_command
+from harness import ONE_THREAD, PATIENCE_SEC, RunInProcess, ServerProcess, clean_environ, uma_command
 from uma import LLM
 from uma.cli.embed import BATCH_BYTES, BATCH_TEXTS, batches
 
@@ -29,7 +29,7 @@ def embed_apart(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProc
 
 
 @pytest.fixture
-def embed(uma_here: Here) -> Here:
+def embed(uma_here: RunInProcess) -> RunInProcess:
     """Runs it to its end within this process."""
     return partial(uma_here, "embed")
 
@@ -46,7 +46,9 @@ def at(server: ServerProcess) -> tuple[str, str]:
     return ("--socket", str(server.socket))
 
 
-def test_arguments_lines_and_a_file_are_the_same_texts(at: tuple[str, str], tmp_path: Path, embed: Here) -> None:
+def test_arguments_lines_and_a_file_are_the_same_texts(
+    at: tuple[str, str], tmp_path: Path, embed: RunInProcess
+) -> None:
     lines = "\n".join(TEXTS).encode()
     (tmp_path / "texts").write_bytes(lines + b"\n")
     piped = embed_apart(*at, stdin=lines)
@@ -57,13 +59,13 @@ def test_arguments_lines_and_a_file_are_the_same_texts(at: tuple[str, str], tmp_
     assert np.allclose(np.linalg.norm(rows(given), axis=1), 1, atol=1e-5)
 
 
-def test_base64_has_the_same_figures(at: tuple[str, str], embed: Here) -> None:
+def test_base64_has_the_same_figures(at: tuple[str, str], embed: RunInProcess) -> None:
     numbers = rows(embed(*TEXTS, *at, "--dimensions", "8"))
     packed = embed(*TEXTS, *at, "--dimensions", "8", "--base64").stdout.splitlines()
     assert np.allclose([np.frombuffer(b64decode(line), "<f4") for line in packed], numbers, atol=1e-6)
 
 
-def test_more_texts_than_one_request_takes_come_in_their_order(at: tuple[str, str], embed: Here) -> None:
+def test_more_texts_than_one_request_takes_come_in_their_order(at: tuple[str, str], embed: RunInProcess) -> None:
     texts = [f"text {index % 7}" for index in range(300)]
     found = np.array(rows(embed(*at, "--dimensions", "16", stdin="\n".join(texts).encode())))
     assert found.shape == (300, 16)
@@ -103,7 +105,7 @@ def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
     ],
 )
 def test_what_cannot_be_embedded_is_named(
-    arguments: tuple[str, ...], stdin: bytes, code: int, said: str, at: tuple[str, str], embed: Here
+    arguments: tuple[str, ...], stdin: bytes, code: int, said: str, at: tuple[str, str], embed: RunInProcess
 ) -> None:
     done = embed(*arguments, *at, stdin=stdin)
     assert (done.returncode, said in done.stderr.decode()) == (code, True), done.stderr

@@ -26,7 +26,16 @@ from typing import IO
 import pytest
 from pty_screen import Terminal
 
-from harness import ONE_THREAD, PATIENCE_SEC, Here, ServerProcess, clean_environ, running_server, uma_command, until
+from harness import (
+    ONE_THREAD,
+    PATIENCE_SEC,
+    RunInProcess,
+    ServerProcess,
+    clean_environ,
+    running_server,
+    uma_command,
+    until,
+)
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
 HALF_A_PIPE = 32_768
@@ -45,7 +54,7 @@ def generate(
 
 
 @pytest.fixture
-def generate_here(uma_here: Here) -> Here:
+def generate_here(uma_here: RunInProcess) -> RunInProcess:
     """Runs it to its end within this process; as `generate`."""
     return partial(uma_here, "generate")
 
@@ -109,14 +118,16 @@ def test_another_model_than_the_server_has_is_loaded_here_and_that_is_said(at: t
 
 
 def test_the_model_that_the_server_has_is_not_loaded_again(
-    at: tuple[str, str], server: ServerProcess, generate_here: Here
+    at: tuple[str, str], server: ServerProcess, generate_here: RunInProcess
 ) -> None:
     before = server.metrics()["tokens_generated_total"]
     assert generate_here("hello", *at, "--model", "builtin", "--max-tokens", "3", "--ignore-eos").returncode == 0
     assert server.settled()["tokens_generated_total"] == before + 3
 
 
-def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(at: tuple[str, str], generate_here: Here) -> None:
+def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(
+    at: tuple[str, str], generate_here: RunInProcess
+) -> None:
     done = generate_here("hello", *at, "--model", "/nowhere/model.gguf")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -141,7 +152,7 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
 @pytest.mark.parametrize("state", ["none", "stale", "a file"])
 @pytest.mark.parametrize("way", ["option", "variable", "chat"])
 def test_a_socket_that_was_named_must_have_a_server(
-    way: str, state: str, socket_dir: Path, generate_here: Here, uma_here: Here
+    way: str, state: str, socket_dir: Path, generate_here: RunInProcess, uma_here: RunInProcess
 ) -> None:
     path = socket_dir / "uma.sock"
     if state == "stale":
@@ -170,7 +181,7 @@ def test_text_comes_as_it_is_generated(at: tuple[str, str], server: ServerProces
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
 def test_the_prompt_comes_from_standard_input(
-    arguments: tuple[str, ...], at: tuple[str, str], generate_here: Here
+    arguments: tuple[str, ...], at: tuple[str, str], generate_here: RunInProcess
 ) -> None:
     greedy = (*at, "--temperature", "0", "--max-tokens", "12")
     piped = generate(*arguments, *greedy, stdin="Tell me about a fox and a ü\n".encode())
@@ -179,7 +190,7 @@ def test_the_prompt_comes_from_standard_input(
     assert piped.stdout == given.stdout
 
 
-def test_words_and_standard_input_are_one_prompt(at: tuple[str, str], generate_here: Here) -> None:
+def test_words_and_standard_input_are_one_prompt(at: tuple[str, str], generate_here: RunInProcess) -> None:
     greedy = (*at, "--temperature", "0", "--max-tokens", "12", "--ignore-eos")
     expected = generate_here("Summarise this:\n\nA fox\nand an owl", *greedy).stdout
     assert generate_here("Summarise", "this:", *greedy, stdin=b"A fox\nand an owl\n").stdout == expected
@@ -200,7 +211,7 @@ def test_a_standard_input_that_does_not_begin_is_told(at: tuple[str, str]) -> No
 
 
 @pytest.fixture
-def usage(generate_here: Here, at: tuple[str, str]) -> Callable[..., int]:
+def usage(generate_here: RunInProcess, at: tuple[str, str]) -> Callable[..., int]:
     """Tells the prompt tokens of a request."""
 
     def ask(*arguments: str, stdin: bytes = b"") -> int:
@@ -222,7 +233,7 @@ def test_a_raw_prompt_keeps_its_last_newline(usage: Callable[..., int]) -> None:
     assert usage("--raw", stdin=b"hello\n") == usage("--raw", stdin=b"hello") + 1
 
 
-def test_json_gives_the_events_of_the_protocol_line_by_line(at: tuple[str, str], generate_here: Here) -> None:
+def test_json_gives_the_events_of_the_protocol_line_by_line(at: tuple[str, str], generate_here: RunInProcess) -> None:
     done = generate_here("hello", *at, "--json", "--max-tokens", "6", "--ignore-eos", "--seed", "3")
     *tokens, eos = map(json.loads, done.stdout.splitlines())
     assert [event["event"] for event in tokens] == ["token"] * len(tokens)
@@ -237,7 +248,7 @@ def test_json_ends_with_an_error_event_where_it_fails(at: tuple[str, str]) -> No
     assert done.stderr.splitlines()[-1].startswith(b"uma: error: ")
 
 
-def test_stats_are_told_on_standard_error(at: tuple[str, str], generate_here: Here) -> None:
+def test_stats_are_told_on_standard_error(at: tuple[str, str], generate_here: RunInProcess) -> None:
     done = generate_here("hello", *at, "--stats", "--max-tokens", "6", "--ignore-eos", "--seed", "11")
     said = done.stderr.decode()
     for words in ("time to first token:", "tokens/s", "of them cached", "6 tokens, cut at the limit", "seed:"):
@@ -245,13 +256,13 @@ def test_stats_are_told_on_standard_error(at: tuple[str, str], generate_here: He
     assert b"tokens/s" not in done.stdout
 
 
-def test_a_seed_makes_the_text_repeatable(at: tuple[str, str], generate_here: Here) -> None:
+def test_a_seed_makes_the_text_repeatable(at: tuple[str, str], generate_here: RunInProcess) -> None:
     first, second = (generate_here("hello", *at, "--seed", "5", "--max-tokens", "20").stdout for _ in range(2))
     assert first == second
 
 
 def test_a_server_started_with_a_temperature_draws_for_requests_that_do_not_name_one(
-    socket_dir: Path, generate_here: Here
+    socket_dir: Path, generate_here: RunInProcess
 ) -> None:
     with running_server(socket_dir / "s", "--temperature", "1.5") as warm:
         to_it = ("Tell me a story", "--socket", str(warm.socket), "--max-tokens", "20", "--ignore-eos")
@@ -259,7 +270,7 @@ def test_a_server_started_with_a_temperature_draws_for_requests_that_do_not_name
         assert len({generate_here(*to_it, "--temperature", "0").stdout for _ in range(2)}) == 1
 
 
-def test_the_servers_warnings_are_told(at: tuple[str, str], generate_here: Here) -> None:
+def test_the_servers_warnings_are_told(at: tuple[str, str], generate_here: RunInProcess) -> None:
     done = generate_here("hello", *at, "--max-tokens", "100000", "--stop", "e")
     assert "uma: warning: " in done.stderr.decode()
 
@@ -381,7 +392,7 @@ def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
-    stdin: bytes, code: int, words: str, at: tuple[str, str], generate_here: Here
+    stdin: bytes, code: int, words: str, at: tuple[str, str], generate_here: RunInProcess
 ) -> None:
     done = generate_here(*at, stdin=stdin)
     assert done.returncode == code
@@ -403,7 +414,7 @@ def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(
-    arguments: tuple[str, ...], code: int, words: str, generate_here: Here
+    arguments: tuple[str, ...], code: int, words: str, generate_here: RunInProcess
 ) -> None:
     done = generate_here("hello", *arguments)
     assert done.returncode == code, done.stderr
@@ -430,7 +441,7 @@ def test_a_socket_that_is_not_ours_to_use_is_an_error_and_not_a_reason_to_load_t
     assert len(said.splitlines()) == 1
 
 
-def test_a_traceback_is_shown_only_with_uma_debug(generate_here: Here) -> None:
+def test_a_traceback_is_shown_only_with_uma_debug(generate_here: RunInProcess) -> None:
     done = generate_here("hello", "--local", "--model", "/nowhere", UMA_DEBUG="1")
     assert "Traceback" in done.stderr.decode()
     assert done.stderr.decode().splitlines()[-1].startswith("uma: error: /nowhere: ")
@@ -462,7 +473,7 @@ def test_a_prompt_typed_on_a_terminal_ends_with_ctrl_d(at: tuple[str, str]) -> N
 # The form of the answer
 
 
-def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: Here) -> None:
+def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: RunInProcess) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(
         json.dumps(
@@ -484,13 +495,15 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: Here
     [(("--choice", "yes", "--choice", "no"), "yes|no"), (("--regex", "[a-c]{3}-[0-9]{2}"), "[a-c]{3}-[0-9]{2}")],
 )
 def test_an_answer_is_one_of_the_choices_or_matches_the_expression(
-    flags: tuple[str, ...], matches: str, generate_here: Here
+    flags: tuple[str, ...], matches: str, generate_here: RunInProcess
 ) -> None:
     done = generate_here("--local", *ONE_THREAD, *flags, "Is it so?")
     assert re.fullmatch(matches, done.stdout.decode().strip())
 
 
-def test_the_prompt_and_its_log_probabilities_come_before_the_answer(at: tuple[str, str], generate_here: Here) -> None:
+def test_the_prompt_and_its_log_probabilities_come_before_the_answer(
+    at: tuple[str, str], generate_here: RunInProcess
+) -> None:
     ask = ("Once upon a time", "--raw", "--echo", "--prompt-logprobs", "1", "--max-tokens", "2", *at)
     done = generate_here(*ask)
     assert done.stdout.decode().startswith("Once upon a time")
@@ -504,7 +517,7 @@ def test_the_prompt_and_its_log_probabilities_come_before_the_answer(at: tuple[s
     assert len(both) >= 3
 
 
-def test_log_probabilities_come_on_standard_error(generate_here: Here) -> None:
+def test_log_probabilities_come_on_standard_error(generate_here: RunInProcess) -> None:
     done = generate_here("--local", *ONE_THREAD, "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]
     assert len(lines) == 3
@@ -521,7 +534,9 @@ def test_log_probabilities_come_on_standard_error(generate_here: Here) -> None:
         (("--logprobs", "21"), "must be from 0 to 20"),
     ],
 )
-def test_a_form_that_cannot_be_used_says_why(arguments: tuple[str, ...], complaint: str, generate_here: Here) -> None:
+def test_a_form_that_cannot_be_used_says_why(
+    arguments: tuple[str, ...], complaint: str, generate_here: RunInProcess
+) -> None:
     done = generate_here("--local", *ONE_THREAD, *arguments, "Hi")
     assert done.returncode != 0
     assert complaint in done.stderr.decode()

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE_SEC, ServerProcess, Told, ask, clean_environ, run_to_end, running_server, uma_command
+from harness import (
+    PATIENCE_SEC,
+    RunInProcessText,
+    ServerProcess,
+    ask,
+    clean_environ,
+    run_to_end,
+    running_server,
+    uma_command,
+)
 
 
 def process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -21,13 +30,15 @@ def process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     return run_to_end(*uma_command(*arguments), environ=clean_environ(**environ))
 
 
-def sockets_told(uma_told: Told, folder: Path, **environ: str) -> list[Path]:
+def sockets_told(uma_told: RunInProcessText, folder: Path, **environ: str) -> list[Path]:
     """The sockets in `folder` that `uma ps` tells of; servers of others may run on this machine."""
     told = [Path(each["socket"]) for each in json.loads(uma_told("ps", "--json", **environ).stdout)]
     return [each for each in told if each.is_relative_to(folder)]
 
 
-def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server: ServerProcess, uma_told: Told) -> None:
+def test_a_server_is_told_with_its_process_model_sessions_and_since_when(
+    server: ServerProcess, uma_told: RunInProcessText
+) -> None:
     before = json.loads(uma_told("ps", "--json", "--socket", str(server.socket)).stdout)[0]["sessions"]
     with server.connect() as raw:
         raw.hello()
@@ -42,7 +53,7 @@ def test_a_server_is_told_with_its_process_model_sessions_and_since_when(server:
     assert table.splitlines()[1].startswith(f"{server.pid} ")
 
 
-def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path, uma_told: Told) -> None:
+def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path, uma_told: RunInProcessText) -> None:
     runtime = {"XDG_RUNTIME_DIR": str(socket_dir)}
     assert sockets_told(uma_told, socket_dir, **runtime) == []
     (socket_dir / "uma").mkdir(mode=0o700)
@@ -56,7 +67,9 @@ def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Pa
         assert second.process.poll() is None
 
 
-def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(socket_dir: Path, uma_told: Told) -> None:
+def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(
+    socket_dir: Path, uma_told: RunInProcessText
+) -> None:
     none = uma_told("ps", "--socket", str(socket_dir / "none"))
     assert (none.returncode, none.stdout) == (1, "")
     path = socket_dir / "none"
@@ -74,7 +87,7 @@ def test_a_server_elsewhere_is_found_and_other_programs_are_left_alone(server: S
             other_program.accept()
 
 
-def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path, uma_told: Told) -> None:
+def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path, uma_told: RunInProcessText) -> None:
     with running_server(socket_dir / "s") as server, running_server(socket_dir / "other") as other:
         done = uma_told("stop", "--socket", str(server.socket))
         # It is gone by now: not its parent's wait ends it, and nothing is left in its place.

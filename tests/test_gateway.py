@@ -13,7 +13,7 @@ import httpx
 import pytest
 from http_server import running_gateway
 
-from harness import PATIENCE_SEC, ServerProcess, Told, run_to_end, running_server, uma_command, until
+from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, run_to_end, running_server, uma_command, until
 
 ENDLESS = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
 FEW_TOKENS = 100
@@ -65,13 +65,13 @@ def test_a_gateway_stops_when_it_is_told_to(server: ServerProcess, told: signal.
         assert gateway.process.wait() == code
 
 
-def test_without_a_server_there_is_no_gateway(socket_dir: Path, uma_told: Told) -> None:
+def test_without_a_server_there_is_no_gateway(socket_dir: Path, uma_told: RunInProcessText) -> None:
     done = uma_told("gateway", "--socket", str(socket_dir / "none"), "--http", "127.0.0.1:0")
     assert done.returncode == 1
     assert "no server listens there" in done.stderr
 
 
-def test_a_gateway_stays_on_this_machine_without_keys(server: ServerProcess, uma_told: Told) -> None:
+def test_a_gateway_stays_on_this_machine_without_keys(server: ServerProcess, uma_told: RunInProcessText) -> None:
     done = uma_told("gateway", "--socket", str(server.socket), "--http", "0.0.0.0:0")
     assert done.returncode == 2
     assert "uma key new NAME" in done.stderr

@@ -19,7 +19,7 @@ import pytest
 from http_server import Answered, HttpServer, RawHttp, running_http
 from script_model import write_script_model
 
-from harness import PATIENCE_SEC, ServerProcess, Told, short_directory, start_server, until
+from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
 from uma.cli import main
 from uma.engine.delivery.flow import CREDITS
 from uma.http import page
@@ -430,7 +430,7 @@ def test_a_draining_server_says_so_in_the_form_of_each_dialect(tiny: Path) -> No
         assert server.process.wait() == 0
 
 
-def test_other_addresses_than_loopback_need_keys(socket_dir: Path, uma_told: Told) -> None:
+def test_other_addresses_than_loopback_need_keys(socket_dir: Path, uma_told: RunInProcessText) -> None:
     done = uma_told("run", "--socket", str(socket_dir / "s"), "--http", "0.0.0.0:0")
     assert done.returncode == 2
     assert "uma key new NAME" in done.stderr
@@ -455,7 +455,7 @@ def test_without_keys_an_insecure_server_says_so(socket_dir: Path) -> None:
     ],
 )
 def test_http_that_cannot_start_says_why_in_one_line(
-    flags: tuple[str, ...], words: str, socket_dir: Path, uma_told: Told
+    flags: tuple[str, ...], words: str, socket_dir: Path, uma_told: RunInProcessText
 ) -> None:
     done = uma_told("run", "--socket", str(socket_dir / "s"), *flags)
     assert done.returncode == 2
@@ -463,7 +463,7 @@ def test_http_that_cannot_start_says_why_in_one_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_key_s_name_is_given_once(socket_dir: Path, uma_told: Told) -> None:
+def test_a_key_s_name_is_given_once(socket_dir: Path, uma_told: RunInProcessText) -> None:
     command = ("key", "new", "me", "--keys", str(socket_dir / "k"))
     assert uma_told(*command).returncode == 0
     again = uma_told(*command)

@@ -21,8 +21,8 @@ from harness import (
     BULKY,
     PATIENCE_SEC,
     Raw,
+    RunInProcessText,
     ServerProcess,
-    Told,
     ask,
     clean_environ,
     running_server,
@@ -74,7 +74,7 @@ def test_after_a_kill_the_next_server_takes_the_stale_socket_over(socket_dir: Pa
 
 
 @pytest.fixture
-def refusal(uma_told: Told) -> Callable[..., str]:
+def refusal(uma_told: RunInProcessText) -> Callable[..., str]:
     """Tells what `uma run` says when it does not start; it must be one short message and no traceback."""
 
     def ask(path: Path | str, *flags: str) -> str:

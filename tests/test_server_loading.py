@@ -27,8 +27,8 @@ from harness import (
     PATIENCE_SEC,
     Log,
     Raw,
+    RunInProcessText,
     ServerProcess,
-    Told,
     ask,
     clean_environ,
     uma_command,
@@ -139,7 +139,7 @@ def test_http_answers_as_llama_server_does_and_its_page_is_there(socket_dir: Pat
         raw.close()
 
 
-def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Path, uma_told: Told) -> None:
+def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Path, uma_told: RunInProcessText) -> None:
     with loading(socket_dir / "s", model) as server:
         at = ("--socket", str(server.socket))
         (told,) = json.loads(uma_told("ps", "--json", *at).stdout)

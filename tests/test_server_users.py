@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Raw, ServerProcess, Told, ask, running_server, until
+from harness import Raw, RunInProcessText, ServerProcess, ask, running_server, until
 
 MINE = """
 max_concurrent = 2
@@ -112,7 +112,7 @@ def test_lines_have_the_bounds_too(bounds: Path, socket_dir: Path, tiny: Path) -
     ],
 )
 def test_a_file_of_users_that_cannot_be_read_says_why(
-    bounds: Path, socket_dir: Path, text: str, words: str, uma_told: Told
+    bounds: Path, socket_dir: Path, text: str, words: str, uma_told: RunInProcessText
 ) -> None:
     bounds.write_text(text)
     done = uma_told("run", "--socket", str(socket_dir / "s"), "--socket-users", str(bounds))
