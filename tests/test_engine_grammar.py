@@ -9,23 +9,27 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import jsonschema
 import pytest
 import trio
+import trio.testing
 from engine_world import alone, answer, answers, ask, config_for, tokens_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, schemas
+from llguidance import LLMatcher, LLTokenizer
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import LLM, SamplingParams, open_engine
+from uma.engine.engine import Engine
 from uma.engine.worker.sampling import MAX_FORCED
 from uma.errors import BadRequest
 from uma.llama import backend
-from uma.llama.grammar import GrammarCompiler, GrammarState
+from uma.llama import grammar as module
 from uma.types import GRAMMAR_FIELDS, Grammar, Request, Token
 
 PERSON = {
@@ -221,21 +225,23 @@ async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling, go_on = threading.Barrier(3), threading.Event()
-    compile_grammar = GrammarCompiler.compile
 
-    def slow(compiler: GrammarCompiler, grammar: Grammar, before: str) -> GrammarState:
+    def slow(tokenizer: LLTokenizer, source: str) -> LLMatcher:
         compiling.wait(PATIENCE_SEC)  # for the other one
         assert go_on.wait(PATIENCE_SEC)
-        return compile_grammar(compiler, grammar, before)
+        return LLMatcher(tokenizer, source)
 
     known = [Grammar(json_schema={"const": 1, "description": "x" * size}) for size in (1, 5_000)]
     monkeypatch.setattr(backend, "core_count", lambda: 4)  # one computes, one is Trio's
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         for grammar in known:
             await answer(engine, constrained(grammar))
-        monkeypatch.setattr(GrammarCompiler, "compile", slow)
-        for schema in (PERSON, {"enum": ["new"]}):
+        compiler = Mock(wraps=LLMatcher, side_effect=slow)
+        monkeypatch.setattr(module, "LLMatcher", compiler)
+        # The second of two alike compiles nothing, and leaves the core to the next.
+        for schema in (PERSON, PERSON, {"enum": ["new"]}):
             nursery.start_soon(answer, engine, constrained(Grammar(json_schema=schema)))
+            await trio.testing.wait_all_tasks_blocked()
         await trio.to_thread.run_sync(compiling.wait, PATIENCE_SEC)
         with trio.fail_after(PATIENCE_SEC):
             free = await answer(engine, ask(max_tokens=40))
@@ -243,6 +249,37 @@ async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_
             for grammar in known:
                 assert (await answer(engine, constrained(grammar))).text == "1"
         go_on.set()
+    assert compiler.call_count == 2
+
+
+async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeking, go_on = threading.Event(), threading.Event()
+    refusals: list[str] = []
+
+    def slow(source: str, tokenizer: LLTokenizer) -> str:
+        seeking.set()
+        assert go_on.wait(PATIENCE_SEC)
+        return LLMatcher.validate_grammar(source, tokenizer)
+
+    async def ask_in_vain(engine: Engine) -> None:
+        with pytest.raises(BadRequest) as caught:
+            await answer(engine, constrained(Grammar(json_schema={"properties": {"x": {"contains": {}}}})))
+        refusals.append(caught.value.message)
+
+    monkeypatch.setattr(backend, "core_count", lambda: 4)
+    compiler = Mock(wraps=LLMatcher)
+    compiler.validate_grammar.side_effect = slow
+    monkeypatch.setattr(module, "LLMatcher", compiler)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(ask_in_vain, engine)
+        assert await trio.to_thread.run_sync(seeking.wait, PATIENCE_SEC)
+        assert (await answer(engine, constrained(Grammar(json_schema={"const": 1})))).text == "1"
+        go_on.set()
+    assert refusals[0] == refusals[1]
+    assert refusals[0].startswith("grammar.json_schema.properties.x: ")
 
 
 async def test_a_cancelled_constrained_request_leaves_the_others_alone(tiny: Path) -> None:

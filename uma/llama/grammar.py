@@ -101,12 +101,14 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = Lock()
         self.turn = Lock()
-        """Held while Python code works on a grammar, which takes the GIL from the decode thread: one thread at a time.
-        llguidance lets go of the GIL while it compiles, so grammars are compiled beside each other."""
+        """Held while a thread of its own works on a grammar in Python, which takes the GIL from the decode thread: one
+        such thread at a time. llguidance lets go of the GIL while it compiles, so that is done without: grammars are
+        compiled beside each other, and none waits for all of another's refusal."""
 
-    def kept(self, grammar: Grammar, before: str = "") -> GrammarState | None:
-        """A state at the beginning of `grammar` if that was compiled lately: then `compile` need not be waited for."""
-        key = _key(grammar, before)
+    def kept(self, key: str) -> GrammarState | None:
+        """A state at the beginning of the grammar of a `key_of` if that was compiled lately: then `compile` need not be
+        waited for.
+        """
         with self._lock:
             return self._state(key) if key in self._kept else None
 
@@ -122,10 +124,10 @@ class GrammarCompiler:
         A grammar seen lately is ready at once; another takes milliseconds, large ones up to a second. Raises
         `BadRequest` with the place of what cannot be served.
         """
-        if (state := self.kept(grammar, before)) is not None:
+        key = key_of(grammar, before)
+        if (state := self.kept(key)) is not None:
             return state
         matcher = self._make(grammar, before)
-        key = _key(grammar, before)
         with self._lock:
             self._kept[key] = _Kept(matcher)
             if len(self._kept) > MAX_KEPT:
@@ -149,8 +151,7 @@ class GrammarCompiler:
         if matcher.is_error():
             if before:
                 self._make(grammar)  # says where it cannot be served, if that is its own fault
-            with self.turn:
-                raise _refusal(grammar, matcher.get_error(), tokenizer)
+            raise self._refusal(grammar, matcher.get_error(), tokenizer)
         with self.turn:
             matcher.compute_ff_tokens()
         matcher.compute_bitmask()
@@ -166,6 +167,17 @@ class GrammarCompiler:
         if self._tokenizer is None:
             self._tokenizer = _make_tokenizer(self._vocab)
         return self._tokenizer, _behind(before, source) if before else source
+
+    def _refusal(self, grammar: Grammar, reason: str, tokenizer: LLTokenizer) -> BadRequest:
+        """Says why llguidance does not compile a grammar, and of a schema where."""
+
+        def fails_alike(schema: dict[str, Any]) -> bool:
+            with self.turn:
+                source = _from_schema(schema)
+            return LLMatcher.validate_grammar(source, tokenizer) == reason
+
+        place = "" if grammar.json_schema is None else _place(grammar.json_schema, fails_alike)
+        return BadRequest(f"{_field(grammar)}{place}: {_one_line(reason)}")
 
 
 class GrammarMasks:
@@ -293,21 +305,14 @@ def _field(grammar: Grammar) -> str:
     return f"grammar.{next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)}"
 
 
-def _refusal(grammar: Grammar, reason: str, tokenizer: LLTokenizer) -> BadRequest:
-    """Says why llguidance does not compile a grammar, and of a schema where."""
-    place = _field(grammar)
-    if grammar.json_schema is not None:
-        place += _place(grammar.json_schema, lambda each: _schema_error(each, tokenizer) == reason)
-    return BadRequest(f"{place}: {_one_line(reason)}")
-
-
 def _behind(before: str, source: str) -> str:
     """llguidance's own form of a grammar in which `@held` stands for that of `source`, which is JSON or Lark."""
     held = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
     return json.dumps({"grammars": [{"lark_grammar": before}, {**held, "name": "held"}]})
 
 
-def _key(grammar: Grammar, before: str) -> str:
+def key_of(grammar: Grammar, before: str) -> str:
+    """The same for what `GrammarCompiler.compile` takes for the same grammar."""
     return json.dumps([attrs.asdict(grammar), before])
 
 
@@ -318,10 +323,6 @@ def _literal(text: str) -> str:
 
 def _from_schema(schema: dict[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(for_llguidance(schema, COMPACT))
-
-
-def _schema_error(schema: Any, tokenizer: LLTokenizer) -> str:
-    return LLMatcher.validate_grammar(_from_schema(schema), tokenizer)
 
 
 def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) -> str:

@@ -1,8 +1,8 @@
 """What constrains a request's output, made ready before it is queued: its grammar, its logit bias.
 
 A grammar that is not known yet is compiled in a thread, on a core that computes nothing else where there is one. Its
-own request waits for that, and so do those that come with more new grammars than there are such cores. A request whose
-grammar is known, or that has none, waits for neither.
+own request waits for that, as do others with the same grammar, and those that come with more new grammars than there
+are such cores. A request whose grammar is known, or that has none, waits for neither.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ import trio
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.worker.sequence import Bias
 from uma.errors import BadRequest
-from uma.llama.grammar import GrammarCompiler, GrammarState
+from uma.llama.grammar import GrammarCompiler, GrammarState, key_of
 from uma.llama.vocab import Vocab
 from uma.types import Grammar, SamplingParams
 
 AT_ONCE_CHARS = 4096
 """Maximum size of a grammar that is looked up on the Trio thread, where the text that it forces is tokenized too."""
+
+
+@attrs.define(eq=False)
+class _Compiling:
+    """A grammar that one request compiles and others wait for, without a slot."""
+
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    refusal: str | None = None
+    """Why it cannot be served, once that is known."""
 
 
 class Constraints:
@@ -33,6 +42,8 @@ class Constraints:
         self._vocab = vocab
         self._compiler = GrammarCompiler(vocab)
         self._lanes = LaneLimiter(at_once)
+        self._compiling: dict[str, _Compiling] = {}
+        """By `key_of`."""
 
     async def grammar(
         self, sampling: SamplingParams, before: str = "", lane: int = 0
@@ -42,20 +53,44 @@ class Constraints:
         """
         if sampling.grammar is None:
             return None, []
-        known = (
-            self._known(sampling, before)
-            if _is_short(sampling.grammar)
-            else await trio.to_thread.run_sync(self._known, sampling, before)
-        )
-        if known is not None:
-            return known
-        async with self._lanes.slot(lane):
-            return await trio.to_thread.run_sync(self._begin, sampling, before)
+        while True:
+            key, known = (
+                self._known(sampling, before)
+                if _is_short(sampling.grammar)
+                else await trio.to_thread.run_sync(self._known_in_turn, sampling, before)
+            )
+            if known is not None:
+                return known
+            async with self._lanes.slot(lane):
+                compiling = self._compiling.get(key)
+                if compiling is None:
+                    return await self._compile(key, sampling, before)
+            await compiling.ended.wait()
+            if compiling.refusal is not None:
+                raise BadRequest(compiling.refusal)
 
-    def _known(self, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]] | None:
+    def _known(self, sampling: SamplingParams, before: str) -> tuple[str, tuple[GrammarState, list[int]] | None]:
         assert sampling.grammar is not None
-        state = self._compiler.kept(sampling.grammar, before)
-        return None if state is None else (state, _opening(state, sampling))
+        key = key_of(sampling.grammar, before)
+        state = self._compiler.kept(key)
+        return key, None if state is None else (state, _opening(state, sampling))
+
+    def _known_in_turn(
+        self, sampling: SamplingParams, before: str
+    ) -> tuple[str, tuple[GrammarState, list[int]] | None]:
+        with self._compiler.turn:
+            return self._known(sampling, before)
+
+    async def _compile(self, key: str, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
+        compiling = self._compiling[key] = _Compiling()
+        try:
+            return await trio.to_thread.run_sync(self._begin, sampling, before)
+        except BadRequest as error:
+            compiling.refusal = error.message
+            raise
+        finally:
+            del self._compiling[key]
+            compiling.ended.set()
 
     def _begin(self, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None
