@@ -3,7 +3,7 @@
 llguidance leaves some things open. A key that the model makes up can be written with an escape (`"\\u0061"`), and then
 none of the schema's own names is recognised in it. Such a key can also come twice, and parses to one member. The first
 ends with `ESCAPES`: each string has one spelling. The second is refused where a count of members depends on it. And it
-computes with numbers of 64 or 32 bits: what it would round is refused.
+computes with numbers of 64 or 32 bits: what it would round is refused, and so are multiples that take it minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from math import isfinite, lcm
+from math import gcd, isfinite, lcm
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
@@ -35,6 +35,10 @@ MAX_INTEGER = 2**63 - 1
 """Maximum integer that a grammar describes as one of a range."""
 MAX_UNITS = 10**8
 """Maximum of `multipleOf`, in units of its last decimal place: llguidance computes remainders with 32 bits."""
+MAX_MULTIPLE = 100_000
+"""Maximum of the least whole number that is a multiple of what `multipleOf` says. llguidance searches the remainders,
+which takes 2 s for 99,991 and over a minute for 9,999,991, and cannot be cancelled. A number of one or two digits and
+zeros takes about a second at most."""
 
 
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -61,7 +65,7 @@ EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 OF_NUMBERS = (*EXCLUSIVE, *EXCLUSIVE.values(), "multipleOf")
 """Keywords that say which numbers are valid."""
 _INNER = {"$ref", "multipleOf", *SCHEMAS_BY_NAME, *SCHEMA_LISTS, *SINGLE_SCHEMAS} - {"$defs", "definitions"}
-"""Keywords that say of a number, or of one within the value, of what it is a multiple."""
+"""Keywords that constrain multiples, or lead to a schema that can."""
 _MAPS = (*SCHEMAS_BY_NAME, "dependencies")
 """Keywords whose value has names for its keys; those of `dependencies` can lead to lists of names as well."""
 _VALUES = ("const", "enum", "default", "example", "examples")
@@ -199,8 +203,13 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in (*EXCLUSIVE, *EXCLUSIVE.values()):
         if _is_number(bound := schema.get(word)) and not _is_exact(word, bound, schema):
             yield f"{place}.{word}", f"not available beyond {MAX_EXACT - 1:,}, where llguidance rounds"
-    if _is_number(step := schema.get("multipleOf")) and _units(step, _places(step)) > MAX_UNITS:
-        yield f"{place}.multipleOf", "not available with more than 8 digits, which llguidance rounds"
+    if _is_number(step := schema.get("multipleOf")):
+        places = _places(step)
+        units = _units(step, places)
+        if units > MAX_UNITS:
+            yield f"{place}.multipleOf", "not available with more than 8 digits, which llguidance rounds"
+        elif not _is_quick(least := _least_whole(units, places)):
+            yield f"{place}.multipleOf", f"not available: {_slowness(least)}"
 
 
 def _is_exact(word: str, bound: float, schema: dict[str, Any]) -> bool:
@@ -228,7 +237,25 @@ def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, 
         product, common, largest = min(product * units, MAX_UNITS + 1), lcm(common, units), max(largest, units)
         if min(product, common * largest) > MAX_UNITS:
             return f"{steps[-1][0]}.multipleOf", "not available beside others: llguidance rounds their common multiple"
+    if not _is_quick(least := _least_whole(common, places)):
+        return f"{steps[-1][0]}.multipleOf", f"not available beside others: {_slowness(least)}"
     return None
+
+
+def _least_whole(units: int, places: int) -> int:
+    """The least whole number over 0 that is a multiple of so many units of a decimal place."""
+    return units // gcd(units, 10**places)
+
+
+def _is_quick(least: int) -> bool:
+    return abs(least) <= MAX_MULTIPLE or len(str(abs(least)).rstrip("0")) <= 2
+
+
+def _slowness(least: int) -> str:
+    return (
+        f"the least whole multiple is {least:,}, and one over {MAX_MULTIPLE:,} takes too long to compile unless it is "
+        "one or two digits and zeros"
+    )
 
 
 def _is_intersection(schema: dict[str, Any]) -> bool:
