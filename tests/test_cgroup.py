@@ -28,6 +28,7 @@ V1_APART = (
     "34 31 0:31 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
     "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 )
+UNIFIED_FIRST = "40 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 
 
 def machine(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
@@ -109,6 +110,7 @@ def test_version_1_has_its_limits_in_other_files(tmp_path: Path) -> None:
         (V1_APART, f"3:name=systemd:/\n2:cpuacct:{UNIT}\n1:cpu:{UNIT}", "cpu", "cpuacct"),
         (V1_APART, f"2:cpuacct:{UNIT}/deeper\n1:cpu:{UNIT}", "cpu", "cpuacct"),
         (V1_APART, f"2:cpuacct:/elsewhere\n1:cpu:{UNIT}", "cpu", None),  # counted with others, as one
+        (UNIFIED_FIRST + V1_APART, f"2:cpuacct:{UNIT}\n1:cpu:{UNIT}", "cpu", "cpuacct"),
     ],
 )
 @pytest.mark.parametrize("bounding", [UNIT, "/system.slice"])
@@ -120,7 +122,7 @@ def test_version_1_tells_a_quota_and_what_was_used_of_it_in_one_hierarchy_or_in_
     files |= {f"{cpu}{group}/cpu.cfs_period_us": "100000" for group in quotas}
     used_ns = {"": 9_000_000, "/elsewhere": 8_000_000, "/system.slice": 7_000_000, UNIT: 6_000_000}
     files |= {f"{cpuacct or 'cpuacct'}{group}/cpuacct.usage": str(ns) for group, ns in used_ns.items()}
-    root = machine(tmp_path, f"{own}\n0::/", mounts.format(group="/"), files)
+    root = machine(tmp_path, f"{own}\n0::{UNIT}", mounts.format(group="/"), files)
     assert cgroup.cpu_quota(root) == 2.5
     used_ms = {UNIT: 6.0, "/system.slice": 7.0}[bounding]
     assert cgroup.quota_use(root) == (
@@ -174,7 +176,8 @@ def test_a_container_is_bounded_by_what_it_sees_of_the_groups(
     assert [(each.folder, each.path) for each in found] == [(top / folder, path) for folder, path in bounding]
 
 
-TEXTS = st.text(alphabet="01:/, -acgpuorw2\\\n", max_size=60)
+TEXTS = st.text(alphabet="01:/, -acgporw2\\\n", max_size=60)
+"""Without `u`: a line that names the controller `cpu` puts that one's hierarchy among those told, and rightly so."""
 
 
 @given(TEXTS, TEXTS, st.sampled_from(["", "1:cpu:/a\n", "0::/a\n"]), st.sampled_from(["", V1_APART]))

@@ -89,7 +89,7 @@ class QuotaUse:
     group: Path
     """The folder of the group that has the quota."""
     used_ms: float
-    """CPU time of all its processes since some begin."""
+    """CPU time of all its processes since an arbitrary start."""
 
     def since(self, earlier: QuotaUse | None) -> float | None:
         """Milliseconds used meanwhile; None where another group had the tightest quota then, or none had."""
@@ -126,8 +126,11 @@ def quota_use(root: Path = ROOT) -> QuotaUse | None:
     bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
     if bounding is None or bounding.cpu_quota() == math.inf:
         return None
-    counting = groups(root, "cpuacct") if bounding.version == 1 else (bounding,)
-    used_ms = next((group.cpu_used_ms() for group in counting if group.path == bounding.path), None)
+    if bounding.version == 2:
+        used_ms = bounding.cpu_used_ms()
+    else:
+        alike = (each for each in groups(root, "cpuacct") if each.version == 1 and each.path == bounding.path)
+        used_ms = next((ms for each in alike if (ms := each.cpu_used_ms()) is not None), None)
     return None if used_ms is None else QuotaUse(bounding.folder, used_ms)
 
 
