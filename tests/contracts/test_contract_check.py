@@ -306,6 +306,23 @@ def test_a_server_that_behaves_otherwise_is_found(
     assert not is_proven(claim, Liar(SocketInterview(server.socket), tampers=tampers))
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "is_refusal"),
+    [
+        ("E_PROTO_BAD_REQUEST", "type: cancel is not available", True),
+        ("E_PROTO_BAD_REQUEST", "max_tokens: must be at most 64", False),
+        ("E_LIMIT_OVERLOADED", "8 requests run or wait; cancel one", False),
+    ],
+)
+def test_without_cancel_only_an_error_about_that_is_its_refusal(
+    server: ServerProcess, code: str, message: str, is_refusal: bool
+) -> None:
+    error = Reply(({"event": "error", "code": code, "message": message},))
+    short = Question({"prompt": "a", "max_tokens": 1})
+    liar = Liar(SocketInterview(server.socket), {"cancel": False}, lambda *_: error, lambda _: short)
+    assert is_proven("cancel", liar) == is_refusal
+
+
 def without(name: str) -> Callable[[Question], Question]:
     """A server that takes a field and does nothing with it."""
     return lambda question: Question({each: value for each, value in question.fields.items() if each != name})

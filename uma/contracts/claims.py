@@ -19,6 +19,7 @@ from uma.contracts.chat_proofs import about_chat
 from uma.contracts.embedding_proofs import about_embeddings
 from uma.contracts.proofs import (
     PROMPT,
+    REFUSALS,
     TOKENS,
     TRIES,
     Claim,
@@ -90,7 +91,11 @@ def _cancel(is_declared: bool, max_tokens: int) -> Proof:
     reply = yield attrs.evolve(ask(max_tokens=max_tokens), cancel_after=1)
     if not is_declared:
         demand(reply.last.get("reason") != "cancelled", "ended by a cancel although none is declared")
-        return f"refused: {reply.error}" if reply.error else "ignored: the answer came to its end"
+        if reply.error is None:
+            return "ignored: the answer came to its end"
+        is_refusal = reply.last["code"] in REFUSALS and "cancel" in reply.last["message"]
+        demand(is_refusal, f"failed with {reply.error}, which is no refusal of a cancel")
+        return f"refused: {reply.error}"
     answered(reply)
     demand(reply.last.get("reason") == "cancelled", f"ended by {reply.last.get('reason')}")
     return f"ended after {reply.last['usage']['completion_tokens']} tokens"
