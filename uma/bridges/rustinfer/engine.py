@@ -182,11 +182,11 @@ class RustInferEngine:
         follower: TokenFollower,
         checker: OutputChecker,
     ) -> None:
-        self.times.add(event.metrics.queue_ms, event.metrics.prefill_ms, event.metrics.decode_ms)
         token, rest = follower.finish(event.usage.completion_tokens)
         if token is not None:
             await self._give(caller, request, token, checker)
         checker.check(_last_output(event))
+        self.times.add(event.metrics.queue_ms, event.metrics.prefill_ms, event.metrics.decode_ms)
         if rest:
             await self._send(caller, _token(request, rest, None))
         await self._send(caller, _end(request, event))
