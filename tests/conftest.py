@@ -57,7 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the files in that order: pytest-xdist would begin with those that have the most tests."""
+    """Keep the files in that order: pytest-xdist would begin with those that have the most tests.
+
+    It overrides `--loadscope-reorder`, which is pytest-xdist's default, and one given by hand cannot be told from it.
+    """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
     take_back_signals()

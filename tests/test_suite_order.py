@@ -1,0 +1,12 @@
+"""The order in which the suite's files run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import LONG_FILES
+
+
+def test_every_file_that_comes_first_is_there() -> None:
+    """One that was renamed would run among the others."""
+    assert [name for name in LONG_FILES if not (Path(__file__).parent / f"{name}.py").exists()] == []
