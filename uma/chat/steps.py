@@ -22,7 +22,7 @@ class StepParser(ABC):
         self._parts: list[Part] = []
         self._call: CallReader | None = None
         self._raw = ""
-        """What is text again if that which is read turns out to be no call."""
+        """Text of the current call, given back if it is none."""
         self._pushed_chars = 0
         self._thought_from: int | None = None
         self.thoughts: list[tuple[int, int]] = []

@@ -95,7 +95,7 @@ class LinkStream(trio.abc.Stream):
 
 
 class Http1(H11Protocol):
-    """Hypercorn's HTTP/1.1, whose own answers, to what is no HTTP or no handshake, have an id as all others."""
+    """Hypercorn's HTTP/1.1, whose own answers, to malformed HTTP or an invalid handshake, have an id as all others."""
 
     @classmethod
     def in_place_of(cls, wrapper: ProtocolWrapper) -> Http1:
@@ -136,11 +136,11 @@ class Http1(H11Protocol):
 
 
 class HttpConnection(TCPServer):
-    """Hypercorn's connection, with four ways of its own.
+    """Hypercorn's connection, which differs in four ways.
 
     Sending takes no lock, since posting to a link does not wait. A part of a body can be posted without a task's turn.
     Reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
-    it), so that a hang-up is always noticed. And what is no HTTP is answered with an id.
+    it), so that a hang-up is always noticed. And malformed HTTP is answered with an id.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -45,7 +45,7 @@ class Piece:
     steps: int = 1
     pace_ms: float = 0.0
     lead_ms: float = math.inf
-    """For how long the readers can go on from what they have."""
+    """Time (ms) that the tokens ahead of the readers cover."""
     is_mixed: bool = False
 
 
@@ -111,7 +111,7 @@ class Streams:
 
 
 class PieceSizes:
-    """Chooses the size of a piece from what the cost model has learnt, and sees to it that it learns larger ones."""
+    """Chooses the size of a piece from what the cost model has learnt, and tries larger sizes now and then."""
 
     __slots__ = ("_cost", "_limited", "_waits")
 

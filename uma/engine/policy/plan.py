@@ -193,8 +193,8 @@ class Scheduler:
     def _choose_prefill(
         self, waiting: list[Row], decode: list[Row], state: State, free_cells: int, now_ms: float
     ) -> Prefill:
-        room = min(self.targets.batch_tokens, free_cells)
-        if not waiting or room <= 0:
+        free_tokens = min(self.targets.batch_tokens, free_cells)
+        if not waiting or free_tokens <= 0:
             return NO_PREFILL
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
         pacing = self._pacing(decode, step_ms, state.neighbour_load)

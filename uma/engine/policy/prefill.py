@@ -45,30 +45,30 @@ class PrefillPolicy:
 
     def choose(self, prompts: Prompts, streams: Streams, targets: Targets, free_cells: int) -> Prefill:
         """What to read of `prompts` beside `streams`: something, unless a tick that only decodes comes first."""
-        room = min(targets.batch_tokens, free_cells)
+        free_tokens = min(targets.batch_tokens, free_cells)
         prompts = prompts.replaced(_readable_together(prompts.rows, targets))
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
             tokens = self._sizes.alone(prompts, targets)
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
-            filled = self._in_a_tile(prompts, targets, room)
+            filled = self._in_a_tile(prompts, targets, free_tokens)
             piece = Piece(tokens)
         else:
-            filled = self._in_a_tile(prompts, targets, room)
+            filled = self._in_a_tile(prompts, targets, free_tokens)
             piece = self._sizes.beside(streams, filled, targets, free_cells)
         if piece.tokens >= TILE_TOKENS:
             prompts = filled
-        piece = self._in_one_batch(piece, prompts, streams, targets, room)
-        tokens = min(room - max(0, piece.steps - 1) * len(streams.rows), piece.tokens)
-        return Prefill(piece, _dealt_out(tokens, prompts.rows, targets, is_mixed=piece.is_mixed))
+        piece = self._in_one_batch(piece, prompts, streams, targets, free_tokens)
+        tokens = min(free_tokens - max(0, piece.steps - 1) * len(streams.rows), piece.tokens)
+        return Prefill(piece, _allocate(tokens, prompts.rows, targets, is_mixed=piece.is_mixed))
 
-    def _in_a_tile(self, prompts: Prompts, targets: Targets, room: int) -> Prompts:
+    def _in_a_tile(self, prompts: Prompts, targets: Targets, free_tokens: int) -> Prompts:
         """The same prompts; where they fill no tile, one of them with tokens before its rest that are computed again,
         if a whole tile takes less time. Deep in a conversation that is several times less.
         """
         wanted = prompts.tokens
         extra = TILE_TOKENS - wanted
-        if not targets.rereads or extra <= 0 or room < TILE_TOKENS:
+        if not targets.rereads or extra <= 0 or free_tokens < TILE_TOKENS:
             return prompts
         if len(prompts.rows) > 1 and not targets.mixes_prompts:
             return prompts
@@ -78,13 +78,15 @@ class PrefillPolicy:
         filled = prompts.replaced([_reading_again(row, extra) if row is deepest else row for row in prompts.rows])
         return filled if WORTH_REREADING * filled.ms(TILE_TOKENS) < prompts.ms(wanted) else prompts
 
-    def _in_one_batch(self, piece: Piece, prompts: Prompts, streams: Streams, targets: Targets, room: int) -> Piece:
+    def _in_one_batch(
+        self, piece: Piece, prompts: Prompts, streams: Streams, targets: Targets, free_tokens: int
+    ) -> Piece:
         """The same piece in one batch with a decode step, where that reads more tokens a millisecond than both apart.
 
         Rows and piece then fill what the piece alone would fill: a few tokens more would cost another tile.
         """
         rows, wanted = len(streams.rows), prompts.tokens
-        whole = min(piece.tokens, wanted, room)
+        whole = min(piece.tokens, wanted, free_tokens)
         tokens = whole if whole == wanted and whole + rows <= targets.solo_tokens else whole - rows
         fits = rows + tokens <= targets.batch_tokens and 2 * tokens >= whole
         is_possible = rows > 0 and fits and targets.mixes_prompts
@@ -96,7 +98,7 @@ class PrefillPolicy:
         mixed_ms = self._cost.mixed_ms(rows, streams.used_cells, tokens, prompts.position(tokens))
         feared_ms = apart_ms if mixed_ms is None else mixed_ms
         steps = steps_before_mixed(feared_ms, piece.lead_ms, piece.pace_ms, step_ms) if piece.pace_ms else 0
-        if steps > piece.steps or tokens + steps * rows > room or not self._mixed.choose(mixed_ms, apart_ms):
+        if steps > piece.steps or tokens + steps * rows > free_tokens or not self._mixed.choose(mixed_ms, apart_ms):
             return piece
         return attrs.evolve(piece, tokens=tokens, steps=steps, is_mixed=True)
 
@@ -125,7 +127,7 @@ def _ending_together(rows: list[Row], tokens: int) -> list[Row]:
     return chosen or rows[:1]
 
 
-def _dealt_out(most: int, rows: list[Row], targets: Targets, *, is_mixed: bool) -> tuple[tuple[int, int], ...]:
+def _allocate(most: int, rows: list[Row], targets: Targets, *, is_mixed: bool) -> tuple[tuple[int, int], ...]:
     """At most so many tokens of the rows, in their order; see `Plan.prefill`."""
     chosen: list[tuple[int, int]] = []
     left = most

@@ -37,7 +37,7 @@ class Row(Protocol):
 
     @property
     def rereadable(self) -> int:
-        """Computed tokens at its end that may be computed again, with those that follow (`Scheduler._in_a_tile`)."""
+        """Computed tokens at its end that can be computed again, with those after it (`PrefillPolicy._in_a_tile`)."""
 
     @property
     def target_ttft_ms(self) -> float | None:

@@ -107,7 +107,7 @@ class Neighbours:
 
 @attrs.frozen
 class _Reading:
-    """The kernel's counters at one moment, in milliseconds since some begin."""
+    """The kernel's counters at one moment, in milliseconds since an arbitrary start."""
 
     wall_ms: float
     cpus: frozenset[int]

@@ -125,7 +125,7 @@ class StallWatch:
 
 
 class CpuTime(NamedTuple):
-    """Counters of the kernel, in milliseconds since some begin."""
+    """Counters of the kernel, in milliseconds since an arbitrary start."""
 
     running: float
     """Time of this process's threads on a core."""
