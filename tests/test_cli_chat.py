@@ -371,7 +371,7 @@ def test_a_chat_stays_with_the_model_that_it_began_with(socket_dir: Path, home: 
 
 
 def test_a_chat_in_this_process_needs_no_server(home: Path, tiny: Path) -> None:
-    command = uma_command("chat", "--local", "--model", str(tiny), *LONG)
+    command = uma_command("chat", "--local", "--model", str(tiny), *LONG, "--max-tokens", "30000")
     with Terminal(command, environ_of(home)) as terminal:
         wait_for_prompt(terminal)
         assert "loaded in this process" in terminal.text
