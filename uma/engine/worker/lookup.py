@@ -1,7 +1,7 @@
 """Prompt look-up: what probably comes next in a text, by where its last tokens stood before.
 
 Summaries quote, code edits repeat, JSON lists say the same keys again and again. Where the last three tokens came
-before, what followed then is a guess of what follows now. The guess costs nothing to check: every token that comes,
+before, or at least the last two or one, what followed then is a guess of what follows now. The guess costs nothing to check: every token that comes,
 sampled one by one or verified as a draft, shows whether it was right. So how often guesses hold is known before
 anything was computed for them, by how long the text has agreed with its earlier place so far.
 
@@ -18,23 +18,23 @@ from itertools import chain, islice
 from uma.engine.worker.chances import Chances
 
 NGRAM = 3
-"""Tokens that have to agree before anything is guessed."""
+"""Tokens of which every earlier place is known; of fewer the last place alone."""
 MAX_INDEXED = 16_384
-"""Maximum tokens of the text at hand, its last ones, that are searched: indexing takes 0.3 microseconds each."""
+"""Maximum tokens of the text at hand, its last ones, that are searched: indexing takes half a microsecond each."""
 MAX_PLACES = 8
 """Maximum earlier places that are compared: the one that agrees for longest is followed."""
 MAX_AGREED = 32
 """Tokens up to which it matters for how long a place agreed."""
-AGREED = (5, 8, 16, MAX_AGREED)
+AGREED = (2, NGRAM, 5, 8, 16, MAX_AGREED)
 """Lengths of agreement from which on other chances hold."""
-CHANCES = (0.4, 0.6, 0.75, 0.85, 0.9)
+CHANCES = (0.1, 0.25, 0.4, 0.6, 0.75, 0.85, 0.9)
 """Chance that the next token agrees too, by length of agreement, before any text has shown its own."""
 
 
 class Lookup:
     """One sequence's guesses. Belongs to one thread at a time."""
 
-    __slots__ = ("_agreed", "_chances", "_count", "_last", "_next", "_place", "_source", "_tokens")
+    __slots__ = ("_agreed", "_chances", "_count", "_last", "_next", "_place", "_short", "_source", "_tokens")
 
     def __init__(self, tokens: Sequence[int], usual: Sequence[float] | Chances = CHANCES) -> None:
         """`usual` are the chances that hold before this text has shown its own, by length of agreement."""
@@ -48,6 +48,7 @@ class Lookup:
         for end, ngram in enumerate(zip(*(islice(self._tokens, at, None) for at in range(NGRAM)), strict=False), NGRAM):
             self._next.append(self._last.get(ngram, 0))
             self._last[ngram] = end
+        self._short = _ShortMatches(self._tokens)
         self._source = self._tokens
         """The text that is followed: this one, or another that began in the same way."""
         self._place = 0
@@ -81,6 +82,7 @@ class Lookup:
             self._last[ngram] = len(tokens)
         else:
             self._next.append(0)
+        self._short.take_in(tokens)
         if not self._place or self._place >= len(self._source):
             self._find()
 
@@ -126,6 +128,9 @@ class Lookup:
         tokens, size = self._tokens, len(self._tokens)
         self._source, self._place, self._agreed = tokens, 0, 0
         place = self._next[size] if size < len(self._next) else 0
+        if not place:
+            self._place, self._agreed = self._short.place()
+            return
         for _ in range(MAX_PLACES):
             if not place:
                 return
@@ -135,3 +140,37 @@ class Lookup:
             if agreed > self._agreed:
                 self._place, self._agreed = place, agreed
             place = self._next[place]
+
+
+class _ShortMatches:
+    """Where a text's last one and two tokens stood before."""
+
+    __slots__ = ("_last_one", "_last_two", "_one", "_two")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        size = len(tokens)
+        self._last_one: dict[int, int] = dict(zip(tokens[:-1], range(1, size), strict=False))
+        """Of each token, the index behind its last place."""
+        self._last_two: dict[tuple[int, int], int] = dict(
+            zip(zip(tokens, tokens[1:-1], strict=False), range(2, size), strict=False)
+        )
+        """The same of each two."""
+        self._one = self._two = 0
+        self.take_in(tokens)
+
+    def take_in(self, tokens: Sequence[int]) -> None:
+        """The text has become longer by a token."""
+        size = len(tokens)
+        if size:
+            self._one = self._last_one.get(tokens[-1], 0)
+            self._last_one[tokens[-1]] = size
+        if size > 1:
+            pair = tokens[-2], tokens[-1]
+            self._two = self._last_two.get(pair, 0)
+            self._last_two[pair] = size
+
+    def place(self) -> tuple[int, int]:
+        """The index behind the last place of the text's last two tokens, or of its last one, and how many they are; 0
+        where there is none.
+        """
+        return (self._two, 2) if self._two else (self._one, int(self._one > 0))

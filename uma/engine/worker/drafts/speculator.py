@@ -60,7 +60,7 @@ class Speculator:
         self._n_batch = context.n_batch
         self._mode = mode
         self._drafters = drafters
-        """A row is drafted for by the first that has a guess for it."""
+        """A row is drafted for by the one of whose guess most tokens can be expected to hold, of equals the first."""
         self._metrics = metrics
         self._can_pay_now = False
         """Drafts could pay for the rows of this tick."""
@@ -122,13 +122,13 @@ class Speculator:
         chances: list[Rows[float]] = []
         for sequence in rows:
             most = _most(sequence, room)
-            found: tuple[Drafter | None, Rows[float]] = (None, ())
+            best: tuple[Drafter | None, Rows[float]] = (None, ())
             for drafter in self._drafters if most > 0 else ():
-                if expected := drafter.prospects(sequence, most):
-                    found = drafter, expected
-                    break
-            drafters.append(found[0])
-            chances.append(found[1])
+                expected = drafter.prospects(sequence, most)
+                if sum(expected) > sum(best[1]):
+                    best = drafter, expected
+            drafters.append(best[0])
+            chances.append(best[1])
         return drafters, chances
 
     def _step_ms(self, drafters: Rows[Drafter | None]) -> float:
