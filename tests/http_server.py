@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import subprocess
@@ -138,6 +139,7 @@ def running_http(directory: Path, *flags: str, **environ: str) -> Iterator[HttpS
     """`uma run --http` on a port of the system's choice, ready for clients; ended with the block."""
     with running_server(directory / "http.sock", "--http", "127.0.0.1:0", *flags, **environ) as process:
         yield HttpServer(process, _url(process))
+    _check_crashes(process.log.join())
 
 
 @contextmanager
@@ -152,6 +154,12 @@ def running_gateway(server: ServerProcess, *flags: str) -> Iterator[HttpServer]:
         yield HttpServer(process, _url(process))
     finally:
         process.stop()
+    _check_crashes(process.log.join())
+
+
+def _check_crashes(log: str) -> None:
+    """No connection, request or answer may have met a fault of the server, whatever its clients were told."""
+    assert "crashed" not in log, log
 
 
 def _url(process: ServerProcess) -> str:
@@ -179,6 +187,8 @@ def hosted_http(config: RuntimeConfig) -> Iterator[HostedHttp]:
     """Serve `config`'s model in a thread, ready for clients; ended with the block. `config.http` must have port 0."""
     ready: list[HostedHttp] = []
     is_ready = threading.Event()
+    crashes = _Crashes()
+    logging.getLogger("uma.http").addHandler(crashes)
     ends: list[Callable[[], None]] = []
 
     async def serve() -> None:
@@ -204,4 +214,16 @@ def hosted_http(config: RuntimeConfig) -> Iterator[HostedHttp]:
     finally:
         ready[0].call(ends[0])
         thread.join(PATIENCE_SEC)
+        logging.getLogger("uma.http").removeHandler(crashes)
         assert not thread.is_alive()
+    _check_crashes(crashes.text)
+
+
+class _Crashes(logging.Handler):
+    """Keeps what a server in this process says of its own faults."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "crashed" in record.getMessage():
+            self.text += self.format(record) + "\n"

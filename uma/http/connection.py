@@ -6,32 +6,22 @@ headers, several events) go out in one system call, and a reader that stalls end
 
 from __future__ import annotations
 
-import logging
 import socket
-from typing import Any, cast
+from typing import Any
 
 import h11
 import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.events import EndBody, Response, StreamClosed
-from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.tcp_server import TCPServer
-from starlette.types import Scope
 
-from uma.http.exchange import POST, Header, headers_of, id_of, new_id
+from uma.http.exchange import POST
+from uma.http.protocols import Http1, Protocols
 from uma.net.link import Link
-from uma.net.logfmt import log
-
-logger = logging.getLogger("uma.http")
 
 LINGER_SEC = 1.0
 """After the answer the peer can still be sending its body. Reading on for a moment spares it a broken pipe before it
 has read why."""
-
-
 MAX_READ_BYTES = 65_536
 MAX_PENDING_READS = 4
 """Reads that can wait until Hypercorn takes them; beyond it the client's sending is held up."""
@@ -42,8 +32,12 @@ class LinkStream(trio.abc.Stream):
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.lingers = True
+        """Whether `aclose` waits for the peer's end, where there can be something on its way."""
         self._is_ending = False
+        self._is_read = False
         self._written = trio.Event()
+        self._peer_ended = trio.Event()
 
     @property
     def socket(self) -> socket.socket:
@@ -69,8 +63,17 @@ class LinkStream(trio.abc.Stream):
         await self.link.room()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has come; `b""` where the peer has closed its sending half or is gone."""
-        return await self.link.receive()
+        """What has come; `b""` where the peer has closed its sending half or is gone. Behind the end it is dropped."""
+        self._is_read = True
+        try:
+            while True:
+                data = await self.link.receive()
+                if not data:
+                    self._peer_ended.set()
+                if not (data and self._is_ending):
+                    return data
+        finally:
+            self._is_read = False
 
     async def aclose(self) -> None:
         """Send what is posted, say that there is no more, and close."""
@@ -80,7 +83,8 @@ class LinkStream(trio.abc.Stream):
         self.link.post(b"")
         try:
             await self._written.wait()
-            await self._linger()
+            if self.lingers:
+                await self._linger()
         finally:
             self.link.close()
 
@@ -90,49 +94,9 @@ class LinkStream(trio.abc.Stream):
         except OSError:
             return
         with trio.move_on_after(LINGER_SEC):
-            while await self.link.receive():
-                pass
-
-
-class Http1(H11Protocol):
-    """Hypercorn's HTTP/1.1, whose own answers, to malformed HTTP or an invalid handshake, have an id as all others."""
-
-    @classmethod
-    def in_place_of(cls, wrapper: ProtocolWrapper) -> Http1:
-        """The protocol for a connection on which nothing has been read yet."""
-        return cls(
-            wrapper.app,
-            wrapper.config,
-            wrapper.context,
-            wrapper.task_group,
-            wrapper.state,
-            wrapper.ssl,
-            wrapper.client,
-            wrapper.server,
-            wrapper.send,
-        )
-
-    async def stream_send(self, event: StreamEvent) -> None:
-        """As Hypercorn's, whose stream refuses an invalid WebSocket handshake itself and leaves the connection open."""
-        if isinstance(event, Response) and not any(name == b"x-request-id" for name, _ in event.headers):
-            headers = [*event.headers, *self._noted(event.status_code)]
-            event = Response(event.stream_id, headers, event.status_code)
-        await super().stream_send(event)
-        if isinstance(event, EndBody) and isinstance(self.stream, WSStream):
-            await super().stream_send(StreamClosed(event.stream_id))
-
-    async def _send_error_response(self, status_code: int) -> None:
-        headers = [(b"content-length", b"0"), (b"connection", b"close"), *self._noted(status_code)]
-        headers += self.config.response_headers("h11")
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.EndOfMessage())
-
-    def _noted(self, status_code: int) -> list[Header]:
-        """The headers of an answer that is not the app's, once it is in the log."""
-        # A body can turn bad after its head has reached the app, which logs the same id.
-        id = new_id() if self.stream is None else id_of(cast("Scope", self.stream.scope))
-        log(logger, logging.WARNING, "http.malformed", request=id, status=status_code)
-        return headers_of(id)
+            if not self._is_read:  # else the connection's own task goes on reading
+                await self.receive_some()
+            await self._peer_ended.wait()
 
 
 class HttpConnection(TCPServer):
@@ -140,19 +104,30 @@ class HttpConnection(TCPServer):
 
     Sending takes no lock, since posting to a link does not wait. A part of a body can be posted without a task's turn.
     Reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
-    it), so that a hang-up is always noticed. And malformed HTTP is answered with an id.
+    it), so that a hang-up is always noticed. And it speaks this server's `Protocols`.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, transport: LinkStream) -> None:
+        """`transport`: what the stream is, or what is under its TLS."""
+        self._transport = transport
         super().__init__(*args)
         self.state[POST] = self.post
+
+    @property
+    def protocol(self) -> Protocols:
+        """What it speaks."""
+        return self._protocol
+
+    @protocol.setter
+    def protocol(self, made: ProtocolWrapper) -> None:
+        self._protocol = Protocols(made, self._transport.link.stall_timeout_sec)
 
     def post(self, data: bytes) -> bool:
         """Send a part of the body of the answer that runs. False, and nothing sent, where it must take the app's
         `send`: no answer has begun, the client is behind in reading, or the connection has TLS or HTTP/2.
         """
         stream, protocol = self._plain_stream(), self.protocol.protocol
-        if not isinstance(stream, LinkStream) or stream.link.is_full or not isinstance(protocol, H11Protocol):
+        if not isinstance(stream, LinkStream) or stream.link.is_full or not isinstance(protocol, Http1):
             return False
         http = protocol.connection
         if not isinstance(http, h11.Connection) or http.our_state is not h11.SEND_BODY:
@@ -161,8 +136,6 @@ class HttpConnection(TCPServer):
         return True
 
     async def _read_data(self) -> None:
-        if isinstance(self.protocol.protocol, H11Protocol):
-            self.protocol.protocol = Http1.in_place_of(self.protocol)
         arrived, pending = trio.open_memory_channel[bytes](MAX_PENDING_READS)
 
         async def handle() -> None:
@@ -185,6 +158,11 @@ class HttpConnection(TCPServer):
             if not data:
                 return
             await arrived.send(bytes(data))
+
+    async def _initiate_server_close(self) -> None:
+        """As Hypercorn's, for a connection without requests: its client is not waited for."""
+        self._transport.lingers = False
+        await super()._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         """As Hypercorn's. TLS keeps its way, since encrypting is a step of its own."""

@@ -129,7 +129,8 @@ class HttpService:
                 stream = LinkStream(link)
                 nursery.start_soon(_write, stream, nursery.cancel_scope)
                 await HttpConnection(
-                    self._app, self._http, self._context, ConnectionState({}), self._dressed(stream)
+                    *(self._app, self._http, self._context, ConnectionState({}), self._dressed(stream)),
+                    transport=stream,
                 ).run()
                 nursery.cancel_scope.cancel()
         except Exception:

@@ -1,0 +1,218 @@
+"""Hypercorn's protocols as this server needs them: every answer has an id that is in the log, and a client that errs
+loses its request, not what else runs on its connection.
+
+Hypercorn answers malformed HTTP and invalid WebSocket handshakes itself. Its HTTP/2 raises, which ends the connection
+with a traceback, where a body goes on after its answer and where a path is missing or not ASCII. Where a reader opens
+no window, it keeps whatever comes for it, without a bound.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, cast
+
+import attrs
+import h11
+import trio
+from h2.errors import ErrorCodes
+from h2.events import DataReceived, PriorityUpdated, RequestReceived
+from h2.events import Event as H2Event
+from h2.exceptions import ProtocolError
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, H2Protocol
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
+from starlette.types import Scope
+
+from uma.http.exchange import Header, headers_of, id_of, new_id
+from uma.net.link import FAIR_BYTES
+from uma.net.logfmt import log
+
+logger = logging.getLogger("uma.http")
+
+
+class Protocols(ProtocolWrapper):
+    """The protocol that a connection speaks, which can change from HTTP/1.1 to HTTP/2 with its first bytes."""
+
+    protocol: Http1 | Http2
+
+    def __init__(self, made: ProtocolWrapper, stall_timeout_sec: float) -> None:
+        """In place of the wrapper that Hypercorn has made for a connection on which nothing has been read yet."""
+        self.__dict__.update(made.__dict__)
+        self._stall_timeout_sec = stall_timeout_sec
+        self.protocol = self._http2() if isinstance(made.protocol, H2Protocol) else Http1(*self._arguments())
+
+    async def handle(self, event: Event) -> None:
+        """As Hypercorn's."""
+        upgrade: tuple[Any, ...] = ()
+        try:
+            await self.protocol.handle(event)
+        except H2ProtocolAssumedError as error:
+            data = error.data
+        except H2CProtocolRequiredError as error:
+            data, upgrade = error.data, (error.headers, error.settings)
+        else:
+            return
+        # Outside the block: an error here would bring the request's bytes along, and into the log.
+        self.protocol = self._http2()
+        await self.protocol.initiate(*upgrade)
+        if data:
+            await self.protocol.handle(RawData(data))
+
+    def _http2(self) -> Http2:
+        return Http2(*self._arguments(), stall_timeout_sec=self._stall_timeout_sec)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        names = ("app", "config", "context", "task_group", "state", "ssl", "client", "server", "send")
+        return tuple(getattr(self, name) for name in names)
+
+
+def noted(status: int, stream: Any) -> list[Header]:
+    """The headers of an answer that is not the app's, once it is in the log. `stream`: its request's, or None."""
+    # A body can turn bad after its head has reached the app, which logs the same id.
+    id = new_id() if stream is None else id_of(cast("Scope", stream.scope))
+    log(logger, logging.WARNING, "http.malformed", request=id, status=status)
+    return headers_of(id)
+
+
+def identified(event: Response, stream: Any) -> Response:
+    """The answer, with an id where it has none."""
+    if any(name == b"x-request-id" for name, _ in event.headers):
+        return event
+    return Response(event.stream_id, [*event.headers, *noted(event.status_code, stream)], event.status_code)
+
+
+class Http1(H11Protocol):
+    """Hypercorn's HTTP/1.1."""
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """As Hypercorn's, whose stream refuses an invalid WebSocket handshake itself and leaves the connection open."""
+        if isinstance(event, Response):
+            event = identified(event, self.stream)
+        await super().stream_send(event)
+        if isinstance(event, EndBody) and isinstance(self.stream, WSStream):
+            await super().stream_send(StreamClosed(event.stream_id))
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        try:
+            await super()._create_stream(request)
+        except UnicodeDecodeError:  # in a WebSocket's handshake, before anything has come of it
+            self.stream = None
+            await self._send_error_response(400)
+            await self.send(Closed())
+
+    async def _send_error_response(self, status_code: int) -> None:
+        headers = [(b"content-length", b"0"), (b"connection", b"close"), *noted(status_code, self.stream)]
+        headers += self.config.response_headers("h11")
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+@attrs.define
+class _Wait:
+    """The wait of a stream for its reader."""
+
+    scope: trio.CancelScope
+    unsent_bytes: int
+    """How little must be left before more time is given."""
+    room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+
+class Http2(H2Protocol):
+    """Hypercorn's HTTP/2."""
+
+    def __init__(self, *arguments: Any, stall_timeout_sec: float) -> None:
+        """`stall_timeout_sec`: how long the reader of a stream can take for `FAIR_BYTES` while more waits for it."""
+        super().__init__(*arguments)
+        self._stall_timeout_sec = stall_timeout_sec
+        self._waits: dict[int, _Wait] = {}
+
+    async def handle(self, event: Event) -> None:
+        """As Hypercorn's. At the connection's end nothing waits for a reader any more."""
+        await super().handle(event)
+        if isinstance(event, Closed):
+            for buffer in self.stream_buffers.values():
+                await buffer.close()
+            for wait in self._waits.values():
+                wait.room.unpark_all()
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """As Hypercorn's. A stream whose reader stalls is reset, and its request is cancelled."""
+        id = event.stream_id
+        if isinstance(event, Response):
+            event = identified(event, self.streams.get(id))
+        if isinstance(event, Body | EndBody):
+            await self._send_in_time(event)
+        else:
+            await super().stream_send(event)
+        if isinstance(event, EndBody) and isinstance(self.streams.get(id), WSStream):
+            await super().stream_send(StreamClosed(id))
+
+    async def _send_in_time(self, event: Body | EndBody) -> None:
+        """Waits while more than two frames are unsent, at the end until all is sent."""
+        id, added = event.stream_id, len(event.data) if isinstance(event, Body) else 0
+        with trio.move_on_after(self._stall_timeout_sec) as patience:
+            self._waits[id] = _Wait(patience, self._unsent_bytes(id) + added - FAIR_BYTES)
+            await super().stream_send(event)
+            while isinstance(event, Body) and self._unsent_bytes(id) >= BUFFER_HIGH_WATER:
+                await self._waits[id].room.park()  # Hypercorn's own wait ends where the window is closed
+        del self._waits[id]
+        if patience.cancelled_caught:
+            log(logger, logging.WARNING, "http.stalled", unsent_bytes=self._unsent_bytes(id))
+            self._reset(id, ErrorCodes.CANCEL)
+            await self._flush()
+            await super().stream_send(StreamClosed(id))
+            await self._window_updated(id)  # lets the sending task see that the stream is gone
+
+    async def _send_data(self, stream_id: int) -> None:
+        await super()._send_data(stream_id)
+        if stream_id not in self.stream_buffers and self._is_open(stream_id):  # its body is not wanted any more
+            self._reset(stream_id, ErrorCodes.NO_ERROR)
+            await self._flush()
+        if (wait := self._waits.get(stream_id)) is not None:
+            wait.room.unpark_all()
+            if (unsent := self._unsent_bytes(stream_id)) <= wait.unsent_bytes:
+                wait.unsent_bytes = unsent - FAIR_BYTES
+                wait.scope.deadline = trio.current_time() + self._stall_timeout_sec
+
+    async def _handle_events(self, events: Iterable[H2Event]) -> None:
+        for event in events:
+            if isinstance(event, DataReceived) and event.stream_id not in self.streams:
+                # Its answer has ended. The connection's window is for the other streams.
+                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif not isinstance(event, PriorityUpdated):  # RFC 9113 has no priorities any more: all streams are equal
+                await super()._handle_events([event])
+            if isinstance(event, RequestReceived) and event.stream_id not in self.streams:
+                await self.send(Updated(idle=self.idle))
+        await self._flush()
+
+    async def _create_stream(self, request: RequestReceived) -> None:
+        id = request.stream_id
+        try:
+            if any(name == b":path" for name, _ in request.headers):
+                await super()._create_stream(request)
+                return
+        except UnicodeDecodeError:  # in the path or in a WebSocket's handshake, before anything has come of it
+            del self.streams[id], self.stream_buffers[id]
+            self.priority.remove_stream(id)
+        headers = [(b":status", b"400"), (b"content-length", b"0"), *noted(400, None)]
+        self.connection.send_headers(id, headers + self.config.response_headers("h2"), end_stream=True)
+        if self._is_open(id):
+            self._reset(id, ErrorCodes.NO_ERROR)
+
+    def _unsent_bytes(self, stream_id: int) -> int:
+        buffer = self.stream_buffers.get(stream_id)
+        return 0 if buffer is None else len(buffer.buffer)
+
+    def _is_open(self, stream_id: int) -> bool:
+        stream = self.connection.streams.get(stream_id)
+        return stream is not None and not stream.closed
+
+    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
+        with suppress(ProtocolError):  # it is closed, or the connection is
+            self.connection.reset_stream(stream_id, code)
