@@ -256,6 +256,8 @@ def test_a_schemas_own_white_space_is_kept(vocab: Vocab, compiler: GrammarCompil
         {"enum": ["a", {"b": ["\0"]}]},
         {"enum": [1, {"b": [12_345_678_901_234_567_890]}]},
         {"type": "integer", "maximum": 2**53 + 1},
+        {"type": "integer", "maximum": 2**63},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
         {"minimum": -(2**53) - 3},
         {"type": "integer", "minimum": 1_234_567_890_123_456_800},
         {"type": "integer", "minimum": -(2**63)},
@@ -291,6 +293,11 @@ def test_what_cannot_be_served_exactly_is_refused_with_its_place(
         compiler.compile(Grammar(json_schema=schema))
     assert caught.value.message.startswith('grammar.json_schema.properties["a b"].items.anyOf[1]')
     assert "\n" not in caught.value.message
+
+
+def test_a_refused_range_of_integers_says_which_is_served(compiler: GrammarCompiler) -> None:
+    with pytest.raises(BadRequest, match=r"maximum: not available over 9,223,372,036,854,775,807, .*: name that, or"):
+        compiler.compile(Grammar(json_schema={"type": "integer", "maximum": 2**64 - 1}))
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{place}.{word}", f"not available with integers beyond {MAX_EXACT:,}, which llguidance rounds"
     for word in (*EXCLUSIVE, *EXCLUSIVE.values()):
         if _is_number(bound := schema.get(word)) and not _is_exact(word, bound, schema):
-            yield f"{place}.{word}", f"not available beyond {MAX_EXACT - 1:,}, where llguidance rounds"
+            yield f"{place}.{word}", f"not available {_bound_problem(word, bound, schema)}"
     if _is_number(step := schema.get("multipleOf")):
         places = _places(step)
         units = _units(step, places)
@@ -220,9 +220,15 @@ def _is_exact(word: str, bound: float, schema: dict[str, Any]) -> bool:
         return True
     if word not in EXCLUSIVE or schema.get(EXCLUSIVE[word]) is True:
         return False
-    if word == "maximum" and bound >= MAX_INTEGER and schema.get("type") == "integer":
-        return True  # integers end with `MAX_INTEGER`
+    if word == "maximum" and bound == MAX_INTEGER and schema.get("type") == "integer":
+        return True  # the bound of an integer becomes this one, where as a float it is larger
     return abs(bound) <= MAX_INTEGER and Decimal(repr(float(bound))) == bound == float(bound)
+
+
+def _bound_problem(word: str, bound: float, schema: dict[str, Any]) -> str:
+    if word == "maximum" and bound > MAX_INTEGER and schema.get("type") == "integer":
+        return f"over {MAX_INTEGER:,}, where ranges of integers end in llguidance: name that, or leave {word} out"
+    return f"beyond {MAX_EXACT - 1:,}, where llguidance rounds"
 
 
 def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, str] | None:
