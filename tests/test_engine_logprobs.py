@@ -18,7 +18,17 @@ from hypothesis.extra.numpy import arrays
 from uma import LLM, SamplingParams, open_engine
 from uma.engine.worker import logprobs as module
 from uma.engine.worker import runner
-from uma.engine.worker.logprobs import BLOCK, LEAST, LEAST_BESIDE, Logprober, LogprobReader, hide
+from uma.engine.worker.logprobs import (
+    BLOCK,
+    LEAST,
+    LEAST_BESIDE,
+    REMEMBERED,
+    TRY_EVERY,
+    Logprober,
+    LogprobReader,
+    ReadingTimes,
+    hide,
+)
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
@@ -132,6 +142,24 @@ def test_what_a_helper_reads_is_what_is_read_at_once(
     assert [len(each.top) for each in found[0]] == [20, 0, 1]
 
 
+def test_a_helper_reads_where_that_takes_less_time_and_what_was_slower_is_measured_again() -> None:
+    times = ReadingTimes()
+
+    def beside(steps: int, beside_ms: float, behind_ms: float) -> int:
+        count = 0
+        for _ in range(steps):
+            is_beside = times.is_better_beside(8)
+            times.learn(8, beside_ms if is_beside else behind_ms, is_beside=is_beside)
+            count += is_beside
+        return count
+
+    assert beside(2 * REMEMBERED, 3.0, 2.0) == REMEMBERED
+    assert beside(TRY_EVERY, 3.0, 2.0) == 1
+    assert beside(REMEMBERED * TRY_EVERY, 1.0, 2.0) >= REMEMBERED // 2
+    assert beside(TRY_EVERY, 1.0, 2.0) == TRY_EVERY - 1
+    assert times.is_better_beside(4), "of another number of rows nothing is known"
+
+
 @pytest.mark.parametrize(("least", "threads"), [(LEAST_BESIDE, 1), (0, 2)], ids=["at once", "beside"])
 async def test_they_are_the_models_own_before_anything_is_changed_or_cut(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, least: int, threads: int
@@ -157,6 +185,26 @@ async def test_asking_for_them_changes_no_token_and_asks_nothing_of_others(tiny:
     assert without.token_ids == beside.token_ids
     assert {token.logprobs for token in without.tokens} == {None}
     assert without.finished.logprobs is None
+
+
+async def test_the_rows_that_ask_are_read_all_at_once_and_no_other(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, sizes = LogprobReader.read, list[int]()
+
+    def counted(reader: LogprobReader, logits: npt.NDArray[np.float32], *more: Any) -> None:
+        sizes.append(len(logits))
+        read(reader, logits, *more)
+
+    monkeypatch.setattr(LogprobReader, "read", counted)
+    plain = [ask(tokens_for(seed, 20), 30, temperature=1, seed=seed) for seed in range(2)]
+    asking = [ask(tokens_for(seed, 20), 30, logprobs=seed) for seed in range(2)]
+    async with open_engine(config_for(tiny)) as engine:
+        await answers(engine, plain)
+        assert not sizes
+        await answers(engine, [*plain, *asking])
+    assert sum(sizes) == 2 * 30
+    assert max(sizes) == 2
 
 
 async def test_an_answer_that_is_not_streamed_has_all_of_them(tiny: Path) -> None:

@@ -2,13 +2,14 @@
 
 They are those of temperature 1, read from the logits before anything changes them. A vocabulary's worth of numbers for
 each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic,
-and rows are copied only where more than a few of their logits will change. Where there is much to read a helper thread
-reads it while the decode thread chooses the tokens: samplers and numpy compute without the GIL, on cores that are idle
-until the next batch.
+and rows are copied only where more than a few of their logits will change. They are read behind the choice of the tokens;
+or, where that takes less time, a helper thread reads them beside it: samplers and numpy compute without the GIL, on cores
+that are idle until the next batch.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from uma.engine.clock import now_ms
 from uma.llama.vocab import Vocab
 from uma.types import Logprobs, TokenLogprob
 
@@ -30,6 +32,10 @@ CACHED_LOGITS = 131_072
 cache."""
 LEAST_BESIDE = 65_536
 """Minimum logits that the helper thread reads: fewer, about 0.1 ms of work, are not worth the way there and back."""
+REMEMBERED = 5
+"""Steps whose median time tells how long a way of reading takes."""
+TRY_EVERY = 64
+"""Interval, in steps, at which the slower way is measured again: cores are idle at one time, and spin at another."""
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.intp]
@@ -194,6 +200,30 @@ class LogprobReader:
         return np.concatenate(every_row), np.concatenate(every_token), np.concatenate(every_logit)
 
 
+class ReadingTimes:
+    """Whether the helper thread reads a step's rows: where choosing the tokens and reading took less time with it.
+
+    A compute thread of llama.cpp that spins, a core of which another hyperthread computes, and the GIL can make it slower.
+    """
+
+    def __init__(self) -> None:
+        self._took_ms: dict[tuple[int, bool], deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        """By the number of rows, and with the helper or without it."""
+        self._steps = 0
+
+    def is_better_beside(self, rows: int) -> bool:
+        """Whether the helper reads so many rows in the next step."""
+        beside, behind = self._took_ms[rows, True], self._took_ms[rows, False]
+        if len(beside) < REMEMBERED or len(behind) < REMEMBERED:
+            return len(beside) <= len(behind)
+        self._steps += 1
+        return (sorted(beside)[REMEMBERED // 2] < sorted(behind)[REMEMBERED // 2]) is not (self._steps % TRY_EVERY == 0)
+
+    def learn(self, rows: int, ms: float, *, is_beside: bool) -> None:
+        """Take in what a step took."""
+        self._took_ms[rows, is_beside].append(ms)
+
+
 class Logprober:
     """What `LogprobReader` reads, as the words of `uma.types`. Belongs to one thread, which calls `begin`, chooses
     tokens, and calls `wait` before it asks what is `told`, or computes the next logits.
@@ -208,24 +238,31 @@ class Logprober:
         """Whether a helper thread would find a core; else the caller's thread reads the rows."""
         self._helper: ThreadPoolExecutor | None = None
         self._job: Future[None] | None = None
-        self._work: tuple[Floats, Sequence[int], Hidden | None]
-        """What the job reads."""
+        self._work: tuple[Floats, Sequence[int], Hidden | None] | None = None
+        """What was begun."""
+        self._times = ReadingTimes()
+        self._began_ms = 0.0
 
     def begin(self, logits: Floats, counts: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Start reading these rows, each with so many of its likeliest tokens. They must stay as they are until the
-        last question about them.
+        """These rows are asked, each with so many of its likeliest tokens: read now by the helper thread, or at `wait`.
+        But for what is hidden, they must stay as they are until the last question about them.
         """
         self._drop()
-        if logits.size < LEAST_BESIDE or not self.has_idle_cores:
-            self._read(logits, counts, hidden)
+        self._work = logits, counts, hidden
+        if not self._can_be_beside(logits):
+            return
+        self._began_ms = now_ms()
+        if not self._times.is_better_beside(len(logits)):
             return
         if self._helper is None:  # made on first use: where none are asked for, there is no thread
             self._helper = ThreadPoolExecutor(1, thread_name_prefix="uma-logprobs")
-        self._work = logits, counts, hidden
         self._job = self._helper.submit(self._read, *self._work)
 
+    def _can_be_beside(self, logits: Floats) -> bool:
+        return self.has_idle_cores and logits.size >= LEAST_BESIDE
+
     def read(self, logits: Floats, counts: Sequence[int]) -> None:
-        """What `begin` starts, at once."""
+        """Take in these rows at once."""
         self._drop()
         self._read(logits, counts, None)
 
@@ -236,21 +273,27 @@ class Logprober:
 
     def _drop(self) -> None:
         """End what was started for a step that a fault has ended."""
-        job, self._job = self._job, None
+        job, self._job, self._work = self._job, None, None
         if job is not None and not job.cancel():
             job.exception()
 
     def wait(self) -> None:
-        """Until what `begin` has started is done; what the helper has not come to is done here. Harmless when nothing
-        was started.
+        """Until the rows are read: what the helper has not come to is read here, when no token needs to be hidden any
+        more. Harmless when nothing was begun.
         """
         job, self._job = self._job, None
-        if job is None:
+        work, self._work = self._work, None
+        if work is None:
             return
-        if job.cancel():
-            self._read(*self._work)
-        else:
+        logits, counts, hidden = work
+        if job is not None and not job.cancel():
             job.result()
+        else:
+            if hidden is not None:
+                logits[np.ix_(hidden.rows, hidden.tokens)] = hidden.logits
+            self._read(logits, counts, None)
+        if self._can_be_beside(logits):
+            self._times.learn(len(logits), now_ms() - self._began_ms, is_beside=job is not None)
 
     def close(self) -> None:
         """End the helper thread. Harmless when repeated."""
