@@ -112,6 +112,13 @@ SERVED: dict[str, dict[str, Any]] = {
         "items": False,
         "minItems": 2,
     },
+    "uniqueItems that need not be": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "null"}, "uniqueItems": False, "maxItems": 2},
+        "uniqueItems": False,
+        "minItems": 2,
+        "maxItems": 2,
+    },
     "$anchor": {
         "$defs": {"x": {"$anchor": "here", "type": "null"}},
         "prefixItems": [{"$ref": "#here"}],

@@ -74,22 +74,24 @@ _VALUES = ("const", "enum", "default", "example", "examples")
 
 def for_llguidance(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, Any]:
     """A schema without a `problem` as llguidance is given it: its own `x-guidance` wins over `style`."""
-    return {**_with_formats(schema), "x-guidance": {**style, **schema.get("x-guidance", {})}}
+    return {**_adapted(schema), "x-guidance": {**style, **schema.get("x-guidance", {})}}
 
 
-def _with_formats(schema: Any) -> Any:
+def _adapted(schema: Any) -> Any:
     if isinstance(schema, list | tuple):
-        return [_with_formats(each) for each in schema]
+        return [_adapted(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     made = dict(schema)
     for word in SCHEMAS_BY_NAME:
         if isinstance(named := schema.get(word), dict):
-            made[word] = {name: _with_formats(each) for name, each in named.items()}
+            made[word] = {name: _adapted(each) for name, each in named.items()}
     # Within `not` or `if` a stricter schema makes the whole looser, but llguidance refuses both.
     for word in (*SCHEMA_LISTS, *SINGLE_SCHEMAS):
         if word in schema:
-            made[word] = _with_formats(schema[word])
+            made[word] = _adapted(schema[word])
+    if schema.get("uniqueItems") is False:
+        del made["uniqueItems"]  # it says nothing, and llguidance knows neither value
     form, also = schema.get("format"), made.get("allOf", [])
     if isinstance(form, str) and form in _STRICTER and isinstance(also, list):
         made["allOf"] = [*also, {"pattern": _STRICTER[form]}]
