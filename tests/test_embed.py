@@ -7,6 +7,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
@@ -247,6 +248,19 @@ async def test_a_stream_beside_embeddings_loses_nothing(tiny: Path) -> None:
                 nursery.start_soon(tell, f"beside-{index}")
         assert told == [alone] * 3
         assert np.allclose(np.array(answers[0].vectors), np.array(vectors), atol=1e-5)
+
+
+async def test_the_context_for_embeddings_is_made_by_the_first_request_for_one(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock(wraps=Context)
+    monkeypatch.setattr("uma.engine.embeddings.Context", made)
+    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024)) as engine:
+        await story(engine, "before")
+        assert made.call_count == 0
+        for _ in range(2):
+            await engine.embed(EmbedRequest("e", texts=["a fox"]))
+        assert made.call_count == 1
 
 
 async def test_a_small_request_overtakes_a_large_one_and_a_cancelled_one_leaves_nothing(tiny: Path) -> None:

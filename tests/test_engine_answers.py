@@ -59,6 +59,16 @@ async def test_the_prompt_is_read_once(tiny: Path) -> None:
     assert got.finished.usage.completion_tokens == len(got.tokens) == 8 * 25
 
 
+async def test_answers_share_the_cells_of_their_prompt(tiny: Path) -> None:
+    """Eight copies of the prompt would not fit."""
+    async with open_engine(config_for(tiny, n_ctx=1_024, kv_unified="on")) as engine:
+        got = await answer(engine, request(8, tokens=600))
+        metrics = await settled(engine)
+    assert [len(each) for each in by_answer(got)] == [25] * 8
+    assert (metrics["preemptions_total"], metrics["kv_retries_total"]) == (0, 0)
+    assert metrics["prefill_tokens_total"] - metrics["reread_tokens_total"] <= 600 + 8 + 1
+
+
 async def test_what_is_not_streamed_comes_as_answers_in_order(tiny: Path) -> None:
     async with open_engine(config_for(tiny, n_ctx=4_096)) as engine:
         streamed = await answer(engine, request())

@@ -6,13 +6,15 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import attrs
 import jsonschema
+import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 import trio.testing
@@ -30,6 +32,9 @@ from uma.engine.worker.sampling import MAX_FORCED
 from uma.errors import BadRequest
 from uma.llama import backend
 from uma.llama import grammar as module
+from uma.llama.batch import Batch
+from uma.llama.context import Context
+from uma.llama.grammar import GrammarMasks, GrammarState
 from uma.types import GRAMMAR_FIELDS, Grammar, Request, Token
 
 PERSON = {
@@ -280,6 +285,50 @@ async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought
         go_on.set()
     assert refusals[0] == refusals[1]
     assert refusals[0].startswith("grammar.json_schema.properties.x: ")
+
+
+async def test_masks_of_all_rows_are_computed_beside_their_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, asked, made = Context.decode, threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    class Watched(GrammarMasks):
+        def begin(self, states: Sequence[GrammarState], drafts: Sequence[list[int]] | None = None) -> None:
+            asked.set()
+            made.clear()
+            super().begin(states, drafts)
+
+        def _fill(self, states: Sequence[GrammarState], drafts: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+            sizes.append(len(states))
+            found = super()._fill(states, drafts)
+            made.set()
+            return found
+
+        def wait(self) -> npt.NDArray[np.float32]:
+            assert not asked.is_set(), "they were asked for behind the batch"
+            return super().wait()
+
+    def until_made(context: Context, batch: Batch) -> int:
+        code = decode(context, batch)
+        if asked.is_set():
+            assert made.wait(PATIENCE_SEC)
+            asked.clear()
+        return code
+
+    monkeypatch.setattr("uma.engine.worker.sampling.GrammarMasks", Watched)
+    monkeypatch.setattr(Context, "decode", until_made)
+    async with open_engine(config_for(tiny)) as engine:
+        got = await answers(engine, [constrained(Grammar(regex="[a-z]{30}"), seed, min_tokens=30) for seed in range(3)])
+        batches = engine.snapshot()["batch_calls_total"]
+    assert [len(each.text) for each in got] == [30] * 3
+    assert max(sizes) == 3
+    assert len(sizes) <= batches
+
+
+def test_a_grammar_has_exactly_one_form() -> None:
+    with pytest.raises(ValueError, match="grammar: give exactly one of json_schema, .*; none was given"):
+        Grammar()
+    with pytest.raises(ValueError, match="exactly one of .*; these came: json_object, regex"):
+        Grammar(regex="a", json_object=True)
 
 
 async def test_a_cancelled_constrained_request_leaves_the_others_alone(tiny: Path) -> None:

@@ -16,6 +16,8 @@ from uma import LLM, Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.intake.features import MAX_PROMPT_LOGPROBS
 from uma.errors import BadRequest
+from uma.llama.batch import Batch
+from uma.llama.context import Context
 from uma.types import Event, Finished, Prompt, Token
 
 
@@ -70,6 +72,22 @@ async def test_a_cached_prompt_is_computed_again_for_them_and_gives_the_same_ans
     (last,) = [event for event in rest if isinstance(event, Finished)]
     assert last.usage.cached_tokens == 0
     assert (await answer(engine, ask(prompt, 5))).finished.usage.cached_tokens > 0, "and it is cache for others"
+
+
+async def test_logits_of_the_prompt_are_computed_only_where_they_are_asked(
+    engine: Engine, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, outputs = Context.decode, list[int]()
+
+    def counted(context: Context, batch: Batch) -> int:
+        outputs.append(batch.n_outputs)
+        return decode(context, batch)
+
+    monkeypatch.setattr(Context, "decode", counted)
+    await answer(engine, ask(prompt, 3, echo=True, logprobs=2))
+    assert sum(outputs) == 3
+    await answer(engine, ask(prompt, 3, prompt_logprobs=0))
+    assert sum(outputs) == 3 + len(prompt) - 1 + 3
 
 
 async def test_echo_alone_tells_the_prompt_and_uses_the_cache(engine: Engine) -> None:

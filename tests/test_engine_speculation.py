@@ -15,6 +15,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, settle
 
 from models import Kind, write_encoder, write_model
 from uma import Request, RuntimeConfig, open_engine
+from uma.engine.worker.runner import ModelRunner
 from uma.protocol.codec import encode_event
 from uma.protocol.frames import HEADER_BYTES
 from uma.protocol.messages import EosEvent
@@ -167,6 +168,36 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
     assert counters["requests_cancelled"] == 3
     assert counters["preemptions_total"] > 0, "there was no pressure"
     assert counters["draft_accepted_total"] > 0
+
+
+async def test_nothing_is_drafted_while_another_prompt_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    def logged(name: str) -> Callable[..., Any]:
+        method = getattr(ModelRunner, name)
+
+        def call(runner: ModelRunner, *args: Any, **more: Any) -> Any:
+            log.append(name)
+            return method(runner, *args, **more)
+
+        return call
+
+    for name in ("verify", "prefill", "mixed"):
+        monkeypatch.setattr(ModelRunner, name, logged(name))
+    long = ask(few_letters(1), 1_500, id="long", logit_bias={str(token): 20.0 for token in range(97, 100)})
+    async with open_engine(config_for(tiny, speculate="always", n_batch=64, n_ubatch=64)) as engine:
+        async with engine.generate(long) as stream:
+            while "verify" not in log:
+                await stream.__anext__()
+            del log[:]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer, engine, ask(tokens_for(1, 500), 30))
+                async for _ in stream:
+                    pass
+    pieces = [index for index, name in enumerate(log) if name != "verify"]
+    assert len(pieces) > 4
+    assert "verify" not in log[pieces[0] : pieces[-1]]
+    assert "verify" in log[pieces[-1] :]
 
 
 async def test_what_another_sequence_went_on_with_is_drafted_and_a_next_turn_is_exact(tiny: Path) -> None:
