@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import attrs
 import trio
+import trio.testing
 
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, running_server, uma_command
 from uma.config import RuntimeConfig
@@ -180,6 +181,10 @@ class HostedHttp:
     def call(self, what: Callable[[], T]) -> T:
         """Call `what` in the Trio thread."""
         return trio.from_thread.run_sync(what, trio_token=self._token)
+
+    def settle(self) -> None:
+        """Wait until no task of the Trio thread has anything to do."""
+        trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=self._token)
 
 
 @contextmanager

@@ -101,6 +101,13 @@ def test_ollama_s_client_chats_and_generates(llama: ollama.Client) -> None:
     assert generated.response == whole.message.content
 
 
+def test_openai_s_client_sees_the_model(client: openai.OpenAI) -> None:
+    assert [each.id for each in client.models.list()] == ["UMA Story 3.5M"]
+    assert client.models.retrieve("builtin").id == "builtin"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
 def test_ollama_s_client_sees_the_model(llama: ollama.Client) -> None:
     (model,) = llama.list().models
     assert model.model == "UMA Story 3.5M"

@@ -88,31 +88,34 @@ IMPOSSIBLE = {"type": "object", "properties": {"kind": {"not": {"const": 1}}}}
 """A schema that no grammar describes."""
 
 
+WRAPPED = {"type": "json_schema", "json_schema": {"name": "x", "schema": IMPOSSIBLE}}
+FLAT = {"type": "json_schema", "name": "x", "schema": IMPOSSIBLE}
+
+
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "schema"),
     [
         (
             "/v1/chat/completions",
-            {
-                "messages": turns("x"),
-                "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": IMPOSSIBLE}},
-            },
+            {"messages": turns("x"), "response_format": WRAPPED},
+            "response_format.json_schema.schema",
         ),
-        (
-            "/v1/responses",
-            {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": IMPOSSIBLE}}},
-        ),
-        ("/api/chat", {"messages": turns("x"), "format": IMPOSSIBLE}),
-        ("/api/generate", {"prompt": "x", "format": IMPOSSIBLE}),
-        ("/completion", {"prompt": "x", "json_schema": IMPOSSIBLE}),
+        ("/v1/completions", {"prompt": "x", "response_format": WRAPPED}, "response_format.json_schema.schema"),
+        ("/v1/responses", {"input": "x", "text": {"format": FLAT}}, "text.format.schema"),
+        ("/api/chat", {"messages": turns("x"), "format": IMPOSSIBLE}, "format"),
+        ("/api/generate", {"prompt": "x", "format": IMPOSSIBLE}, "format"),
+        ("/completion", {"prompt": "x", "json_schema": IMPOSSIBLE}, "json_schema"),
     ],
 )
-def test_a_schema_is_enforced_or_refused_with_the_place_in_it(
-    http_server: HttpServer, path: str, body: dict[str, Any]
+def test_a_schema_is_enforced_or_refused_with_its_place_in_the_body(
+    http_server: HttpServer, path: str, body: dict[str, Any], schema: str
 ) -> None:
     refused = http_server.ask("POST", path, body)
-    assert refused.status == 400
-    assert "properties.kind" in str(refused.json["error"])
+    place = f"{schema}.properties.kind"
+    message = refused.json["error"] if path.startswith("/api/") else refused.json["error"]["message"]
+    assert (refused.status, message.startswith(f"{place}: ")) == (400, True), message
+    if path.startswith("/v1/"):
+        assert refused.json["error"]["param"] == place
 
 
 def test_tokens_can_be_counted_and_turned_back_into_text(http_server: HttpServer) -> None:

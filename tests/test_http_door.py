@@ -16,7 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_server import Answered, HttpServer, RawHttp, running_http
+from engine_world import config_for
+from http_server import Answered, HttpServer, RawHttp, hosted_http, running_http
 from script_model import write_script_model
 
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
@@ -227,6 +228,16 @@ def test_an_allowed_origin_may_send_with_its_key(locked: HttpServer, keys: dict[
     assert "access-control-allow-credentials" not in answer.headers
 
 
+def test_any_origin_may_send_where_all_are_allowed(tiny: Path) -> None:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", http_cors="*")) as hosted:
+        raw = RawHttp(hosted.port)
+        wish = {"origin": "https://any.example", "access-control-request-method": "POST"}
+        assert raw.ask("OPTIONS", "/v1/completions", **wish).headers["access-control-allow-origin"] == "*"
+        answer = raw.ask("POST", "/v1/completions", SMALL, origin="https://any.example")
+        raw.close()
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
 def test_the_server_s_own_page_may_send(locked: HttpServer, keys: dict[str, str]) -> None:
     own = {"host": "localhost:5", "origin": "http://localhost:5"}
     assert locked.ask("POST", "/v1/completions", SMALL, **own, **bearer(keys, "free")).status == 200
@@ -235,6 +246,15 @@ def test_the_server_s_own_page_may_send(locked: HttpServer, keys: dict[str, str]
 def test_a_body_over_the_limit_is_refused_before_it_is_read(locked: HttpServer, keys: dict[str, str]) -> None:
     with locked.connect() as raw:
         raw.send("POST", "/v1/completions", b"x", **{**bearer(keys, "free"), "content-length": "1000000000"})
+        assert raw.answer().status == 413
+        assert raw.is_closed()
+
+
+def test_a_client_that_is_still_sending_its_body_learns_why_it_is_refused(
+    locked: HttpServer, keys: dict[str, str]
+) -> None:
+    with locked.connect() as raw:
+        raw.send("POST", "/v1/completions", bytes(4_000_000), **bearer(keys, "free"))
         assert raw.answer().status == 413
         assert raw.is_closed()
 

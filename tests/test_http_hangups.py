@@ -6,14 +6,20 @@ How soon is told in tokens: those that were computed between a look at the count
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import HttpServer, RawHttp, running_http
+import trio
+from engine_world import config_for
+from http_server import HttpServer, RawHttp, hosted_http, running_http
 
-from harness import short_directory, until
+from harness import PATIENCE_SEC, short_directory, until
+from uma.engine import Engine
+from uma.http.page.renderer import Renderer
+from uma.types import Request
 
 LONG = 30_000
 """More tokens than any test waits for: a request that is not cancelled would be seen running."""
@@ -127,6 +133,59 @@ def test_all_prompts_of_a_request_are_cancelled_together(server: HttpServer) -> 
         raw.send("POST", "/v1/completions", endless(prompt=["a", "b", "c"]))
         until(lambda: running(server), lambda n: n == 3)
     assert cancelled_since(server, before) == 3
+
+
+class Waiting:
+    """An engine that never has done tokenizing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.running = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def tokenize(self, request: Request) -> None:
+        self.running += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.running -= 1
+
+
+def test_tokenizing_ends_with_its_client(tiny: Path) -> None:
+    talk = {"messages": [{"role": "user", "content": "a"}]}
+    asked: dict[str, Any] = {"/tokenize": {"content": "a"}, "/detokenize": {"tokens": [300]}}
+    asked |= {"/apply-template": talk, "/v1/messages/count_tokens": talk}
+    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted:
+        waiting: Any = Waiting(hosted.engine)
+        hosted.call(lambda: hosted.gateway.be_ready(waiting))
+        for path, body in asked.items():
+            raw = RawHttp(hosted.port)
+            raw.send("POST", path, body)
+            until(lambda: waiting.running, lambda count: count == 1)
+            raw.close()
+            until(lambda: waiting.running, lambda count: count == 0)
+
+
+def test_texts_are_rendered_no_longer_than_their_client_is_there(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered, is_rendering, may_go_on = [], threading.Event(), threading.Event()
+
+    def render(_: Renderer, text: str) -> list[str]:
+        rendered.append(text)
+        is_rendering.set()
+        assert may_go_on.wait(PATIENCE_SEC)
+        return [text]
+
+    monkeypatch.setattr(Renderer, "render", render)
+    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted:
+        raw = RawHttp(hosted.port)
+        raw.send("POST", "/ui/api/markdown", {"texts": ["a", "b", "c"]})
+        assert is_rendering.wait(PATIENCE_SEC)
+        raw.close()
+        hosted.settle()  # the server has seen it
+        may_go_on.set()
+    assert rendered == ["a"]
 
 
 def test_a_connection_serves_again_after_a_stream_and_after_an_error(server: HttpServer) -> None:

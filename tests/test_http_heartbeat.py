@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,10 +18,12 @@ from starlette.types import Message, Scope
 
 from harness import short_directory
 from models import write_model
-from uma.engine import open_engine
+from uma.engine import Engine, open_engine
+from uma.errors import BadRequest
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC
+from uma.types import Request
 
 PROMPT = "x" * 60_000
 """With this model a CPU of any kind reads on it for longer than a stream is silent: 2 TFLOP for one thread."""
@@ -54,6 +58,64 @@ def progress(chunks: Iterator[bytes]) -> tuple[int, int]:
     raise AssertionError("the prompt was read before its stream said anything")
 
 
+class Old:
+    """An engine that says nothing to a request, and does not know what is asked of newer ones."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def activity(self) -> None:
+        raise BadRequest("type: unknown")
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[AsyncIterator[None]]:
+        async def silence() -> AsyncIterator[None]:
+            await trio.sleep_forever()
+            yield
+
+        stream: Any = Tapped()
+        stream.events = silence()
+        yield stream
+
+
+class Tapped:
+    """A stream without a meter."""
+
+    events: AsyncIterator[None]
+    tap: Any = None
+
+    def __aiter__(self) -> AsyncIterator[None]:
+        return self.events
+
+
+def scope_and_body() -> tuple[Scope, Message]:
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
+    body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    return scope, {"type": "http.request", "body": json.dumps(body).encode()}
+
+
+async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it_lives(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    scope, message = scope_and_body()
+    ask, asked = trio.open_memory_channel[Message](1)
+    ask.send_nowait(message)
+    said, heard = trio.open_memory_channel[Message](100)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        source: Any = Old(engine)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+        for _ in range(3):
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HEARTBEAT_SEC)
+            while (told := await heard.receive())["type"] != "http.response.body":
+                pass
+            assert told["body"] == b": waiting\n\n"
+        nursery.cancel_scope.cancel()
+
+
 class Steps(trio.abc.Instrument):
     """Counts what all tasks do."""
 
@@ -66,10 +128,9 @@ class Steps(trio.abc.Instrument):
 async def test_a_reader_that_takes_nothing_costs_no_turn_of_the_loop(
     tiny: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
-    body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    scope, body = scope_and_body()
     ask, asked = trio.open_memory_channel[Message](1)
-    ask.send_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+    ask.send_nowait(body)
     is_writing = trio.Event()
 
     async def take_nothing(message: Message) -> None:

@@ -192,8 +192,10 @@ def test_log_probabilities_of_responses_are_those_of_the_chat_streamed_or_not(cl
 
 def test_a_response_echoes_what_held(client: openai.OpenAI) -> None:
     asked: Any = {"model": "builtin", "input": "x", "max_output_tokens": 1}
-    said = client.responses.create(**asked, reasoning={"effort": "none"}, temperature=0.5, top_p=0.75)
+    given: Any = {"temperature": 0.5, "top_p": 0.75, "metadata": {"topic": "foxes"}}
+    said = client.responses.create(**asked, reasoning={"effort": "none"}, **given)
     assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (0.5, 0.75, "none")
+    assert said.metadata == {"topic": "foxes"}
     said = client.responses.create(**asked, reasoning={"effort": "high"})
     assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (1.0, 1.0, None)
 

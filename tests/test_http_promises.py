@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engine_world import config_for
+from http_bodies import BODIES
 from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import short_directory, until
@@ -58,6 +59,8 @@ def test_a_field_that_is_not_known_is_named_in_a_header(server: HttpServer, path
     assert "entropy_dial" in answer.headers["x-uma-ignored"].split(", ")
 
 
+SHORT = {"max_output_tokens": 1}
+TONED = {"type": "text", "text": "a", "tone": 1}
 CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/completion"),
 )
@@ -76,6 +79,11 @@ CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
             "include.file_search_call.results",
         ),
         (MESSAGES, {"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": [TONED]}], "max_tokens": 1}, "messages[0].content[0].tone"),
+        (RESPONSES, {"input": [{"role": "user", "content": [TONED]}], **SHORT}, "input[0].content[0].tone"),
+        (RESPONSES, {"input": [{"role": "user", "content": "a", "tone": 1}], **SHORT}, "input[0].tone"),
+        (MESSAGES, {"system": [TONED]}, "system[0].tone"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [TONED]}]}, "messages[0].content[0].tone"),
     ],
 )
 def test_a_wish_that_is_known_and_not_done_is_named_too(
@@ -97,7 +105,14 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
         (RESPONSES, {"top_logprobs": 1000}, "top_logprobs"),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
         (MESSAGES, {"thinking": {"type": "hard"}}, "thinking.type"),
+        (CHAT, {"tool_choice": {"type": "function", "function": {"name": "auto"}}}, "tool_choice"),
+        (RESPONSES, {"tool_choice": {"type": "function", "name": "required"}}, "tool_choice"),
+        (MESSAGES, {"tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (OLLAMA, {"think": "banana"}, "think"),
+        (OLLAMA, {"options": {"seed": 2**40}}, "options.seed"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (NATIVE, {"seed": -2}, "seed"),
         (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "grammar"),
     ],
 )
@@ -183,19 +198,22 @@ def test_lane_targets_and_pace_reach_the_engine_from_the_body_and_from_headers(
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "fields", "named"),
     [
-        ("/v1/completions", {"prompt": [10**6]}),
-        ("/completion", {"prompt": [10**6]}),
-        ("/detokenize", {"tokens": [10**6]}),
-        ("/v1/chat/completions", {**GENERATING["/v1/chat/completions"], "logit_bias": {"1000000": 1}}),
-        ("/completion", {"prompt": "a", "logit_bias": [[10**6, 1]]}),
+        ("/v1/completions", {"prompt": [10**6]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", [10**6]]}, "prompt[1]"),
+        ("/completion", {"prompt": [10**6]}, "prompt"),
+        ("/detokenize", {"tokens": [10**6]}, "tokens"),
+        ("/v1/chat/completions", {**GENERATING[CHAT], "logit_bias": {"1000000": 1}}, "logit_bias"),
+        ("/completion", {"prompt": "a", "logit_bias": [[10**6, 1]]}, "logit_bias"),
     ],
 )
-def test_an_id_outside_the_vocabulary_is_refused(server: HttpServer, path: str, fields: dict[str, Any]) -> None:
+def test_an_id_outside_the_vocabulary_is_refused(
+    server: HttpServer, path: str, fields: dict[str, Any], named: str
+) -> None:
     refused = server.ask("POST", path, fields)
-    assert refused.status == 400
-    assert str(10**6) in str(refused.json["error"]).replace(",", "")
+    message = refused.json["error"]["message"]
+    assert (refused.status, message.startswith(f"{named}: 1000000 is not in the vocabulary")) == (400, True), message
 
 
 def test_the_model_has_its_aliases(server: HttpServer) -> None:
@@ -206,7 +224,37 @@ def test_the_model_has_its_aliases(server: HttpServer) -> None:
     assert server.ask("GET", "/v1/models/other").json["error"]["code"] == "model_not_found"
 
 
+NO_MODEL = {"/health/check", "/ui/api/answers", "/ui/api/markdown"}
+"""Endpoints that are about the loaded model, whatever it is."""
+CONVERSATION, TEXTS, RANKED = GENERATING[CHAT], {"content": "a"}, {"query": "a", "documents": ["b"]}
+ELSE: dict[str, dict[str, Any]] = {
+    **{"/v1/messages/count_tokens": CONVERSATION, "/apply-template": CONVERSATION, "/api/show": {}},
+    **{"/v1/embeddings": {"input": "a"}, "/api/embed": {"input": "a"}, "/api/embeddings": {"prompt": "a"}},
+    **{"/tokenize": TEXTS, "/detokenize": {"tokens": [300]}, "/embedding": TEXTS, "/embeddings": TEXTS},
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RANKED),
+}
+
+
+def test_another_model_is_404_on_every_endpoint(server: HttpServer) -> None:
+    bodies = {**GENERATING, **ELSE}
+    assert bodies.keys() == BODIES.keys() - NO_MODEL
+    for path, body in bodies.items():
+        refused = server.ask("POST", path, {**body, "model": "gpt-4"})
+        assert (refused.status, "not loaded here" in str(refused.json["error"])) == (404, True), path
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/api/version", "/nothing"])
+def test_a_head_is_that_of_the_whole_answer(server: HttpServer, path: str) -> None:
+    with server.connect() as raw:
+        whole = raw.ask("GET", path)
+        raw.send("HEAD", path)
+        status, headers = raw.head()
+        assert (status, headers["content-length"]) == (whole.status, str(len(whole.body)))
+        assert raw.ask("GET", path).body[:20] == whole.body[:20]  # nothing was left over
+
+
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+SAID = {"role": "assistant", "content": "b"}
 AUDIO = [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]
 
 
@@ -222,6 +270,13 @@ AUDIO = [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
         ("/v1/completions", {"prompt": "a", "suffix": "z"}, "suffix"),
         ("/api/generate", {"prompt": "a", "suffix": "z"}, "suffix"),
         ("/v1/responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ("/v1/responses", {"input": "a", "conversation": "conv_1"}, "conversation"),
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/chat/completions", {**GENERATING[CHAT], "modalities": ["text", "audio"]}, "modalities"),
+        ("/v1/chat/completions", {**GENERATING[CHAT], "audio": {"voice": "alloy", "format": "wav"}}, "modalities"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}, SAID], "max_tokens": 1}, "messages[1]"),
+        ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "template"),
+        ("/api/generate", {"prompt": "a", "context": [1]}, "context"),
         ("/v1/chat/completions", {**GENERATING["/v1/chat/completions"], "functions": [{"name": "f"}]}, "functions"),
     ],
 )
@@ -253,3 +308,9 @@ def test_metrics_are_prometheus_text_with_help_and_type_for_each_family(server: 
     families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in told else name for name in samples}
     assert families == set(told)
     assert {"histogram", "counter", "gauge"} == set(told.values())
+    for name in (name for name, kind in told.items() if kind == "histogram"):
+        buckets = re.findall(rf'^{name}_bucket{{le="(\S+)"}} (\d+)$', text, re.MULTILINE)
+        bounds, counts = [float(bound) for bound, _ in buckets], [int(count) for _, count in buckets]
+        assert (bounds, counts) == (sorted(bounds), sorted(counts)), name
+        (count,) = re.findall(rf"^{name}_count (\d+)$", text, re.MULTILINE)
+        assert (bounds[-1], counts[-1]) == (float("inf"), int(count)), name

@@ -121,6 +121,33 @@ def test_what_cannot_be_done_with_tools_is_refused_by_name(
     assert naming in refused.json["error"]["message"]
 
 
+def test_a_function_that_does_not_exist_is_refused_in_every_dialect(http_server: HttpServer) -> None:
+    flat = {"type": "function", "name": "weather", "parameters": PARAMETERS}
+    tool = {"name": "weather", "input_schema": PARAMETERS}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": ASKED, "tools": [flat], "tool_choice": {"type": "function", "name": "add"}},
+        "/v1/messages": {**TALK, "tools": [tool], "tool_choice": {"type": "tool", "name": "add"}},
+    }
+    for path, body in asked.items():
+        refused = http_server.ask("POST", path, body)
+        assert (refused.status, "no tool is called so" in refused.json["error"]["message"]) == (400, True), path
+
+
+def test_a_tool_that_cannot_be_served_is_refused_with_its_place_in_the_body(http_server: HttpServer) -> None:
+    impossible = {"type": "object", "properties": {"kind": {"not": {"const": 1}}}}
+    wrapped = {"type": "function", "function": {"name": "f", "parameters": impossible}}
+    asked: dict[str, tuple[dict[str, Any], str]] = {
+        "/v1/chat/completions": ({**TALK, "tools": [wrapped]}, "function.parameters"),
+        "/v1/responses": ({"input": ASKED, "tools": [{"name": "f", "parameters": impossible}]}, "parameters"),
+        "/v1/messages": ({**TALK, "tools": [{"name": "f", "input_schema": impossible}]}, "input_schema"),
+        "/api/chat": ({"messages": TALK["messages"], "tools": [wrapped]}, "function.parameters"),
+    }
+    for path, (body, schema) in asked.items():
+        refused = http_server.ask("POST", path, body)
+        assert refused.status == 400, path
+        assert f"tools[0].{schema}.properties.kind: " in str(refused.json["error"]), path
+
+
 def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) -> None:
     tool: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
     given: list[Any] = [{"role": "user", "content": ASKED}]

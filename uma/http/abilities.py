@@ -13,9 +13,17 @@ from uma.errors import BadRequest
 from uma.http.problem import Unsupported
 from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 
+Names = dict[str, str]
+"""The body's names for fields that the engine calls otherwise; see `Exchange.names`."""
 
-def response_format(value: Any, field: str, able: Capabilities) -> Grammar | None:
-    """OpenAI's `{"type": "text" | "json_object" | "json_schema", …}`; `schema` stands flat or in `json_schema`."""
+
+def response_format(
+    value: Any, field: str, able: Capabilities, names: Names, *, is_flat: bool = False
+) -> Grammar | None:
+    """OpenAI's `{"type": "text" | "json_object" | "json_schema", …}`; `schema` stands flat or in `json_schema`.
+
+    `is_flat`: where it is asked for when it is missing.
+    """
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
@@ -26,35 +34,39 @@ def response_format(value: Any, field: str, able: Capabilities) -> Grammar | Non
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if value["type"] == "json_object" and schema is None:
         return _grammar({"json_object": True}, field, able)
+    is_flat = "json_schema" not in value and (is_flat or "schema" in value)
+    place = f"{field}.schema" if is_flat else f"{field}.json_schema.schema"
     if not isinstance(schema, dict):
-        raise BadRequest(f"{field}.json_schema.schema: is required (an object)")
-    return _grammar({"json_schema": schema}, field, able)
+        raise BadRequest(f"{place}: is required (an object)")
+    return json_schema(schema, place, able, names)
 
 
-def json_format(value: Any, field: str, able: Capabilities) -> Grammar | None:
+def json_format(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
     """Ollama's `format`: empty, `"json"`, or a JSON Schema."""
     if value is None or value == "":
         return None
     if value == "json":
         return _grammar({"json_object": True}, field, able)
-    return json_schema(value, field, able)
+    return json_schema(value, field, able, names)
 
 
-def json_schema(value: Any, field: str, able: Capabilities) -> Grammar | None:
+def json_schema(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
     """A JSON Schema by itself."""
     if value is None:
         return None
     if not isinstance(value, dict):
         raise BadRequest(f"{field}: expected a JSON Schema, not {show(value)}")
+    names["grammar.json_schema"] = field
     return _grammar({"json_schema": value}, field, able)
 
 
-def gbnf(value: Any, field: str, able: Capabilities) -> Grammar | None:
+def gbnf(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
     """A grammar in llama.cpp's notation."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
         raise BadRequest(f"{field}: expected a grammar as a string, not {show(value)}")
+    names["grammar.gbnf"] = field
     return _grammar({"gbnf": value}, field, able)
 
 

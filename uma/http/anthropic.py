@@ -24,6 +24,7 @@ from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
+from uma.http.generation import unless_gone
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import reasoning
@@ -111,7 +112,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
         gateway.names.check(body.model)
         return Request(http.id, **_prompt(gateway, body, http))
 
-    found = await gateway.source.tokenize(await http.built(request))
+    found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
     await http.answer_json({"input_tokens": len(found.token_ids)})
 
 
@@ -121,12 +122,12 @@ def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, A
     if body.messages[-1].role == "assistant":
         last = f"messages[{len(body.messages) - 1}]"
         raise Unsupported(f"{last}: this server cannot continue an assistant's message; end with a user's")
-    system = text_of(body.system, "system")
-    turns = turns_of(body.messages, able)
+    system = text_of(body.system, "system", http.ignored)
+    turns = turns_of(body.messages, able, http.ignored)
     return {
         "messages": (*([Message("system", system)] if system else []), *turns),
         "reasoning": reasoning(thinking_wanted(body.thinking, http.ignored), "thinking", able),
-        **offered(body.tools or (), body.tool_choice, able),
+        **offered(body.tools or (), body.tool_choice, able, http.names),
     }
 
 

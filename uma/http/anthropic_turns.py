@@ -10,10 +10,9 @@ import attrs
 
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
-from uma.http.openai import text_of
+from uma.http.openai import part_text, read_part, text_of
 from uma.http.problem import Unsupported
-from uma.http.tools import Name, Schema, check_calls, tool_fields, with_names
-from uma.protocol.converter import structure
+from uma.http.tools import Name, Schema, check_calls, name_schemas, named_choice, tool_fields, with_names
 from uma.types import Capabilities, Message, Tool, ToolCall
 
 
@@ -52,40 +51,48 @@ class _ToolUse:
     id: Name
     name: Name
     input: dict[str, Any]
+    type: str = "tool_use"
 
 
 @attrs.frozen(kw_only=True)
 class _ToolResult:
     tool_use_id: Name
+    type: str = "tool_result"
     content: Any = None
     is_error: bool | None = None
 
 
-def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities) -> dict[str, Any]:
-    """The fields of a `Request` for `tools` and `tool_choice`."""
+def offered(
+    tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities, names: dict[str, str]
+) -> dict[str, Any]:
+    """The fields of a `Request` for `tools` and `tool_choice`. `names` as `Exchange` has them."""
+    name_schemas(names, len(tools), "input_schema")
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             raise Unsupported(f"tools[{index}]: {tool.type} runs at Anthropic's; give a tool with an input_schema")
     given = [Tool(tool.name, tool.description or "", tool.input_schema) for tool in tools]
     if choice is None:
         return tool_fields(given, "auto", able, is_parallel=True)
-    if choice.type == "tool" and choice.name is None:
-        raise BadRequest("tool_choice.name: is required")
-    words = {"any": "required", "tool": choice.name or ""}
-    return tool_fields(
-        given, words.get(choice.type, choice.type), able, is_parallel=not choice.disable_parallel_tool_use
-    )
+    if choice.type == "tool":
+        if choice.name is None:
+            raise BadRequest("tool_choice.name: is required")
+        word = named_choice(choice.name)
+    else:
+        word = "required" if choice.type == "any" else choice.type
+    return tool_fields(given, word, able, is_parallel=not choice.disable_parallel_tool_use)
 
 
-def turns_of(bodies: Sequence[TurnBody], able: Capabilities) -> tuple[Message, ...]:
-    """The messages, with a message of its own for each result of a tool."""
-    turns = [turn for number, body in enumerate(bodies) for turn in _turns(body, f"messages[{number}].content", able)]
+def turns_of(bodies: Sequence[TurnBody], able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
+    """The messages, with a message of its own for each result of a tool. Unknown fields are added to `ignored`."""
+    turns: list[Message] = []
+    for number, body in enumerate(bodies):
+        turns += _turns(body, f"messages[{number}].content", able, ignored)
     return with_names(turns)
 
 
-def _turns(body: TurnBody, path: str, able: Capabilities) -> Iterator[Message]:
+def _turns(body: TurnBody, path: str, able: Capabilities, ignored: list[str]) -> Iterator[Message]:
     if not isinstance(body.content, list):
-        yield Message(body.role, text_of(body.content, path))
+        yield Message(body.role, text_of(body.content, path, ignored))
         return
     texts, calls, results = [], [], 0
     for index, block in enumerate(body.content):
@@ -93,25 +100,18 @@ def _turns(body: TurnBody, path: str, able: Capabilities) -> Iterator[Message]:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             check_calls(able, here)
-            use = _read(block, _ToolUse, here)
+            use = read_part(block, _ToolUse, here, ignored)
             calls.append(ToolCall(use.id, use.name, json.dumps(use.input, ensure_ascii=False)))
         elif kind == "tool_result":
             check_calls(able, here)
-            result = _read(block, _ToolResult, here)
-            text = text_of(result.content, f"{here}.content")
+            result = read_part(block, _ToolResult, here, ignored)
+            text = text_of(result.content, f"{here}.content", ignored)
             results += 1
             yield Message("tool", f"Error: {text}" if result.is_error else text, (), result.tool_use_id)
         elif kind not in ("thinking", "redacted_thinking"):  # templates leave old thinking out as well
-            texts.append(text_of([block], here))
+            texts.append(part_text(block, here, ignored))
     if texts or calls or not results:
         yield Message(body.role, "\n".join(texts), tuple(calls))
-
-
-def _read(block: Any, cls: Any, path: str) -> Any:
-    try:
-        return structure(block, cls)
-    except BadRequest as error:
-        raise BadRequest(f"{path}.{error.message}") from None
 
 
 def tool_use(call: ToolCall) -> dict[str, Any]:

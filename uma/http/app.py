@@ -125,7 +125,7 @@ class _Endpoint:
 
 
 async def _fail(http: Exchange, error: UmaError) -> None:
-    problem = Problem.of(error)
+    problem = http.problem(error)
     log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
     if not http.is_started:
         await http.fail(dialect_of(http.path), problem)

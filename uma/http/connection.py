@@ -64,6 +64,9 @@ class LinkStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """What has come; `b""` where the peer has closed its sending half or is gone. Behind the end it is dropped."""
+        if self._is_read or self._peer_ended.is_set():  # `aclose` has taken over, or there is nothing more
+            await self._peer_ended.wait()
+            return b""
         self._is_read = True
         try:
             while True:
@@ -87,6 +90,7 @@ class LinkStream(trio.abc.Stream):
                 await self._linger()
         finally:
             self.link.close()
+            self._peer_ended.set()
 
     async def _linger(self) -> None:
         try:
@@ -94,7 +98,7 @@ class LinkStream(trio.abc.Stream):
         except OSError:
             return
         with trio.move_on_after(LINGER_SEC):
-            if not self._is_read:  # else the connection's own task goes on reading
+            if not self._is_read:  # else the connection's own task goes on reading and drops what comes
                 await self.receive_some()
             await self._peer_ended.wait()
 

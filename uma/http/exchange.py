@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
-from uma.errors import BadRequest, InvalidJson
+from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
 from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
@@ -79,6 +79,8 @@ class Exchange:
     """Headers that the answer has, whatever it is."""
     ignored: list[str] = attrs.field(factory=list)
     """Fields of the body that are not known or not done: `X-UMA-Ignored` names the first `MAX_NAMED`."""
+    names: dict[str, str] = attrs.field(factory=dict, init=False)
+    """The body's names for fields that the engine calls otherwise; errors are told with them."""
     account: Account | None = None
     """The account of the key that came with it; None where no keys are asked for."""
     has_priority: bool = attrs.field(default=False, init=False)
@@ -188,6 +190,10 @@ class Exchange:
     async def answer_json(self, body: Any, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Send a whole answer as JSON."""
         await self.answer(dumps(body), status=status, headers=headers)
+
+    def problem(self, error: UmaError) -> Problem:
+        """The problem that `error` is, with the body's own names."""
+        return Problem.of(error, self.names)
 
     async def fail(self, dialect: Dialect, problem: Problem) -> None:
         """Send an error in the dialect's form. The connection stays usable unless a body is left unread."""

@@ -34,6 +34,9 @@ T = TypeVar("T")
 MAX_MESSAGES = 16_384
 """Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
 
+MAX_WINDOW = 65_536
+"""Maximum tokens that a penalty looks back over."""
+
 Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None
 
 
@@ -54,7 +57,7 @@ class Common:
     stop: Stop = None
     min_tokens: Annotated[int, Range(0)] | None = None
     ignore_eos: bool | None = None
-    penalty_window: Annotated[int, Range(0, 65_536)] | None = None
+    penalty_window: Annotated[int, Range(0, MAX_WINDOW)] | None = None
     typical_p: Annotated[float, Range(gt=0, le=1)] | None = None
     top_n_sigma: Annotated[float, Range(gt=0)] | None = None
     xtc_probability: Share | None = None
@@ -67,7 +70,7 @@ class Common:
     dry_multiplier: Annotated[float, Range(0, 100)] | None = None
     dry_base: Annotated[float, Range(1, 10)] | None = None
     dry_allowed_length: Annotated[int, Range(1, 65_536)] | None = None
-    dry_window: Annotated[int, Range(0, 65_536)] | None = None
+    dry_window: Annotated[int, Range(0, MAX_WINDOW)] | None = None
     dry_sequence_breakers: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(0, 64, "strings")] | None = (
         None
     )
@@ -114,6 +117,11 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
     if asked is not None and limits.has_max_tokens and asked > limits.max_tokens:
         raise BadRequest(f"{name}: {asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
     return asked
+
+
+def context_window(gateway: Gateway) -> int:
+    """As many tokens of the context as a penalty can look back over."""
+    return min(gateway.source.info.limits.n_ctx, MAX_WINDOW)
 
 
 def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:

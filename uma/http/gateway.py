@@ -14,8 +14,8 @@ import trio
 from uma.config import RuntimeConfig
 from uma.errors import ShuttingDown
 from uma.http.dialect import Job
-from uma.http.exchange import ClientGoneError, Exchange
-from uma.http.generation import gather, stream, while_connected
+from uma.http.exchange import Exchange
+from uma.http.generation import gather, stream, unless_gone
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.quota import Account, Excess
@@ -117,16 +117,12 @@ class Gateway:
         """
         self.unread.check()
         request = self._admitted_whole(http, request)
-        found: list[R] = []
-        with self._until_abort(http, 1) as scope:
-            await while_connected(http, partial(_append, found, ask, request))
-        if scope.cancelled_caught:
-            raise _too_late()
-        if not found:
-            raise ClientGoneError
-        if http.account is not None:
-            http.account.charge(tokens_of(found[0]), trio.current_time())
-        return found[0]
+        with self._until_abort(http, 1):
+            found = await unless_gone(http, partial(ask, request))
+            if http.account is not None:
+                http.account.charge(tokens_of(found), trio.current_time())
+            return found
+        raise _too_late()
 
     @contextmanager
     def _until_abort(self, http: Exchange, requests: int) -> Iterator[trio.CancelScope]:
@@ -185,7 +181,3 @@ def _check_rate(account: Account, requests: int) -> None:
 
 def _too_late() -> ShuttingDown:
     return ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")
-
-
-async def _append(found: list[R], ask: Callable[[W], Awaitable[R]], request: W) -> None:
-    found.append(await ask(request))

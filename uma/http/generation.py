@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import attrs
 import trio
 
-from uma.errors import UmaError
+from uma.errors import BadRequest, UmaError
 from uma.http.dialect import Job
 from uma.http.exchange import ClientGoneError, Exchange
-from uma.http.problem import Problem
 from uma.net.metering import metered
 from uma.net.wakeup import Wakeup
 from uma.types import Finished, Prompt, ReasoningDelta, Source, Token, ToolCallDelta
+
+T = TypeVar("T")
 
 HEARTBEAT_SEC = 2.0
 """Maximum silence of a stream, after which it says that it is alive: proxies give up after 15 s and more."""
@@ -46,15 +48,20 @@ async def gather(source: Source, http: Exchange, job: Job) -> list[Finished]:
 
     Raises the `UmaError` of a request that fails, and `ClientGoneError` where the client went away meanwhile.
     """
-    found: list[Finished] = []
+    return await unless_gone(http, partial(_gather, source, http, job))
 
-    async def gather_all() -> None:
-        found.extend(await _gather(source, http, job))
 
-    await while_connected(http, gather_all)
+async def unless_gone(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` gives. A client that goes away cancels it, which raises `ClientGoneError`. Raises its `UmaError`."""
+    found: list[T] = []
+
+    async def work() -> None:
+        found.append(await ask())
+
+    await while_connected(http, work)
     if not found:
         raise ClientGoneError
-    return found
+    return found[0]
 
 
 async def while_connected(http: Exchange, work: Callable[[], Awaitable[None]]) -> None:
@@ -141,7 +148,7 @@ class _Streamed:
         if self._failure is None:
             self._push(self.job.end([self._results[index] for index in sorted(self._results)]))
         elif self.http.is_started or self._unsent:
-            self._push(self.job.failed(Problem.of(self._failure)))
+            self._push(self.job.failed(self.http.problem(self._failure)))
         self._is_over = True
         self._work.ring()
 
@@ -233,7 +240,10 @@ class _Streamed:
     async def _progress(self, source: Source) -> str:
         """How far the prompts have been read."""
         mine = {request.id for request in self.job.requests}
-        running = [each for each in (await source.activity()).running if each.id in mine]
+        try:
+            running = [each for each in (await source.activity()).running if each.id in mine]
+        except BadRequest:  # behind a gateway, a server of an older protocol
+            running = []
         if not running:
             return "waiting"
         done, total = sum(each.computed_tokens for each in running), sum(each.prompt_tokens for each in running)

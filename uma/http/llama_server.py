@@ -10,19 +10,20 @@ import attrs
 import orjson
 import trio
 
-from uma.constraints import Range, show
+from uma.constraints import Range
 from uma.errors import BadRequest
 from uma.http import abilities, openai_chat
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
+from uma.http.fields import MAX_WINDOW, Common, allowed_tokens, context_window, read, sampling, urgency
 from uma.http.gateway import Gateway
+from uma.http.generation import unless_gone
 from uma.http.openai import checked_text
 from uma.http.openai_completions import prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
-from uma.types import Finished, Request, SamplerSettings, Temperature, Token
+from uma.types import MAX_SEED, Finished, Request, SamplerSettings, Temperature, Token
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -58,7 +59,7 @@ class LlamaServerErrors:
 
 ERRORS = LlamaServerErrors()
 
-_Window = Annotated[int, Range(-1, 65_536)]
+_Window = Annotated[int, Range(-1, MAX_WINDOW)]
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +71,7 @@ class CompletionBody(Common):
     stream: bool | None = None
     n_predict: Annotated[int, Range(-1)] | None = None
     temperature: Temperature | None = None
-    seed: Any = None
+    seed: Annotated[int, Range(-1, MAX_SEED)] | None = None
     repeat_penalty: Annotated[float, Range(gt=0, le=2)] | None = None
     repeat_last_n: _Window | None = None
     dry_penalty_last_n: _Window | None = None
@@ -92,7 +93,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
     model = gateway.names.check(body.model)
     if body.image_data:
         abilities.media("image_data", "image_data")
-    given = prompts(body.prompt, "prompt")
+    given = prompts(gateway, body.prompt, "prompt")
     if len(given) != 1:
         raise BadRequest("prompt: expected one prompt; /v1/completions takes several")
     if body.grammar and body.json_schema is not None:
@@ -104,14 +105,14 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         DEFAULTS,
         max_tokens=allowed_tokens(gateway, _tokens(body.n_predict), "n_predict"),
         temperature=body.temperature,
-        seed=_seed(body.seed),
+        seed=None if body.seed == -1 else body.seed,
         repetition_penalty=body.repeat_penalty or body.repetition_penalty,
         penalty_window=_window(gateway, body.repeat_last_n, body.penalty_window),
         dry_window=_window(gateway, body.dry_penalty_last_n, body.dry_window),
         logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
         logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=abilities.gbnf(body.grammar, "grammar", able)
-        or abilities.json_schema(body.json_schema, "json_schema", able),
+        grammar=abilities.gbnf(body.grammar, "grammar", able, http.names)
+        or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
     )
     how = urgency(body, http)
     request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **given[0])
@@ -124,18 +125,10 @@ def _tokens(n_predict: int | None) -> int | None:
     return None if n_predict == -1 else n_predict
 
 
-def _seed(seed: Any) -> int | None:
-    if seed is None or seed == -1:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise BadRequest(f"seed: expected an integer, not {show(seed)}")
-    return seed
-
-
 def _window(gateway: Gateway, theirs: int | None, ours: int | None) -> int | None:
     """-1 is the whole context."""
     if theirs == -1:
-        return min(gateway.source.info.limits.n_ctx, 65_536)
+        return context_window(gateway)
     return ours if theirs is None else theirs
 
 
@@ -222,6 +215,7 @@ class TokenizeBody:
 
     content: str | None = None
     prompt: str | None = None
+    model: str | None = None
     add_special: bool | None = None
     with_pieces: bool | None = None
 
@@ -229,21 +223,23 @@ class TokenizeBody:
 async def tokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /tokenize`: the ids of a text, without the beginning of text unless `add_special` asks for it."""
     body = await http.built(lambda fields: read(fields, TokenizeBody, http))
+    gateway.names.check(body.model)
     text = body.content if body.content is not None else body.prompt
     if text is None:
         raise BadRequest("content: is required (a string)")
-    tokens: list[Any] = await _token_ids(gateway, http, text, add_special=bool(body.add_special))
-    count = len(tokens)
-    if body.with_pieces:
-        tokens = [{"id": token, "piece": await _piece(gateway, http, token)} for token in tokens]
-    await http.answer_json({"tokens": tokens, "count": count, "max_model_len": gateway.source.info.limits.n_ctx})
+    tokens = await unless_gone(http, partial(_tokenized, gateway, http, text, body))
+    limit = gateway.source.info.limits.n_ctx
+    await http.answer_json({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
 
-async def _token_ids(gateway: Gateway, http: Exchange, text: str, *, add_special: bool) -> list[int]:
-    if not text and not add_special:
+async def _tokenized(gateway: Gateway, http: Exchange, text: str, body: TokenizeBody) -> list[Any]:
+    if not text and not body.add_special:
         return []
     found = await gateway.source.tokenize(Request(http.id, prompt=checked_text(text, "content")))
-    return list(found.token_ids if add_special else found.token_ids[found.added_tokens :])
+    tokens = found.token_ids if body.add_special else found.token_ids[found.added_tokens :]
+    if body.with_pieces:
+        return [{"id": token, "piece": await _piece(gateway, http, token)} for token in tokens]
+    return list(tokens)
 
 
 async def _piece(gateway: Gateway, http: Exchange, token: int) -> str:
@@ -256,6 +252,7 @@ class DetokenizeBody:
     """`POST /detokenize`."""
 
     tokens: tuple[Annotated[int, Range(0)], ...]
+    model: str | None = None
 
 
 async def detokenize(gateway: Gateway, http: Exchange) -> None:
@@ -263,11 +260,13 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
 
     def request(fields: dict[str, Any]) -> Request | None:
         body = read(fields, DetokenizeBody, http)
+        gateway.names.check(body.model)
+        http.names["token_ids"] = "tokens"
         return Request(http.id, token_ids=body.tokens) if body.tokens else None
 
     asked = await http.built(request)
-    text = "" if asked is None else (await gateway.source.tokenize(asked)).text or ""
-    await http.answer_json({"content": text})
+    found = None if asked is None else await unless_gone(http, partial(gateway.source.tokenize, asked))
+    await http.answer_json({"content": "" if found is None else found.text or ""})
 
 
 async def apply_template(gateway: Gateway, http: Exchange) -> None:
@@ -278,7 +277,7 @@ async def apply_template(gateway: Gateway, http: Exchange) -> None:
         gateway.names.check(body.model)
         return Request(http.id, **openai_chat.prompt(gateway, body, http))
 
-    found = await gateway.source.tokenize(await http.built(request))
+    found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
     await http.answer_json({"prompt": found.text})
 
 

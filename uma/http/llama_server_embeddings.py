@@ -31,6 +31,7 @@ class EmbeddingBody:
 
     content: Any = None
     input: Any = None
+    model: str | None = None
     embd_normalize: int | None = None
     priority: Lane | None = None
 
@@ -47,13 +48,14 @@ async def embedding(gateway: Gateway, http: Exchange) -> None:
 
 def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Asked:
     body = read(fields, EmbeddingBody, http)
+    gateway.names.check(body.model)
     if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
         raise Unsupported("embd_normalize: this server can do 2 (Euclidean) and -1 (none)")
     field = "content" if body.input is None else "input"
     value = body.content if body.input is None else body.input
     if value is None:
         raise BadRequest("content: is required (a string, token ids, or a list of either)")
-    given = Input.of(prompts(value, field), field, is_single=is_one_prompt(value))
+    given = Input.of(prompts(gateway, value, field), field, is_single=is_one_prompt(value))
     return asked(gateway, http, given, priority=body.priority, normalize=body.embd_normalize != AS_IT_IS)
 
 

@@ -17,12 +17,23 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import NDJSON, Body, dumps
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, Stop, allowed_tokens, read, sampling, urgency
+from uma.http.fields import (
+    MAX_MESSAGES,
+    MAX_WINDOW,
+    Common,
+    Stop,
+    allowed_tokens,
+    context_window,
+    read,
+    sampling,
+    urgency,
+)
 from uma.http.gateway import Gateway
 from uma.http.problem import ModelNotFound, Problem
-from uma.http.tools import Name, Tools, check_calls, reasoning, tool_fields, with_names
+from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
 from uma.http.usage import warnings
 from uma.types import (
+    MAX_SEED,
     Finished,
     Message,
     Penalty,
@@ -69,10 +80,10 @@ class Options(Common):
     temperature: Temperature | None = None
     num_predict: Annotated[int, Range(-2)] | None = None
     repeat_penalty: RepetitionPenalty | None = None
-    repeat_last_n: Annotated[int, Range(-1, 65_536)] | None = None
+    repeat_last_n: Annotated[int, Range(-1, MAX_WINDOW)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    seed: Any = None
+    seed: Annotated[int, Range(-MAX_SEED, MAX_SEED)] | None = None
     stop: Stop = None
 
 
@@ -158,6 +169,7 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
         return model
+    name_schemas(http.names, len(body.tools or ()), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
     prompt = {"messages": with_names(list(_messages(body.messages))), **offered}
     return _job(gateway, body, http, model, prompt, _chat_piece)
@@ -249,7 +261,7 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
         http.ignored.append("think")
     request = Request(
         http.id,
-        sampling=_sampling(gateway, options, body.format),
+        sampling=_sampling(gateway, options, body.format, http.names),
         stream=stream,
         **how,
         reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
@@ -258,16 +270,14 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     return OllamaJob([request], stream, model, piece)
 
 
-def _sampling(gateway: Gateway, options: Options, form: Any) -> SamplingParams:
+def _sampling(gateway: Gateway, options: Options, form: Any, names: dict[str, str]) -> SamplingParams:
     if options.num_predict == 0:
         raise BadRequest(
             "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
         )
     asked = None if options.num_predict is None or options.num_predict < 0 else options.num_predict
     seed = options.seed
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise BadRequest("options.seed: expected an integer")
-    window = options.repeat_last_n
+    window = options.penalty_window if options.repeat_last_n is None else options.repeat_last_n
     return sampling(
         gateway,
         options,
@@ -275,9 +285,9 @@ def _sampling(gateway: Gateway, options: Options, form: Any) -> SamplingParams:
         temperature=options.temperature,
         max_tokens=allowed_tokens(gateway, asked, "options.num_predict"),
         repetition_penalty=options.repeat_penalty or options.repetition_penalty,
-        penalty_window=min(gateway.source.info.limits.n_ctx, 65_536) if window == -1 else window,
+        penalty_window=context_window(gateway) if window == -1 else window,
         seed=None if seed is None or seed < 0 else seed,
-        grammar=abilities.json_format(form, "format", gateway.source.info.capabilities),
+        grammar=abilities.json_format(form, "format", gateway.source.info.capabilities, names),
     )
 
 

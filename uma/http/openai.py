@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from itertools import islice
+from typing import Annotated, Any, TypeVar
 
 import attrs
 
@@ -11,11 +11,13 @@ from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body
-from uma.http.exchange import Exchange
+from uma.http.exchange import MAX_NAMED, Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import ModelNotFound, Problem
-from uma.protocol.converter import structure
+from uma.protocol.converter import structure, unknown_fields
 from uma.types import SamplerSettings
+
+T = TypeVar("T")
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -75,12 +77,27 @@ class StreamOptions:
 class _TextPart:
     type: str
     text: Annotated[str, Text()]
+    annotations: Any = None
+    """As in a message that was an answer; so are the next two."""
+    logprobs: Any = None
+    citations: Any = None
 
 
-def text_of(content: Any, path: str) -> str:
+def read_part(part: Any, cls: type[T], path: str, ignored: list[str]) -> T:
+    """A part of a body as a `cls`; fields that it does not have are added to `ignored`. Raises `BadRequest`."""
+    try:
+        found = structure(part, cls)
+    except BadRequest as error:
+        raise BadRequest(f"{path}.{error.message}") from None
+    ignored += islice(unknown_fields(part, cls, f"{path}."), max(0, MAX_NAMED - len(ignored)))
+    return found
+
+
+def text_of(content: Any, path: str, ignored: list[str]) -> str:
     """A message's content, a string or a list of text parts, as one string; parts are lines.
 
-    Raises `BadRequest` for another type, and `Unsupported` for images, audio and files.
+    Fields of a part that are not known are added to `ignored`. Raises `BadRequest` for another type, and `Unsupported`
+    for images, audio and files.
     """
     if isinstance(content, str):
         return checked_text(content, path)
@@ -88,7 +105,7 @@ def text_of(content: Any, path: str) -> str:
         return ""
     if not isinstance(content, list):
         raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
-    return "\n".join(_texts(content, path))
+    return "\n".join(part_text(part, f"{path}[{index}]", ignored) for index, part in enumerate(content))
 
 
 def checked_text(text: str, path: str) -> str:
@@ -98,28 +115,17 @@ def checked_text(text: str, path: str) -> str:
     return text
 
 
-def _texts(parts: list[Any], path: str) -> Iterator[str]:
-    for index, part in enumerate(parts):
-        here = f"{path}[{index}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("text", "input_text", "output_text"):
-            try:
-                yield structure(part, _TextPart).text
-            except BadRequest as error:
-                raise BadRequest(f"{here}.{error.message}") from None
-        elif kind in (
-            "image_url",
-            "input_image",
-            "input_audio",
-            "file",
-            "input_file",
-            "image",
-            "document",
-            "video_url",
-        ):
-            abilities.media(str(kind), here)
-        else:
-            raise BadRequest(f"{here}: expected a part with type text, not {show(part)}")
+def part_text(part: Any, path: str, ignored: list[str]) -> str:
+    """The text of one part; see `text_of`."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "input_text", "output_text"):
+        return read_part(part, _TextPart, path, ignored).text
+    if kind in _MEDIA:
+        abilities.media(str(kind), path)
+    raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
+
+
+_MEDIA = ("image_url", "input_image", "input_audio", "file", "input_file", "image", "document", "video_url")
 
 
 async def list_models(gateway: Gateway, http: Exchange) -> None:

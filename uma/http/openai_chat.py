@@ -24,6 +24,7 @@ from uma.http.tools import (
     check_calls,
     effort_wanted,
     legacy,
+    name_schemas,
     openai_choice,
     reasoning,
     tool_fields,
@@ -121,7 +122,7 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         or allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
-        grammar=abilities.response_format(body.response_format, "response_format", able),
+        grammar=abilities.response_format(body.response_format, "response_format", able, http.names),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
         logit_bias=abilities.logit_bias(body.logit_bias, able),
     )
@@ -140,10 +141,11 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, An
     able = gateway.source.info.capabilities
     legacy(body.functions, "functions")
     legacy(body.function_call, "function_call")
-    messages = [_message(each, f"messages[{index}]") for index, each in enumerate(body.messages)]
+    messages = [_message(each, f"messages[{index}]", http.ignored) for index, each in enumerate(body.messages)]
     if any(each.tool_calls for each in messages):
         check_calls(able, "messages")
     offered = [each.function.tool for each in body.tools or ()]
+    name_schemas(http.names, len(offered), "function.parameters")
     return {
         "messages": with_names(messages),
         "reasoning": reasoning(_thinks(body, http), "chat_template_kwargs.enable_thinking", able),
@@ -158,11 +160,11 @@ def _thinks(body: Conversation, http: Exchange) -> bool | None:
     return by_effort
 
 
-def _message(message: ChatMessage, path: str) -> Message:
+def _message(message: ChatMessage, path: str, ignored: list[str]) -> Message:
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
-    text = text_of(message.content, f"{path}.content")
+    text = text_of(message.content, f"{path}.content", ignored)
     return Message(
         role, text, tuple(each.call for each in message.tool_calls or ()), message.tool_call_id, message.name
     )

@@ -77,7 +77,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logprobs=told,
         prompt_logprobs=told if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=abilities.response_format(body.response_format, "response_format", able),
+        grammar=abilities.response_format(body.response_format, "response_format", able, http.names),
     )
     how = urgency(body, http)
     return [
@@ -88,19 +88,20 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
             **how,
             **prompt,
         )
-        for index, prompt in enumerate(prompts(body.prompt, "prompt"))
+        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt"))
     ]
 
 
-def prompts(value: Any, field: str) -> list[dict[str, Any]]:
+def prompts(gateway: Gateway, value: Any, field: str) -> list[dict[str, Any]]:
     """Each prompt as `Request` takes it. Raises `BadRequest` for what is none."""
+    vocab_size = gateway.source.info.model.vocab_size
     if is_one_prompt(value):
-        return [_prompt(value, field)]
+        return [_prompt(value, field, vocab_size)]
     if not isinstance(value, list) or not value:
         raise BadRequest(f"{field}: expected a string, a list of token ids, or a list of these, not {show(value)}")
     if len(value) > MAX_PROMPTS:
         raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
-    return [_prompt(each, f"{field}[{index}]") for index, each in enumerate(value)]
+    return [_prompt(each, f"{field}[{index}]", vocab_size) for index, each in enumerate(value)]
 
 
 def is_one_prompt(value: Any) -> bool:
@@ -112,15 +113,15 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
-def _prompt(value: Any, field: str) -> dict[str, Any]:
+def _prompt(value: Any, field: str, vocab_size: int) -> dict[str, Any]:
     if isinstance(value, str):
         if "\0" in value:
             raise BadRequest(f"{field}: holds a NUL character, which no tokenizer takes")
         return {"prompt": value}
     if not _is_ids(value):
         raise BadRequest(f"{field}: expected a string or a list of token ids, not {show(value)}")
-    if min(value) < 0:
-        raise BadRequest(f"{field}: {min(value)} is not in the vocabulary")
+    if (wrong := min(value)) < 0 or (wrong := max(value)) >= vocab_size:
+        raise BadRequest(f"{field}: {wrong} is not in the vocabulary of {vocab_size:,} tokens")
     return {"token_ids": tuple(value)}
 
 

@@ -17,7 +17,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import chat_form, spelling
-from uma.http.openai import DEFAULTS, ERRORS, text_of
+from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import (
@@ -32,7 +32,6 @@ from uma.http.tools import (
     with_names,
 )
 from uma.http.usage import timings, warnings
-from uma.protocol.converter import structure
 from uma.types import (
     Capabilities,
     Finished,
@@ -113,6 +112,9 @@ class _Item:
     role: Annotated[str, Length(1, 64), Text()]
     content: Any = None
     type: str = "message"
+    id: Any = None
+    """As in an item that was output; so is the next one."""
+    status: Any = None
 
 
 @attrs.frozen(kw_only=True)
@@ -120,12 +122,18 @@ class _Call:
     call_id: Name
     name: Name
     arguments: Annotated[str, Text()] = "{}"
+    type: str = "function_call"
+    id: Any = None
+    status: Any = None
 
 
 @attrs.frozen(kw_only=True)
 class _Output:
     call_id: Name
     output: Any = None
+    type: str = "function_call_output"
+    id: Any = None
+    status: Any = None
 
 
 async def responses(gateway: Gateway, http: Exchange) -> None:
@@ -146,14 +154,14 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         DEFAULTS,
         max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens"),
         temperature=body.temperature,
-        grammar=abilities.response_format(form, "text.format", able),
+        grammar=abilities.response_format(form, "text.format", able, http.names, is_flat=True),
         logprobs=_logprobs(body, able),
     )
     how = urgency(body, http)
     effort = None if body.reasoning is None else body.reasoning.effort
     request = Request(
         http.id,
-        messages=_messages(body, able),
+        messages=_messages(body, able, http.ignored),
         sampling=params,
         stream=bool(body.stream),
         **how,
@@ -189,50 +197,43 @@ def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:
     return abilities.logprobs(0, "include", able) if top is None and LOGPROBS in (body.include or ()) else top
 
 
-def _messages(body: ResponsesBody, able: Capabilities) -> tuple[Message, ...]:
+def _messages(body: ResponsesBody, able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
     system = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return (*system, Message("user", text_of(body.input, "input")))
+        return (*system, Message("user", text_of(body.input, "input", ignored)))
     if not isinstance(body.input, list) or not body.input:
         raise BadRequest(f"input: expected a string or a list of messages, not {show(body.input)}")
     if len(body.input) > MAX_MESSAGES:
         raise BadRequest(f"input: {len(body.input):,} messages are more than {MAX_MESSAGES:,}")
     turns = list(system)
     for index, item in enumerate(body.input):
-        _add(turns, item, f"input[{index}]", able)
+        _add(turns, item, f"input[{index}]", able, ignored)
     if not turns:
         raise BadRequest("input: has no message")
     return with_names(turns)
 
 
-def _add(turns: list[Message], item: Any, path: str, able: Capabilities) -> None:
+def _add(turns: list[Message], item: Any, path: str, able: Capabilities, ignored: list[str]) -> None:
     """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "reasoning":  # templates leave old thinking out as well
         return
     if kind == "function_call":
         check_calls(able, path)
-        found = _read(item, _Call, path)
+        found = read_part(item, _Call, path, ignored)
         call = ToolCall(found.call_id, found.name, found.arguments or "{}")
         last = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
         turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, call)))
     elif kind == "function_call_output":
         check_calls(able, path)
-        result = _read(item, _Output, path)
-        turns.append(Message("tool", text_of(result.output, f"{path}.output"), (), result.call_id))
+        result = read_part(item, _Output, path, ignored)
+        turns.append(Message("tool", text_of(result.output, f"{path}.output", ignored), (), result.call_id))
     elif kind == "message":
-        message = _read(item, _Item, path)
+        message = read_part(item, _Item, path, ignored)
         role = "system" if message.role == "developer" else message.role
-        turns.append(Message(role, text_of(message.content, f"{path}.content")))
+        turns.append(Message(role, text_of(message.content, f"{path}.content", ignored)))
     else:
         raise BadRequest(f"{path}: expected a message, a function_call or its output, not {show(item)}")
-
-
-def _read(item: Any, cls: Any, path: str) -> Any:
-    try:
-        return structure(item, cls)
-    except BadRequest as error:
-        raise BadRequest(f"{path}.{error.message}") from None
 
 
 @attrs.define

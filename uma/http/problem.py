@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
@@ -128,6 +129,13 @@ DEFAULT_RETRY_MS = 1000
 """For refusals that time alone can mend, where the engine did not say how much."""
 
 
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """`message`, each line of which begins with a field, with the names that the body has for these."""
+    for name, own in names.items():
+        message = re.sub(rf"^{re.escape(name)}(?=[.:\[])", own, message, flags=re.MULTILINE)
+    return message
+
+
 @attrs.frozen
 class Problem:
     """An error as HTTP tells it."""
@@ -140,14 +148,18 @@ class Problem:
     retry_after_ms: int | None = None
 
     @classmethod
-    def of(cls, error: UmaError) -> Problem:
-        """The problem that `error` is. What is no fault of the request is 500."""
+    def of(cls, error: UmaError, names: Mapping[str, str] | None = None) -> Problem:
+        """The problem that `error` is. What is no fault of the request is 500.
+
+        `names` has the body's name for a field that the engine calls otherwise.
+        """
         status, kind = _STATUS.get(type(error), (500, "fault"))
-        field = _FIELD.match(error.message) if status == 400 else None
+        message = renamed(error.message, names or {})
+        field = _FIELD.match(message) if status == 400 else None
         retry_after_ms = error.retry_after_ms
         if status in (429, 503) and retry_after_ms is None:
             retry_after_ms = DEFAULT_RETRY_MS
-        return cls(status, kind, error.message, field[1] if field else None, retry_after_ms)
+        return cls(status, kind, message, field[1] if field else None, retry_after_ms)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -87,6 +87,11 @@ def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_pa
     return {"tools": tuple(tools), "tool_choice": choice, "parallel_tool_calls": is_parallel is not False}
 
 
+def name_schemas(names: dict[str, str], count: int, field: str) -> None:
+    """Note under which name so many tools have their schema, for errors about it."""
+    names |= {f"tools[{index}].parameters": f"tools[{index}].{field}" for index in range(count)}
+
+
 def check_calls(able: Capabilities, field: str) -> None:
     """Raise `Unsupported` where tools, or calls among messages, would be ignored."""
     if not able.tools:
@@ -103,8 +108,15 @@ def openai_choice(value: Any) -> str:
         inner = value.get("function", value)
         name = inner.get("name") if isinstance(inner, dict) else None
         if isinstance(name, str) and 1 <= len(name) <= 128:
-            return name
+            return named_choice(name)
     raise BadRequest(f"tool_choice: expected auto, none, required or a function by name, not {show(value)}")
+
+
+def named_choice(name: str) -> str:
+    """The choice of the tool of this name. Raises `BadRequest` for a word of `tool_choice`: no tool is called so."""
+    if name in ("auto", "none", "required"):
+        raise BadRequest(f"tool_choice: no tool is called {name!r}")
+    return name
 
 
 def legacy(value: Any, field: str) -> None:

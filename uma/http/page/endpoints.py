@@ -16,6 +16,7 @@ from uma.errors import BadRequest
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, urgency
 from uma.http.gateway import Gateway
+from uma.http.generation import unless_gone
 from uma.http.page.answers import Answer, Answers, event
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
@@ -124,10 +125,12 @@ class Page:
     async def render(self, http: Exchange) -> None:
         """The blocks of finished texts, for conversations that the browser has kept as text."""
         body = await http.built(lambda fields: read(fields, MarkdownBody, http))
-        found = []
-        for text in body.texts:
-            found.append(await trio.to_thread.run_sync(self._renderer.render, text, limiter=self._renderer.turns))
+        found = await unless_gone(http, partial(self._rendered, body.texts))
         await http.answer_json({"blocks": found}, headers=[NO_CACHE])
+
+    async def _rendered(self, texts: Sequence[str]) -> list[list[str]]:
+        render, turns = self._renderer.render, self._renderer.turns
+        return [await trio.to_thread.run_sync(render, text, limiter=turns) for text in texts]
 
     async def watch(self, http: Exchange) -> None:
         """The live view's frames, until the viewer goes."""

@@ -1,0 +1,224 @@
+"""Every field of every dialect reaches the engine as the dialect's documents have it, under whatever name it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+import pytest
+from engine_world import config_for
+from http_server import HttpServer, RawHttp, hosted_http
+from test_http_promises import GENERATING, Noting
+
+from uma.types import Grammar, Message, Request, SamplerSettings
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA, NATIVE = GENERATING
+N_CTX = 2_048
+SHARED: dict[str, Any] = {
+    **{"top_p": 0.5, "top_k": 7, "min_p": 0.1, "seed": 11, "stop": ["zz", "yy"], "min_tokens": 1, "ignore_eos": True},
+    **{"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.2, "penalty_window": 9},
+    **{"typical_p": 0.9, "top_n_sigma": 2.0, "xtc_probability": 0.1, "xtc_threshold": 0.2},
+    **{"dynatemp_range": 0.1, "dynatemp_exponent": 1.5, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2},
+    **{"dry_multiplier": 0.5, "dry_base": 1.5, "dry_allowed_length": 3, "dry_window": 12},
+    "dry_sequence_breakers": ["\n", "a"],
+}
+"""Under UMA's own names, in every dialect."""
+
+
+@attrs.frozen
+class Asking:
+    """A server, and the requests that its engine was given."""
+
+    port: int
+    given: list[Request]
+
+    def requests(self, path: str, fields: dict[str, Any]) -> list[Request]:
+        """What the engine is given of one HTTP request."""
+        self.given.clear()
+        self.answer(path, fields)
+        return list(self.given)
+
+    def answer(self, path: str, fields: dict[str, Any]) -> Any:
+        """The whole answer to a request, which must be a good one."""
+        raw = RawHttp(self.port)
+        found = raw.ask("POST", path, {**GENERATING[path], "stream": False, **fields})
+        raw.close()
+        assert (found.status, found.headers.get("x-uma-ignored")) == (200, None), found.body
+        return found.json
+
+
+@pytest.fixture(scope="module")
+def asking(tiny: Path) -> Iterator[Asking]:
+    bounds = {"n_ctx": N_CTX, "max_tokens": 32, "http_any_model": True}
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", **bounds)) as hosted:
+        noting: Any = Noting(hosted.engine)
+        hosted.call(lambda: hosted.gateway.be_ready(noting))
+        yield Asking(hosted.port, noting.given)
+
+
+def optional(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields where the dialect has those of sampling."""
+    return {"options": fields} if path.startswith("/api/") else fields
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_uma_s_own_names_are_known_in_every_dialect(asking: Asking, path: str) -> None:
+    (request,) = asking.requests(path, optional(path, SHARED))
+    expected = {name: tuple(value) if isinstance(value, list) else value for name, value in SHARED.items()}
+    assert {name: getattr(request.sampling, name) for name in SHARED} == expected
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
+BY_SCHEMA, ANY_OBJECT = Grammar(json_schema=SCHEMA), Grammar(json_object=True)
+TOP = {"include": ["message.output_text.logprobs"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {"max_tokens": 3}, {"max_tokens": 3}),
+        (CHAT, {"max_tokens": 3, "max_completion_tokens": 2}, {"max_tokens": 2}),
+        (CHAT, {"n": 2, "temperature": 0.3, "stop": "zz"}, {"n": 2, "temperature": 0.3, "stop": ("zz",)}),
+        (CHAT, {"logprobs": True}, {"logprobs": 0}),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
+        (CHAT, {"logit_bias": {"200": -3}}, {"logit_bias": {"200": -3.0}}),
+        (CHAT, {"response_format": {"type": "text"}}, {"grammar": None}),
+        (CHAT, {"response_format": {"type": "json_object"}}, {"grammar": ANY_OBJECT}),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}, {"grammar": BY_SCHEMA}),
+        (COMPLETIONS, {}, {"max_tokens": 16, "logprobs": None, "echo": False}),
+        (COMPLETIONS, {"max_tokens": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, {"echo": True, "logprobs": 1, "prompt_logprobs": 1}),
+        (COMPLETIONS, {"n": 2, "best_of": 3}, {"n": 2, "best_of": 3}),
+        (COMPLETIONS, {"logit_bias": {"200": 3}}, {"logit_bias": {"200": 3.0}}),
+        (RESPONSES, {"max_output_tokens": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", **NAMED}}}, {"grammar": BY_SCHEMA}),
+        (RESPONSES, {"top_logprobs": 2, **TOP}, {"logprobs": 2}),
+        (RESPONSES, TOP, {"logprobs": 0}),
+        (MESSAGES, {"max_tokens": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
+        (MESSAGES, {"stop_sequences": ["zz"]}, {"stop": ("zz",)}),
+        (OLLAMA_CHAT, {"options": {"num_predict": 3, "temperature": 0.3}}, {"max_tokens": 3, "temperature": 0.3}),
+        (OLLAMA_CHAT, {"options": {"num_predict": -1, "seed": -1, "stop": "zz"}}, {"seed": None, "stop": ("zz",)}),
+        (OLLAMA_CHAT, {"format": "json"}, {"grammar": ANY_OBJECT}),
+        (OLLAMA_CHAT, {"format": SCHEMA}, {"grammar": BY_SCHEMA}),
+        (OLLAMA, {"options": {"repeat_penalty": 1.2}}, {"repetition_penalty": 1.2}),
+        (OLLAMA, {"options": {"repeat_last_n": 5}}, {"penalty_window": 5}),
+        (OLLAMA, {"options": {"repeat_last_n": -1}}, {"penalty_window": N_CTX}),
+        (OLLAMA, {"format": ""}, {"grammar": None}),
+        (NATIVE, {"n_predict": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
+        (NATIVE, {"n_predict": -1, "seed": -1}, {"max_tokens": None, "seed": None}),
+        (NATIVE, {"repeat_penalty": 1.2, "repeat_last_n": 5}, {"repetition_penalty": 1.2, "penalty_window": 5}),
+        (NATIVE, {"repeat_last_n": -1, "dry_penalty_last_n": -1}, {"penalty_window": N_CTX, "dry_window": N_CTX}),
+        (NATIVE, {"dry_penalty_last_n": 7, "n_probs": 3}, {"dry_window": 7, "logprobs": 3}),
+        (NATIVE, {"n_probs": 0}, {"logprobs": None}),
+        (NATIVE, {"logit_bias": [[200, 3], [201, False]]}, {"logit_bias": {"200": 3.0, "201": -100.0}}),
+        (NATIVE, {"grammar": 'root ::= "a"'}, {"grammar": Grammar(gbnf='root ::= "a"')}),
+        (NATIVE, {"json_schema": SCHEMA}, {"grammar": BY_SCHEMA}),
+    ],
+)
+def test_a_dialect_s_own_names_mean_what_its_documents_say(
+    asking: Asking, path: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (request,) = asking.requests(path, fields)
+    assert {name: getattr(request.sampling, name) for name in expected} == expected
+
+
+DEFAULTS = {
+    **dict.fromkeys((CHAT, COMPLETIONS, RESPONSES, MESSAGES), SamplerSettings(temperature=1.0)),
+    **dict.fromkeys(
+        (OLLAMA_CHAT, OLLAMA), SamplerSettings(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)
+    ),
+    NATIVE: SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_what_is_not_asked_for_is_the_dialect_s_default(asking: Asking, path: str) -> None:
+    (request,) = asking.requests(path, {})
+    assert request.sampling.settled == DEFAULTS[path]
+
+
+def test_a_default_of_the_operator_goes_before_a_dialect_s(tiny: Path) -> None:
+    config = config_for(tiny, http="127.0.0.1:0", max_tokens=16, temperature=0.3, top_k=5)
+    with hosted_http(config) as hosted:
+        noting: Any = Noting(hosted.engine)
+        hosted.call(lambda: hosted.gateway.be_ready(noting))
+        for path, own in DEFAULTS.items():
+            (request,) = Asking(hosted.port, noting.given).requests(path, {})
+            found = request.sampling.over(config.sampler).settled
+            assert found == attrs.evolve(own, temperature=0.3, top_k=5), path
+
+
+TEXTS: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+INPUT_TEXTS = [{**each, "type": "input_text"} for each in TEXTS]
+USER = {"role": "user", "content": "u"}
+SYSTEM_AND_USER = (Message("system", "a\nb"), Message("user", "u"))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {"messages": [{"role": "developer", "content": TEXTS}, USER]}, SYSTEM_AND_USER),
+        (RESPONSES, {"instructions": "a\nb", "input": "u"}, SYSTEM_AND_USER),
+        (RESPONSES, {"input": [{"role": "developer", "content": INPUT_TEXTS}, USER]}, SYSTEM_AND_USER),
+        (MESSAGES, {"system": "a\nb", "messages": [USER]}, SYSTEM_AND_USER),
+        (MESSAGES, {"system": TEXTS, "messages": [USER]}, SYSTEM_AND_USER),
+        (OLLAMA, {"system": "a\nb", "prompt": "u"}, SYSTEM_AND_USER),
+    ],
+)
+def test_instructions_are_the_system_s_message(
+    asking: Asking, path: str, fields: dict[str, Any], expected: tuple[Message, ...]
+) -> None:
+    (request,) = asking.requests(path, fields)
+    assert request.messages == expected
+
+
+def test_a_raw_prompt_goes_without_a_template(asking: Asking) -> None:
+    (request,) = asking.requests(OLLAMA, {"prompt": "u", "system": "s", "raw": True})
+    assert (request.prompt, request.messages) == ("u", None)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, NATIVE])
+def test_a_prompt_is_a_string_or_token_ids(asking: Asking, path: str) -> None:
+    assert [each.prompt for each in asking.requests(path, {"prompt": "a"})] == ["a"]
+    assert [each.token_ids for each in asking.requests(path, {"prompt": [200, 201]})] == [(200, 201)]
+
+
+def test_a_list_of_prompts_can_hold_both(asking: Asking) -> None:
+    requests = sorted(asking.requests(COMPLETIONS, {"prompt": ["a", [200, 201], "b"]}), key=lambda each: each.id)
+    assert [each.prompt or each.token_ids for each in requests] == [
+        "a",
+        (200, 201),
+        "b",
+    ]
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_with_any_model_an_answer_has_the_name_that_was_asked_for(asking: Asking, path: str) -> None:
+    assert asking.answer(path, {"model": "gpt-9"})["model"] == "gpt-9"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_llama_server_s_completion_tells_its_tokens_and_how_likely_they_were(
+    http_server: HttpServer, is_streamed: bool
+) -> None:
+    asked = {"prompt": "Once upon", "n_predict": 4, "temperature": 0, "return_tokens": True, "n_probs": 2}
+    whole = http_server.ask("POST", NATIVE, asked).json
+    told, ids, text = whole["completion_probabilities"], whole["tokens"], whole["content"]
+    if is_streamed:
+        with http_server.connect() as raw:
+            streamed = raw.ask("POST", NATIVE, {**asked, "stream": True}).body
+        events = [orjson.loads(each[6:]) for each in streamed.split(b"\n\n") if each]
+        assert [event["stop"] for event in events] == [False] * 4 + [True]
+        told = [each for event in events[:-1] for each in event["completion_probabilities"]]
+        assert [token for event in events[:-1] for token in event["tokens"]] == ids
+        assert "".join(event["content"] for event in events) == text
+    assert http_server.ask("POST", "/detokenize", {"tokens": ids}).json["content"] == text
+    assert [each["id"] for each in told] == ids
+    for each in told:
+        likeliest, second = each["top_logprobs"]
+        assert (likeliest["id"], likeliest["logprob"]) == (each["id"], each["logprob"])
+        assert second["logprob"] <= likeliest["logprob"] <= 0
