@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from script_model import SWITCHED, THOUGHT, write_script_model
 
 from harness import is_settled, short_directory, until
 from models import CHATML
+from uma.cli import main
+
+SLIDERS = {
+    **{"temperature": 0.5, "top_p": 0.5, "min_p": 0.05},
+    **{"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": -0.5},
+}
+NUMBERS = {"top_k": 40, "max_tokens": 9, "min_tokens": 2, "seed": 7}
+"""Settings of the page, and values that none has by default."""
 
 LESSON = """# Merging two lists
 
@@ -231,6 +240,73 @@ def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -
     assert "note.txt:\n```\nThe fox is called Olga." in body["messages"][1]["content"]
     here.wait_for_answer()
     expect(page.locator(".figures")).to_contain_text("7 tokens")
+
+
+def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    sheet = page.locator("#settings")
+    fields = sheet.locator("input:not([type=radio]), textarea")
+    texts = fields.evaluate_all(
+        "all => all.map(each => document.getElementById(each.getAttribute('aria-describedby')).textContent)"
+    )
+    assert len(texts) == 1 + len(SLIDERS) + len(NUMBERS) + 1
+    assert len(set(texts)) == len(texts)
+    assert min(map(len, texts)) > 20
+    for name, value in {**SLIDERS, **NUMBERS}.items():
+        sheet.locator(f"#set-{name}").fill(str(value))
+    sheet.locator("#set-stop").fill("zz\nyy")
+    sheet.get_by_role("radio", name="Background").check()
+    sheet.get_by_role("button", name="Close").click()
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is UMA?")
+    body = json.loads(sent.value.post_data or "")
+    assert body["sampling"] == {**SLIDERS, **NUMBERS, "stop": ["zz", "yy"]}
+    assert body["priority"] == -1
+    here.wait_for_answer()
+    assert page.locator(".failure").count() == 0
+
+
+def test_the_colours_can_be_chosen_and_stay(here: Visitor) -> None:
+    page = here.visit().page
+    background = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for theme in ("light", "dark"):
+        while page.locator("html").get_attribute("data-theme") != theme:
+            page.locator("#theme").click()
+        page.reload()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        expect(page.locator("#theme")).to_have_accessible_name(f"Colours: {theme}")
+        seen[theme] = page.evaluate(background)
+    assert seen["light"] != seen["dark"]
+
+
+def test_a_server_with_keys_is_asked_with_the_one_that_is_given_once(browser: Browser, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    with redirect_stdout(StringIO()) as told:
+        assert main(["key", "new", "me", "--keys", str(keys)]) == 0
+    with (
+        short_directory() as sockets,
+        running_http(sockets, "--http-keys", str(keys)) as server,
+        visitor(browser, server.url) as one,
+    ):
+        page = one.visit().page
+        page.get_by_label("Key", exact=True).fill("uma-wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("Key", exact=True)).to_have_value("")
+        assert violations(page) == []
+        page.get_by_label("Key", exact=True).fill(told.getvalue().strip())
+        page.keyboard.press("Enter")
+        page.locator(".model-card b").wait_for()
+        one.problems.clear()  # the browser's own lines about the answers with 401
+        one.ask("What is UMA?")
+        first = one.wait_for_answer()
+        page.reload()
+        expect(page.locator("article.assistant .blocks")).to_have_text(first)
+        one.ask("Who are you?")
+        one.wait_for_answer(2)
+        page.get_by_role("link", name="Live").click()
+        page.locator("#live-view[data-frames]").wait_for()
 
 
 def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ class LinkStream(trio.abc.Stream):
                     self._peer_ended.set()
                 if not (data and self._is_ending):
                     return data
+        except OSError:  # closed in the very turn in which something came
+            raise trio.ClosedResourceError from None
         finally:
             self._is_read = False
 
