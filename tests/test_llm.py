@@ -22,6 +22,7 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma import LLM, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+from uma.llm.arguments import message_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
 TINY = {
@@ -244,6 +245,14 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     talk += [Message("assistant", said.text, said.tool_calls), Message("tool", "Rain.", (), call.id, call.name)]
     (last,) = llm.chat(talk, params(), tools=[Tool("weather", "", function["parameters"])])
     assert last.error is None
+    openai_call = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    dicts: list[dict[str, Any]] = [
+        {"role": "user", "content": "What is the weather?"},
+        {"role": "assistant", "content": said.text or None, "tool_calls": [openai_call]},
+        {"role": "tool", "content": "Rain.", "tool_call_id": call.id, "name": call.name},
+    ]
+    assert tuple(map(message_of, dicts)) == tuple(talk)
+    assert llm.chat(dicts, params(), tools=offered)[0].outputs == last.outputs
     with pytest.raises(TypeError, match=r"tools\[0\]: expected a Tool"):
         llm.chat(talk, tools=[{"type": "function"}])
 
@@ -284,11 +293,15 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
         [],
         [{"role": "user", "content": 7}],
         [{"role": "user", "content": "Hi", "colour": "red"}],
+        [{"role": "user", "content": None}],
+        [{"role": "assistant", "content": "", "tool_calls": 7}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"id": 1, "name": "f", "arguments": "{}"}]}],
         [Message("user", "Hi")],
     ]
-    with pytest.warns(UserWarning, match="4 of 6 prompts failed"):
+    with pytest.warns(UserWarning, match="8 of 10 prompts failed"):
         outs = llm.chat(bad, params())
-    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 4, type(None)]
+    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 8, type(None)]
     assert outs[0].outputs == outs[-1].outputs
 
 

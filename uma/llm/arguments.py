@@ -12,10 +12,10 @@ import attrs
 from uma.config import RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
-from uma.types import Message, ReasoningMode, SamplingParams, Tool
+from uma.types import Message, ReasoningMode, SamplingParams, Tool, ToolCall
 
 T = TypeVar("T")
-Conversation = Sequence[Message | Mapping[str, str]]
+Conversation = Sequence[Message | Mapping[str, Any]]
 Sampling = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dict of their fields."""
 
@@ -115,13 +115,35 @@ def make_request(make: Callable[..., T], **fields: Any) -> T:
         raise BadRequest(str(error)) from None
 
 
-def message_of(given: Message | Mapping[str, str]) -> Message:
-    """A turn of a conversation. Raises `ValueError` for what is none: one bad conversation must not cost the others."""
+def message_of(given: Message | Mapping[str, Any]) -> Message:
+    """A turn of a conversation, of a dict in OpenAI's form too. Raises `ValueError` for what is none: one bad
+    conversation must not cost the others.
+    """
     if isinstance(given, Message):
         return given
-    if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
-        raise ValueError(f"messages: expected a Message, or a dict of role and content, not {shown(given)}")
-    return Message(**given)
+    if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _MESSAGE_FIELDS:
+        expected = "expected a Message, or a dict of role and content, and perhaps tool_calls, tool_call_id, name"
+        raise ValueError(f"messages: {expected}, not {shown(given)}")
+    calls = given.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple):
+        raise ValueError(f"messages: tool_calls: expected a list of calls, not {shown(calls)}")
+    content = "" if calls and given["content"] is None else given["content"]
+    return Message(**{**given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
+
+
+_MESSAGE_FIELDS = {field.name for field in attrs.fields(Message)}
+
+
+def _call_of(given: Any) -> ToolCall:
+    if isinstance(given, ToolCall):
+        return given
+    inner = given.get("function", given) if isinstance(given, Mapping) else None
+    if not isinstance(inner, Mapping) or not {"name", "arguments"} <= inner.keys() or "id" not in given:
+        raise ValueError(
+            f"messages: tool_calls: expected a ToolCall, or a dict of an id and a function's name and arguments, "
+            f"not {shown(given)}"
+        )
+    return ToolCall(given["id"], inner["name"], inner["arguments"])
 
 
 def tool_fields(

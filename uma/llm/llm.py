@@ -99,7 +99,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer each conversation, through the model's chat template. Otherwise as `generate`.
 
-        A conversation is a list of `Message`s, or of dicts with `role` and `content`; one alone can be given as it is.
+        A conversation is a list of `Message`s, or of dicts as OpenAI has them (`role`, `content`, `tool_calls`,
+        `tool_call_id`, `name`); one alone can be given as it is.
         Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
         tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
