@@ -1,16 +1,20 @@
-"""Clients that send a byte now and then: a TLS handshake, a head and a body each have a time that no byte prolongs."""
+"""Clients that send a byte now and then: a TLS handshake, a head and a body each have a time that no byte prolongs. And
+clients that read nothing: what they have asked for ends after a time of its own."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from http_server import HttpServer, RawHttp, running_gateway
+from engine_world import config_for
+from http_server import HttpServer, RawHttp, hosted_http, running_gateway
 
-from harness import ServerProcess
+from harness import ServerProcess, until
 
 PAUSE_SEC = 0.1
 """Between two bytes: a tenth of the time for all of them."""
@@ -56,9 +60,35 @@ def test_a_head_that_trickles_is_not_waited_for(hasty: HttpServer, beginning: by
     assert trickle(hasty.port, beginning) == b""
 
 
+def test_a_head_of_http_2_that_trickles_is_not_waited_for(hasty: HttpServer) -> None:
+    preface, settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes.fromhex("000000040000000000")
+    headers_of_1000_bytes = bytes.fromhex("0003e8010500000001")
+    said = trickle(hasty.port, preface + settings + headers_of_1000_bytes)
+    assert said[3:4] == b"\x04"  # the server's own settings, and no answer
+
+
 def test_a_body_that_trickles_times_out(hasty: HttpServer) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
     assert trickle(hasty.port, head).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_reader_that_takes_nothing_is_let_go_and_its_request_cancelled(
+    tiny: Path, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture, is_tls: bool
+) -> None:
+    cert, key = map(str, certificate)
+    config: dict[str, Any] = {"n_ctx": 32_768, "http_any_model": True, "max_tx_bytes": 4_096, "tx_timeout_sec": 0.3}
+    config |= {"http_tls_cert": cert, "http_tls_key": key} if is_tls else {}
+    # The name is in every event, so that a few tokens fill all buffers.
+    body = {"prompt": "a", "model": "x" * 20_000, "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", **config)) as hosted:
+        raw = RawHttp(hosted.port, receive_buffer=4_096, segment_bytes=536)
+        if is_tls:
+            raw.sock = ssl.create_default_context(cafile=cert).wrap_socket(raw.sock, server_hostname="localhost")
+        raw.send("POST", "/v1/completions", body)
+        found = until(lambda: hosted.call(hosted.engine.snapshot), lambda found: found["requests_cancelled"] == 1)
+        raw.close()
+    assert (found["active_sequences"], "event=http.stalled" in caplog.text) == (0, True)
 
 
 def test_a_tls_handshake_that_trickles_or_never_comes_is_not_waited_for(hasty_tls: HttpServer) -> None:

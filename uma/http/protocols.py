@@ -61,6 +61,7 @@ class Protocols(ProtocolWrapper):
         # Outside the block: an error here would bring the request's bytes along, and into the log.
         self.protocol = self._http2()
         await self.protocol.initiate(*upgrade)
+        await self.send(Updated(idle=self.protocol.idle))  # the head that has led here counted as a request
         if data:
             await self.protocol.handle(RawData(data))
 
