@@ -16,7 +16,8 @@ import trio
 from benchmarks.measure import Measures
 from benchmarks.models import BenchModel, Shape, bench_model
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
-from uma import Request, RuntimeConfig, SamplingParams, open_engine
+from benchmarks.targets.uma import uma_server
+from uma import Request, SamplingParams
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -60,17 +61,15 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     texts = [(reciting, RECITED), (bench.model, (Text(RANDOM, {"temperature": 1.0}),))]
     for model, kinds in texts:
         async with AsyncExitStack() as stack:
-            plain = RuntimeConfig(
-                model=str(model.path),
-                n_ctx=16_384,
-                threads=bench.threads,
-                threads_batch=bench.threads,
-                max_sequences=9,
-                speculate="off",
-            )
-            auto = attrs.evolve(plain, speculate="auto")
-            configs = {PLAIN: plain, AUTO: auto, DRAFT: attrs.evolve(auto, draft=str(_small(model).path))}
-            engines = {name: await stack.enter_async_context(open_engine(each)) for name, each in configs.items()}
+            plain: dict[str, object] = {"n_ctx": 16_384, "max_sequences": 9, "speculate": "off"}
+            auto = {**plain, "speculate": "auto"}
+            settings = {PLAIN: plain, AUTO: auto, DRAFT: {**auto, "draft": _small(model).path}}
+            engines: dict[str, Source] = {}
+            for name, each in settings.items():
+                # Each in a process of its own: with the threads of three engines in one, OpenMP's wait for each other
+                # without spinning, which makes a step of one token slower than any other.
+                server = await stack.enter_async_context(uma_server(model, each, threads=bench.threads, label=name))
+                engines[name] = server.clients[0]
             for streams in REPEATS:
                 for kind in kinds if streams == 1 else kinds[:2][-1:]:
                     case = f"{streams} streams, {kind.name}" if streams > 1 else f"{ONE}, {kind.name}"
