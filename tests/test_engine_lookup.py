@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.engine.worker.chances import Chances
-from uma.engine.worker.lookup import CHANCES, MAX_AGREED, NGRAM, Lookup
+from uma.engine.worker.lookup import CHANCES, MAX_AGREED, MOST_USUAL, NGRAM, Lookup
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
@@ -55,8 +55,8 @@ def test_chances_fall_with_guesses_that_do_not_hold_and_rise_with_those_that_do(
 
 
 def test_a_text_that_goes_on_elsewhere_is_guessed_from_its_first_token_there_once_such_guesses_held() -> None:
-    text = list(range(100, 200))
-    quoting = Lookup([*text, 150])
+    of_all, text = Chances(CHANCES), list(range(100, 200))
+    quoting = Lookup([*text, 150], of_all)
     assert quoting.guess(3) == [151, 152, 153]
     assert quoting.chances(1)[0] < 0.5
     for start in range(110, 190, 4):
@@ -65,6 +65,7 @@ def test_a_text_that_goes_on_elsewhere_is_guessed_from_its_first_token_there_onc
     quoting.push(170)
     assert quoting.guess(2) == [171, 172]
     assert quoting.chances(2)[1] > 0.5
+    assert Lookup([*text, 150], of_all).chances(1) == [MOST_USUAL[0]], "another text has to show it for itself"
 
 
 def test_another_text_is_followed_for_as_long_as_it_agrees() -> None:

@@ -19,9 +19,11 @@ class Chances:
     What is usual are figures, or the chances of all texts: then those learn too.
     """
 
-    __slots__ = ("_held", "_of_all", "_seen", "_usual")
+    __slots__ = ("_held", "_most", "_of_all", "_seen", "_usual")
 
-    def __init__(self, usual: Sequence[float] | Chances) -> None:
+    def __init__(self, usual: Sequence[float] | Chances, most: Sequence[float] | None = None) -> None:
+        """`most` are the highest chances that are usual, whatever all texts have shown; None: there are no such bounds."""
+        self._most = most
         self._of_all = usual if isinstance(usual, Chances) else None
         self._usual: Sequence[float] = usual._usual if isinstance(usual, Chances) else usual
         self._seen = [0.0] * len(self._usual)
@@ -44,6 +46,8 @@ class Chances:
     def of(self, kind: int) -> float:
         """The chance of one kind."""
         usual = self._usual[kind] if self._of_all is None else self._of_all.of(kind)
+        if self._most is not None:
+            usual = min(usual, self._most[kind])
         return (usual * PRIOR_TOKENS + self._held[kind]) / (PRIOR_TOKENS + self._seen[kind])
 
     def each(self) -> list[float]:

@@ -30,6 +30,10 @@ AGREED = (2, NGRAM, 5, 8, 16, MAX_AGREED)
 CHANCES = (0.1, 0.25, 0.4, 0.6, 0.75, 0.85, 0.9)
 """Chance that the next token agrees too, by length of agreement, before any text has shown its own."""
 
+MOST_USUAL = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0)
+"""Maximum chance with which a text begins, by length of agreement: whether one or two tokens say what comes next is a
+text's own, and the drafts that would find out cost time."""
+
 
 class Lookup:
     """One sequence's guesses. Belongs to one thread at a time."""
@@ -55,7 +59,7 @@ class Lookup:
         """Index in it of the token that is expected next; 0: none is."""
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
-        self._chances = Chances(usual)
+        self._chances = Chances(usual, MOST_USUAL)
         """By length of agreement."""
         self._find()
 
