@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from uma.engine.worker.commands import Commands
 from uma.engine.worker.runner import ModelRunner, Step
 from uma.llama.batch import Batch
 from uma.llama.context import Context
-from uma.types import Finished, Slo, Token
+from uma.types import Finished, Grammar, Slo, Token
 
 BUILT_IN = RuntimeConfig(n_ctx=2_048, n_gpu_layers=0, threads=1, threads_batch=1, speculate="off")
 PATIENT = Slo(target_tbt_ms=3_600_000.0)
@@ -111,6 +112,27 @@ async def test_several_at_a_stretch_are_given_the_same_together(
     monkeypatch.setattr("uma.engine.delivery.pacing.STRIDE_STEPS", 1)
     for mine, theirs in zip(got, await together(), strict=True):
         assert say_the_same(mine, theirs)
+
+
+async def test_grammars_biases_and_log_probabilities_are_the_same_at_a_stretch(
+    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar, more = Grammar(regex="([a-z]{1,7} ){20}[0-9]{8}"), {"temperature": 1, "ignore_eos": False}
+    forms: list[dict[str, Any]] = [{"grammar": grammar}, {"grammar": grammar, "logprobs": 3}, {"logit_bias": {"the": 9}}]
+    asked = [patient(ask(max_tokens=200, seed=seed, **more, **form)) for seed, form in enumerate(forms)]
+    got: list[Answer] = []
+    async with open_engine(BUILT_IN) as engine:
+        for request in asked:
+            strides.clear()
+            got.append(await answer(engine, request))
+            assert max(map(len, strides)) > 4, "there were no strides"
+    assert re.fullmatch("([a-z]{1,7} ){20}[0-9]{8}", got[0].text)
+    monkeypatch.setattr("uma.engine.delivery.pacing.STRIDE_STEPS", 1)
+    async with open_engine(BUILT_IN) as engine:
+        expected = await alone(engine, asked)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert say_the_same(mine, theirs)
+        assert [token.logprobs for token in mine.tokens] == [token.logprobs for token in theirs.tokens]
 
 
 async def test_a_text_may_end_as_soon_as_it_is_long_enough(strides: list[list[Step]]) -> None:
