@@ -153,10 +153,9 @@ class Executor:
     def _booked(self, sequences: list[Sequence], steps: list[Step], *, learns: bool) -> Results:
         """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
         for step in steps:
-            rows, given = sequences, step.given
-            if step is not steps[0] and any(row.holding is None for row in sequences):
+            rows, given = [row for row in sequences if row.holding is not None], step.given
+            if len(rows) < len(sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
-                rows = [row for row in sequences if row.holding is not None]
                 given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
             self._runner.book(rows, step, learns=learns and step is steps[-1])
             yield Result(rows, given, step.at_ms)

@@ -177,7 +177,7 @@ class DecodeWorker:
             if self._is_stopping:
                 return
             had_work = self._tick()
-            if self._probes and not self._residency.is_decoding:
+            if self._probes.waiting and not self._residency.is_decoding:
                 self._probes.run()
             if had_work and (self._residency.all or self._embedder):
                 continue
@@ -220,7 +220,7 @@ class DecodeWorker:
                     self._residency.finish(sequence, reason)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                 self._residency.fail(sequence, error)
-        if self._probes and any(isinstance(given, tuple) for given in result.given):
+        if self._probes.waiting and any(isinstance(given, tuple) for given in result.given):
             self._probes.answer(is_alive=True)
 
     def _next_tick(self, now: float) -> tuple[Tick, bool]:

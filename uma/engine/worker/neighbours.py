@@ -55,7 +55,8 @@ class Neighbours:
         self._wanted = max(context.params.n_threads, context.params.n_threads_batch)
         """Threads that the configuration names; 0: as many as compute fastest on the CPUs at hand."""
         self._policy = ThreadPolicy(self._wanted or backend.core_count())
-        self._due_ms = now_ms() + SAMPLE_MS
+        self.due_ms = now_ms() + SAMPLE_MS
+        """When `before_batch` samples next."""
         self._cost_ms = 0.0
         """CPU time of the last sample."""
         self._last = _Reading.take(proc, now_ms())
@@ -68,18 +69,18 @@ class Neighbours:
 
     def ask_again(self) -> None:
         """Sample before the next batch: something has just shown that the number of threads is wrong."""
-        if self._due_ms < math.inf:
-            self._due_ms = 0.0
+        if self.due_ms < math.inf:
+            self.due_ms = 0.0
 
     def has_rested(self, rested_ms: float) -> None:
         """The decode thread had nothing to compute for so long, until now."""
-        if rested_ms >= max(REST_MS, self._cost_ms / REST_COST_SHARE) and self._due_ms < math.inf:
+        if rested_ms >= max(REST_MS, self._cost_ms / REST_COST_SHARE) and self.due_ms < math.inf:
             self._sample(now_ms(), self._policy.observe_rest)
 
     def before_batch(self) -> int:
         """Sample, if it is time; returns the number of compute threads in force."""
         now = now_ms()
-        if now >= self._due_ms:
+        if now >= self.due_ms:
             self._sample(now, self._policy.observe)
         return self._policy.threads
 
@@ -88,12 +89,12 @@ class Neighbours:
         reading, last = _Reading.take(self._proc, now), self._last
         self._last = reading
         if reading is None:
-            self._due_ms = math.inf
+            self.due_ms = math.inf
             return
         if last is not None:
             self._choose(reading.since(last, self._wanted), observe)
         self._cost_ms = (time.thread_time() - cpu_began) * 1000
-        self._due_ms = now + max(SAMPLE_MS, self._cost_ms / SAMPLE_COST_SHARE)
+        self.due_ms = now + max(SAMPLE_MS, self._cost_ms / SAMPLE_COST_SHARE)
 
     def _choose(self, sample: CpuSample, observe: Callable[[CpuSample], int]) -> None:
         before, threads = self._policy.threads, observe(sample)

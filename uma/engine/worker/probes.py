@@ -21,14 +21,11 @@ class Probes:
     def __init__(self, runner: ModelRunner, metrics: EngineMetrics) -> None:
         self._runner = runner
         self._metrics = metrics
-        self._waiting: list[Answer] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: list[Answer] = []
 
     def add(self, answer: Answer) -> None:
         """Take a probe on."""
-        self._waiting.append(answer)
+        self.waiting.append(answer)
 
     def run(self) -> None:
         """Compute a token for the probes that wait. Without a free KV cell they wait for a sequence's token."""
@@ -37,7 +34,7 @@ class Probes:
 
     def answer(self, *, is_alive: bool) -> None:
         """A token was generated, or none will be any more."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         self._metrics.health_probes_total += len(waiting)
         for answer in waiting:
             answer(is_alive)

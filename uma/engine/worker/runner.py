@@ -76,7 +76,9 @@ class ModelRunner:
         self._trace = trace
         self._neighbours = Neighbours(context, metrics)
         self.stall_watch = StallWatch(context)
-        self.sees_draft: Callable[[list[Sequence], list[int]], bool] = lambda _, __: False
+        self._threads = 0
+        """Compute threads of the batch that is prepared."""
+        self.sees_draft: Callable[[list[Sequence], list[int]], bool] | None = None
         """Told of the tokens of each step of a stride that goes on; whether it is better ended."""
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
@@ -129,37 +131,46 @@ class ModelRunner:
         ends = self._context.model.vocab.eog
         steps: list[Step] = []
         last_ms = self._outbox.due_ms
+        self._prepare(sequences)
         while True:
-            code, took_ms = self._compute(sequences, self.decode_ms)
+            code, took_ms = self._run(self.decode_ms)
             if code != DONE:
                 return code, steps
+            if not steps:
+                self._pool.batch_done()
             given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
             steps.append(Step(given, at_ms, took_ms))
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = len(steps) == stride.steps or at_ms + took_ms > last_ms
-            if is_over or self.is_called:
+            if is_over or self._commands.is_called:
                 return code, steps
             tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
             # This batch cannot go on with a row that has a fault, several tokens or an end.
-            if len(tokens) < size or not ends.isdisjoint(tokens) or self.sees_draft(sequences, tokens):
+            if len(tokens) < size or not ends.isdisjoint(tokens):
+                return code, steps
+            if self.sees_draft is not None and self.sees_draft(sequences, tokens):
                 return code, steps
             self._batch.advance(tokens)
+            if not self._sampling.is_plain or at_ms >= self._neighbours.due_ms:
+                self._prepare(sequences)
 
     def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
         """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
-        size, took_ms, own_cells = len(sequences), step.took_ms, 0
+        size, took_ms, own_cells, pool = len(sequences), step.took_ms, 0, self._pool
         self.decode_ms = took_ms
         for sequence in sequences:
             assert sequence.holding is not None
-            self._pool.append(sequence.holding, sequence.tokens[-1])
+            pool.append(sequence.holding, sequence.tokens[-1])
             sequence.computed += 1
             own_cells += sequence.computed
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
-        self.masked_cells += size * self._pool.used_cells - own_cells
+        cells = pool.used_cells
+        self.masked_cells += size * cells - own_cells
         if learns:
-            self._cost.observe_decode(size, self._pool.used_cells, took_ms)
-        self._trace.batch("decode", size, size, took_ms, self._pool.used_cells)
+            self._cost.observe_decode(size, cells, took_ms)
+        if self._trace.is_on:
+            self._trace.batch("decode", size, size, took_ms, cells)
 
     def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
         """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices.
@@ -343,21 +354,30 @@ class ModelRunner:
     def _compute(
         self, sampled: list[Sequence], expected_ms: float = math.inf, drafts: list[list[int]] | None = None
     ) -> tuple[int, float]:
-        """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits.
+        """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
+        self._prepare(sampled, drafts)
+        code, took_ms = self._run(expected_ms)
+        if code == DONE:
+            self._pool.batch_done()
+        return code, took_ms
 
-        `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
-        """
-        threads = self._neighbours.before_batch()
+    def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
+        """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
+        threads = self._threads = self._neighbours.before_batch()
         has_idle_cores = threads > 1 and self._neighbours.load < MAX_LOAD_BESIDE
         self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
         self._cost.use(threads, is_split=self._pool.in_id_order)
+
+    def _run(self, expected_ms: float) -> tuple[int, float]:
+        """llama.cpp's answer to the batch that is prepared, and the milliseconds it took.
+
+        `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
+        """
         began_ms = self.began_ms = now_ms()
-        self.stall_watch.begin(began_ms, expected_ms, threads)
+        self.stall_watch.begin(began_ms, expected_ms, self._threads)
         code = self._context.decode(self._batch)
         is_stalled = self.stall_watch.end()
         took_ms = now_ms() - began_ms
-        if code == DONE:
-            self._pool.batch_done()
         if code == ABORTED or is_stalled:
             self._context.resume()
             self._neighbours.ask_again()

@@ -68,15 +68,16 @@ class _Step:
 
 
 class Sampling:
-    """Chooses tokens for a context's rows. Belongs to the decode thread, which calls `prepare` before each batch."""
+    """Chooses tokens for a context's rows. Belongs to the decode thread, which calls `prepare` before a batch."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._vocab = context.model.vocab
         self._masks = GrammarMasks(self._vocab.n_tokens)
         self._logprobs = Logprober(self._vocab)
-        self._is_plain = False
-        """All rows of the batch that is computed are (`Sequence.is_plain`)."""
+        self.is_plain = False
+        """All rows of the batch that is computed are (`Sequence.is_plain`). Then the next batch of the same rows needs
+        no `prepare`."""
         self._masked: dict[Sequence, int] = {}
         """Sequences whose masks are being computed, each with the number of its first."""
 
@@ -93,8 +94,8 @@ class Sampling:
         With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
         `has_idle_cores` says whether another thread can run once the batch is computed.
         """
-        self._is_plain = all(each.is_plain for each in sequences)
-        if self._is_plain:
+        self.is_plain = all(each.is_plain for each in sequences)
+        if self.is_plain:
             return
         self._logprobs.has_idle_cores = has_idle_cores
         self._masked = {}
@@ -114,7 +115,7 @@ class Sampling:
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
-        if self._is_plain:
+        if self.is_plain:
             return self._sample_plain(sequences, batch_indices)
         places = [(row, sequence, 1) for row, sequence in enumerate(sequences)]
         step = self._step(len(sequences), places)
@@ -131,9 +132,15 @@ class Sampling:
         """The same for rows without grammar, bias or log probabilities. Between two batches each line of code comes
         from memory again, so most batches take this shorter way.
         """
-        step = _Step(self._context.logits(len(sequences)), [])
+        step, ends = _Step(self._context.logits(len(sequences)), []), self._vocab.eog
+        likeliest: list[int] = []
         given: list[Given] = []
         for row, sequence in enumerate(sequences):
+            if sequence.sampler is None:
+                likeliest = likeliest or step.likeliest
+                if likeliest[row] not in ends:
+                    given.append((Sampled(likeliest[row]),))
+                    continue
             try:
                 given.append((Sampled(self._draw(step, row, batch_indices[row], sequence, 0)),))
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import attrs
-
 from uma.engine.clock import now_ms
 from uma.engine.worker.schedstat import PROC, Unused, scheduled_ms
 from uma.llama import backend
@@ -36,12 +34,8 @@ PAUSE_MS = 2_000.0
 """Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
 
 
-@attrs.frozen(eq=False)
-class _Running:
-    """A batch that is computed now."""
-
-    began_ms: float
-    expected_ms: float
+_Running = tuple[float, float]
+"""A batch that is computed now: when it began, and how long it is expected to take (ms)."""
 
 
 class StallWatch:
@@ -55,6 +49,8 @@ class StallWatch:
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
         self._is_aborted = False
         self._has_work = threading.Event()
+        self._is_resting = False
+        """The watching thread waits for `_has_work`, or is about to."""
         self._over = threading.Event()
         self._aborted_ms = -PAUSE_MS
         # A recurrent state cannot be put back to what it was before the batch; the text would be read from its start.
@@ -78,8 +74,8 @@ class StallWatch:
     def begin(self, began_ms: float, expected_ms: float, threads: int) -> None:
         """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched."""
         if threads > 1:
-            self._running = _Running(began_ms, expected_ms)
-            if not self._has_work.is_set():
+            self._running = (began_ms, expected_ms)
+            if self._is_resting:
                 self._has_work.set()
 
     def end(self) -> bool:
@@ -102,8 +98,11 @@ class StallWatch:
             if idle_looks > REST_LOOKS:
                 idle_looks = 0
                 self._has_work.clear()
+                # In this order: a batch that begins meanwhile is seen here, or sees that the thread rests.
+                self._is_resting = True
                 if self._running is None and not self._over.is_set():
                     self._has_work.wait()
+                self._is_resting = False
             if running is None or not self._takes_too_long(running):
                 suspect = None
             elif (now := CpuTime.take(self._proc)) is not None:
@@ -119,9 +118,8 @@ class StallWatch:
                 self._context.request_retry()
 
     def _takes_too_long(self, running: _Running) -> bool:
-        now = now_ms()
-        took_ms = now - running.began_ms
-        return took_ms > max(LEAST_MS, TOO_LONG * running.expected_ms) and now - self._aborted_ms > PAUSE_MS
+        now, (began_ms, expected_ms) = now_ms(), running
+        return now - began_ms > max(LEAST_MS, TOO_LONG * expected_ms) and now - self._aborted_ms > PAUSE_MS
 
 
 class CpuTime(NamedTuple):
