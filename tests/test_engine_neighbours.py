@@ -214,6 +214,7 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
 ) -> None:
     counts = itertools.count()
     monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
     monkeypatch.setattr(stall, "LEAST_MS", 0.0)
     monkeypatch.setattr(stall, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
@@ -237,6 +238,7 @@ def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
 ) -> None:
     counts, aborted = itertools.count(), threading.Event()
     monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
     monkeypatch.setattr(stall, "LEAST_MS", 0.0)
     monkeypatch.setattr(stall, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())

@@ -20,15 +20,17 @@ from uma.engine.worker.schedstat import PROC, Unused, scheduled_ms
 from uma.llama import backend
 from uma.llama.context import Context
 
-LOOK_SEC = 0.05
-"""Interval between two looks at the batch that runs."""
 LEAST_MS = 100.0
 """Minimum duration of a batch to be aborted: the gain on a shorter one would not be seen."""
+LOOK_SEC = LEAST_MS / 1000
+"""Interval between two looks for a batch that takes long: a look takes time from the core that it wakes on."""
+LOOK_AGAIN_SEC = LOOK_SEC / 2
+"""Interval before the next look at a batch that has taken as long as that already."""
 TOO_LONG = 2.0
 """Duration of a batch, as a multiple of its prediction, from which on it is examined."""
 STARVED_SHARE = 0.8
 """Share of the time they want to run below which compute threads count as waiting for cores."""
-REST_LOOKS = 20
+REST_LOOKS = 10
 """Looks without a batch after which the thread rests until one runs."""
 PAUSE_MS = 2_000.0
 """Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
@@ -92,8 +94,11 @@ class StallWatch:
         suspect: _Running | None = None
         before = CpuTime(0.0, 0.0, 0.0)
         idle_looks = 0
-        while not self._over.wait(LOOK_SEC):
+        interval_sec = LOOK_SEC
+        while not self._over.wait(interval_sec):
             running = self._running
+            is_long = running is not None and now_ms() - running[0] > LOOK_AGAIN_SEC * 1000
+            interval_sec = LOOK_AGAIN_SEC if is_long else LOOK_SEC
             idle_looks = 0 if running else idle_looks + 1
             if idle_looks > REST_LOOKS:
                 idle_looks = 0
