@@ -44,7 +44,8 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
 
     monkeypatch.setattr("uma.engine.open.Context", WatchedContext)
     long = ask(tokens_for(1, 600), 8)
-    async with open_engine(config_for(tiny, n_ctx=1_024, kv_unified="on", cache_ram_mb=64)) as engine:
+    config = config_for(tiny, n_ctx=1_024, kv_unified="on", cache_ram_mb=64, cache_tokens=1_024)
+    async with open_engine(config) as engine:
         monkeypatch.setattr(idle_copy, "MOST_IDLE_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
         first = await answer(engine, long)
         steps.clear()

@@ -90,7 +90,7 @@ async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_i
 async def test_a_fault_of_the_whole_thread_is_told_logged_raised_and_saves_nothing(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16, cache_tokens=1_024)
     told: list[InternalError] = []
 
     class BreakingContext(Context):

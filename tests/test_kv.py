@@ -7,10 +7,11 @@ snapshot is a copy of that account, and a copy between separate buffers happens 
 from __future__ import annotations
 
 import pickle
+import sys
 from array import array
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,7 @@ from uma.engine.kv import idle_copy, snapshots
 from uma.engine.kv import pool as kv
 from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
+from uma.llama.context import Context
 
 N_IDS, N_CELLS = 5, 60
 Cells = list[tuple[int, int]]
@@ -104,13 +106,16 @@ class PoolLives(RuleBasedStateMachine):
 
     unified = True
     exact_ends = False
+    leaves_early = False
 
     def __init__(self) -> None:
         super().__init__()
         self.context = FakeContext(unified=self.unified)
         self.store = SnapshotStore(2_000, exact_ends=self.exact_ends)
         context: Any = self.context
-        self.pool = KvPool(context, self.store, shares=not self.exact_ends, cache_cells=20)
+        self.pool = KvPool(
+            context, self.store, shares=not self.exact_ends, cache_cells=20, leaves_early=self.leaves_early
+        )
         self.running: list[Holding] = []
         self.now = 0.0
 
@@ -207,6 +212,12 @@ class PoolLives(RuleBasedStateMachine):
         assert (self.pool.used_ids, self.pool.used_cells, self.context.used()) == (0, 0, 0)
 
 
+class EarlyPoolLives(PoolLives):
+    """Where cache leaves its cells as soon as a sequence begins that has no use for it."""
+
+    leaves_early = True
+
+
 class SplitPoolLives(PoolLives):
     """With a buffer for each sequence."""
 
@@ -233,9 +244,66 @@ class TestPool:
         ):
             monkeypatch.setattr(module, name, value)
 
-    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
+    @pytest.mark.parametrize("machine", [PoolLives, EarlyPoolLives, SplitPoolLives, UncuttablePoolLives])
     def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
         run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+
+
+class TestCacheThatLeavesEarly:
+    """A pool with room to spare in cells and memory, in which one conversation has ended and another begins."""
+
+    ended, other = array("i", range(200)), array("i", range(1_000, 1_010))
+
+    def ended_pool(
+        self, monkeypatch: pytest.MonkeyPatch, **options: bool
+    ) -> tuple[KvPool, FakeContext, list[Snapshot]]:
+        monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 1_000)
+        context, archived = FakeContext(unified=True), list[Snapshot]()
+        pool = KvPool(
+            cast(Context, context),
+            SnapshotStore(10**6, on_added=archived.append),
+            shares=True,
+            cache_cells=1_000,
+            **options,
+        )
+        self.run(pool, context, self.ended)
+        return pool, context, archived
+
+    def run(self, pool: KvPool, context: FakeContext, tokens: array[int]) -> int:
+        """A sequence from its beginning to its end; how many of its tokens it found."""
+        holding, found = pool.acquire(tokens, 1.0)
+        context.compute({holding.seq_id: list(tokens[found:])})
+        pool.batch_done()
+        pool.extend(holding, tokens[found:])
+        pool.release(holding, 2.0, keep=True)
+        return found
+
+    def test_it_is_in_memory_and_found_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, archived = self.ended_pool(monkeypatch, leaves_early=True)
+        holding, _ = pool.acquire(self.other, 3.0)
+        assert context.used() == 0, "cells of cache that the new sequence's rows would go over in vain"
+        assert not archived, "what is used once is worth no disk"
+        pool.release(holding, 4.0, keep=False)
+        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
+
+    def test_what_the_new_sequence_uses_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        _, found = pool.acquire(self.ended + array("i", [7]), 3.0)
+        assert found == context.used() == len(self.ended)
+
+    def test_what_takes_long_to_copy_or_would_not_come_back_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        short = array("i", range(2_000, 2_000 + kv.WORTH_RESTORING_TOKENS - 1))
+        self.run(pool, context, short)
+        monkeypatch.setattr(kv, "MOST_QUICK_BYTES", len(self.ended) - 1)
+        self.run(pool, context, self.ended)
+        pool.acquire(self.other, 3.0)
+        assert context.used() == len(self.ended) + len(short)
+
+    def test_it_stays_where_its_cells_were_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch)
+        pool.acquire(self.other, 3.0)
+        assert context.used() == len(self.ended)
 
 
 def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapshot:

@@ -311,7 +311,13 @@ def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None)
         exact_ends=not shares,
         on_added=None if archive is None else archive.write_soon,
     )
-    return KvPool(context, store, shares=shares, cache_cells=sizing.cache_cells(context, config))
+    return KvPool(
+        context,
+        store,
+        shares=shares,
+        cache_cells=sizing.cache_cells(context, config),
+        leaves_early=config.cache_tokens < 0,
+    )
 
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:

@@ -117,17 +117,19 @@ class SnapshotStore:
         kept = sum(each.size_bytes for each in self._index if each.is_pinned or each.worth >= limit)
         return kept + size <= self._capacity_bytes
 
-    def add(self, snapshot: Snapshot) -> bool:
+    def add(self, snapshot: Snapshot, *, is_lasting: bool = True) -> bool:
         """Keep a snapshot; those it covers go, and if need be those least worth. Returns whether it is kept.
 
-        One with the very same tokens is replaced, unless it is pinned: then that one stays.
+        One with the very same tokens is replaced, unless it is pinned: then that one stays. The disk tier is told of
+        what `is_lasting`.
         """
         same = self._index.get(snapshot.tokens)
         if same is not None and same.is_pinned:
             return True
-        loose = sum(each.size_bytes for each in self._index if not each.is_pinned)
-        if self.size_bytes - loose + snapshot.size_bytes > self._capacity_bytes:
-            return False
+        if self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
+            loose = sum(each.size_bytes for each in self._index if not each.is_pinned)
+            if self.size_bytes - loose + snapshot.size_bytes > self._capacity_bytes:
+                return False
         if not self._exact_ends:
             for each, _ in list(self._index.beginnings(snapshot.tokens)):
                 if not each.is_pinned:
@@ -141,7 +143,7 @@ class SnapshotStore:
         self.size_bytes += snapshot.size_bytes
         if self.events.listeners:
             self.events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
-        if self._on_added is not None and not snapshot.is_on_disk:
+        if self._on_added is not None and is_lasting and not snapshot.is_on_disk:
             self._on_added(snapshot)
         return True
 
