@@ -30,8 +30,8 @@ SPACE = "Ġ"
 """How byte-level BPE writes a space."""
 SPECIALS = ("<unk>", "<s>", "</s>")
 WHISPER = 0.002
-"""Scale of what the layers of a model that recites add to a word's embedding: it shall still be told by it. At ten times
-as much the next word's logit is 4.9 instead of `CLARITY`, and the text goes on elsewhere after 3 words."""
+"""Scale of what the layers of a model that recites add to a word's embedding: it shall still be told by it. At ten
+times as much the next word's logit is 4.9 instead of `CLARITY`, and the text goes on elsewhere after 3 words."""
 CLARITY = 7.2
 """Its logit of the next word, where those of the others of the text are random, with a deviation of a quarter: with
 temperature 1 and `top_k` 40 it goes on elsewhere in the text after 25 words on average, with temperature 2 after 2."""

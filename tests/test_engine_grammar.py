@@ -325,9 +325,9 @@ async def test_masks_of_all_rows_are_computed_beside_their_batch(tiny: Path, mon
 
 
 def test_a_grammar_has_exactly_one_form() -> None:
-    with pytest.raises(ValueError, match="grammar: give exactly one of json_schema, .*; none was given"):
+    with pytest.raises(ValueError, match=r"grammar: give exactly one of json_schema, .*; none was given"):
         Grammar()
-    with pytest.raises(ValueError, match="exactly one of .*; these came: json_object, regex"):
+    with pytest.raises(ValueError, match=r"exactly one of .*; these came: json_object, regex"):
         Grammar(regex="a", json_object=True)
 
 

@@ -187,9 +187,7 @@ async def test_asking_for_them_changes_no_token_and_asks_nothing_of_others(tiny:
     assert without.finished.logprobs is None
 
 
-async def test_the_rows_that_ask_are_read_all_at_once_and_no_other(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_rows_that_ask_are_read_all_at_once_and_no_other(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, sizes = LogprobReader.read, list[int]()
 
     def counted(reader: LogprobReader, logits: npt.NDArray[np.float32], *more: Any) -> None:

@@ -185,15 +185,15 @@ async def test_nothing_is_drafted_while_another_prompt_is_read(tiny: Path, monke
     for name in ("verify", "prefill", "mixed"):
         monkeypatch.setattr(ModelRunner, name, logged(name))
     long = ask(few_letters(1), 1_500, id="long", logit_bias={str(token): 20.0 for token in range(97, 100)})
-    async with open_engine(config_for(tiny, speculate="always", n_batch=64, n_ubatch=64)) as engine:
-        async with engine.generate(long) as stream:
-            while "verify" not in log:
-                await stream.__anext__()
-            del log[:]
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(answer, engine, ask(tokens_for(1, 500), 30))
-                async for _ in stream:
-                    pass
+    config = config_for(tiny, speculate="always", n_batch=64, n_ubatch=64)
+    async with open_engine(config) as engine, engine.generate(long) as stream:
+        while "verify" not in log:
+            await stream.__anext__()
+        del log[:]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer, engine, ask(tokens_for(1, 500), 30))
+            async for _ in stream:
+                pass
     pieces = [index for index, name in enumerate(log) if name != "verify"]
     assert len(pieces) > 4
     assert "verify" not in log[pieces[0] : pieces[-1]]

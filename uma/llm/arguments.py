@@ -126,7 +126,7 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
         raise ValueError(f"messages: {expected}, not {shown(given)}")
     calls = given.get("tool_calls") or ()
     if not isinstance(calls, list | tuple):
-        raise ValueError(f"messages: tool_calls: expected a list of calls, not {shown(calls)}")
+        raise ValueError(f"messages: tool_calls: expected a list of calls, not {shown(calls)}")  # noqa: TRY004
     content = "" if calls and given["content"] is None else given["content"]
     return Message(**{**given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
 

@@ -22,7 +22,7 @@ class Chances:
     __slots__ = ("_held", "_most", "_of_all", "_seen", "_usual")
 
     def __init__(self, usual: Sequence[float] | Chances, most: Sequence[float] | None = None) -> None:
-        """`most` are the highest chances that are usual, whatever all texts have shown; None: there are no such bounds."""
+        """`most` are the highest chances that are usual, whatever all texts have shown; None: there are no bounds."""
         self._most = most
         self._of_all = usual if isinstance(usual, Chances) else None
         self._usual: Sequence[float] = usual._usual if isinstance(usual, Chances) else usual

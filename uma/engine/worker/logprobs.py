@@ -2,9 +2,9 @@
 
 They are those of temperature 1, read from the logits before anything changes them. A vocabulary's worth of numbers for
 each row is a megabyte soon: the arrays are kept from step to step, because fresh memory costs more than the arithmetic,
-and rows are copied only where more than a few of their logits will change. They are read behind the choice of the tokens;
-or, where that takes less time, a helper thread reads them beside it: samplers and numpy compute without the GIL, on cores
-that are idle until the next batch.
+and rows are copied only where more than a few of their logits will change. They are read behind the choice of the
+tokens; or, where that takes less time, a helper thread reads them beside it: samplers and numpy compute without the
+GIL, on cores that are idle until the next batch.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ class LogprobReader:
 class ReadingTimes:
     """Whether the helper thread reads a step's rows: where choosing the tokens and reading took less time with it.
 
-    A compute thread of llama.cpp that spins, a core of which another hyperthread computes, and the GIL can make it slower.
+    A compute thread of llama.cpp that spins, a core of which another hyperthread computes, and the GIL can make it
+    slower.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """Prompt look-up: what probably comes next in a text, by where its last tokens stood before.
 
 Summaries quote, code edits repeat, JSON lists say the same keys again and again. Where the last three tokens came
-before, or at least the last two or one, what followed then is a guess of what follows now. The guess costs nothing to check: every token that comes,
-sampled one by one or verified as a draft, shows whether it was right. So how often guesses hold is known before
-anything was computed for them, by how long the text has agreed with its earlier place so far.
+before, or at least the last two or one, what followed then is a guess of what follows now. The guess costs nothing to
+check: every token that comes, sampled one by one or verified as a draft, shows whether it was right. So how often
+guesses hold is known before anything was computed for them, by how long the text has agreed with its earlier place so
+far.
 
 Pure: tokens in, guesses out.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 from uma.engine.worker.chances import Chances
 
@@ -155,9 +156,7 @@ class _ShortMatches:
         size = len(tokens)
         self._last_one: dict[int, int] = dict(zip(tokens[:-1], range(1, size), strict=False))
         """Of each token, the index behind its last place."""
-        self._last_two: dict[tuple[int, int], int] = dict(
-            zip(zip(tokens, tokens[1:-1], strict=False), range(2, size), strict=False)
-        )
+        self._last_two: dict[tuple[int, int], int] = dict(zip(pairwise(tokens), range(2, size), strict=False))
         """The same of each two."""
         self._one = self._two = 0
         self.take_in(tokens)
