@@ -119,7 +119,7 @@ async def test_grammars_biases_and_log_probabilities_are_the_same_at_a_stretch(
 ) -> None:
     grammar, more = Grammar(regex="([a-z]{1,7} ){20}[0-9]{8}"), {"temperature": 1, "ignore_eos": False}
     constrained: list[dict[str, Any]] = [{"grammar": grammar}, {"grammar": grammar, "logprobs": 3}]
-    forms = [*constrained, {"logit_bias": {"the": 9}}]
+    forms: list[dict[str, Any]] = [*constrained, {"logit_bias": {"the": 9}}]
     asked = [patient(ask(max_tokens=200, seed=seed, **more, **form)) for seed, form in enumerate(forms)]
     got: list[Answer] = []
     async with open_engine(BUILT_IN) as engine:

@@ -291,6 +291,12 @@ class TestCacheThatLeavesEarly:
         _, found = pool.acquire(self.ended + array("i", [7]), 3.0)
         assert found == context.used() == len(self.ended)
 
+    def test_what_begins_like_it_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, _, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        half = self.ended[:100]
+        pool.acquire(half + array("i", [7]), 3.0)
+        assert pool.continuation(half, 4) == self.ended[100:104], "what another sequence went on with is a draft"
+
     def test_what_takes_long_to_copy_or_would_not_come_back_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
         short = array("i", range(2_000, 2_000 + kv.WORTH_RESTORING_TOKENS - 1))

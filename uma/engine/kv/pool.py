@@ -170,14 +170,19 @@ class KvPool:
         return holding, length
 
     def _leave_cells(self) -> None:
-        """A sequence has begun: move cache that it does not use to memory, where that is quick."""
+        """A sequence has begun: move cache that has nothing in common with a running one to memory, where it is quick.
+
+        What begins like a running one stays: drafts are made of it.
+        """
         if not (self._leaves_early and self.cells.is_unified and self.store.is_enabled):
             return
         for seq_id in self.tree.leaves():
             node = self.tree.cached[seq_id]
             is_quick = node.end * self.cells.bytes_per_token <= MOST_QUICK_BYTES
             # A shorter one would not be restored: it stays, as far as all such do (`trim_cache`).
-            if is_quick and node.end >= WORTH_RESTORING_TOKENS and self._is_in_memory(seq_id):
+            is_long = node.end >= WORTH_RESTORING_TOKENS
+            is_apart = not any(each.locks for each in node.path() if each.parent is not None)
+            if is_quick and is_long and is_apart and self._is_in_memory(seq_id):
                 self.tree.drop(seq_id)
 
     def _is_in_memory(self, seq_id: int) -> bool:
