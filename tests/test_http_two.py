@@ -46,6 +46,10 @@ def counted(hosted: HostedHttp, name: str) -> int:
     return int(hosted.call(hosted.engine.snapshot)[name])
 
 
+def living_tasks(hosted: HostedHttp) -> int:
+    return hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living)
+
+
 @pytest.mark.parametrize(("length", "status"), [("1000000", 413), ("50000", 408)], ids=["too large", "too late"])
 def test_a_body_that_goes_on_after_its_answer_is_not_wanted_and_other_streams_go_on(
     hosted: HostedHttp, length: str, status: int
@@ -99,12 +103,12 @@ def test_a_stream_whose_reader_opens_no_window_is_paused_and_cancelled_alone(hos
 
 
 def test_a_client_that_hangs_up_before_it_has_read_a_large_answer_leaves_nothing(hosted: HostedHttp) -> None:
-    tasks = hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living)
+    tasks = living_tasks(hosted)
     with http2(hosted.port) as client:
         asked = client.send("POST", "/v1/embeddings", {"input": ["Once"] * 1_000})
         client.unread.add(asked)
         client.read_until(lambda: len(client.streams[asked].body) == 65_535)
-    until(lambda: hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living), lambda count: count <= tasks)
+    until(lambda: living_tasks(hosted), lambda count: count <= tasks)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example"])
@@ -244,3 +248,35 @@ async def test_a_reader_has_as_long_as_it_takes_8_kb_in_its_time(mock_clock: tri
         assert StreamEnded not in kinds
         assert tasks._nursery is not None
         tasks._nursery.cancel_scope.cancel()
+
+
+def test_requests_that_are_taken_back_at_once_leave_nothing(hosted: HostedHttp) -> None:
+    tasks = living_tasks(hosted)
+    with http2(hosted.port) as client:
+        for _ in range(300):
+            client.reset(client.send("POST", "/v1/completions", ENDLESS))
+        assert client.answer(client.send("GET", "/health")).status == 200
+    until(lambda: living_tasks(hosted), lambda count: count <= tasks)
+    assert counted(hosted, "active_sequences") + counted(hosted, "queued_requests") == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/nothing"), ("DELETE", "/v1/models")])
+def test_a_body_that_nothing_reads_holds_up_nothing(hosted: HostedHttp, method: str, path: str) -> None:
+    tasks = living_tasks(hosted)
+    with http2(hosted.port) as client:
+        other = client.send("GET", "/ui/api/live")
+        for _ in range(20):
+            asked = client.send(method, path, b"x", is_whole=False)
+            for _ in range(40):
+                client.add(asked, b"x" * 10)
+            client.add(asked, b"x", is_whole=True)
+            assert client.answer(asked).status in (200, 404, 405)
+        told = len(client.streams[other].body)
+        client.read_until(lambda: len(client.streams[other].body) > told)
+    for _ in range(20):
+        raw = RawHttp(hosted.port)
+        raw.sock.sendall(b"%s %s HTTP/1.1\r\nhost: localhost\r\n" % (method.encode(), path.encode()))
+        raw.sock.sendall(b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 40 + b"0\r\n\r\n")
+        assert raw.answer().status in (200, 404, 405)
+        raw.close()
+    until(lambda: living_tasks(hosted), lambda count: count <= tasks)
