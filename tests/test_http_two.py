@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, StreamEnded, StreamReset
-from http_server import HostedHttp, RawHttp, hosted_http
+from http_server import HostedHttp, RawHttp, hosted_http, running_http
 from http_two import Header, http2
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -25,7 +27,7 @@ from hypercorn.typing import ConnectionState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import until
+from harness import short_directory, until
 from uma.engine.delivery.flow import CREDITS
 from uma.http.protocols import Http2
 from uma.net.link import FAIR_BYTES
@@ -109,6 +111,29 @@ def test_a_client_that_hangs_up_before_it_has_read_a_large_answer_leaves_nothing
         client.unread.add(asked)
         client.read_until(lambda: len(client.streams[asked].body) == 65_535)
     until(lambda: living_tasks(hosted), lambda count: count <= tasks)
+
+
+def test_a_stopping_server_says_so_on_a_connection_that_still_has_a_stream(tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", "60", "--n-ctx", "32768", "--max-tokens", "30000")
+    with short_directory() as directory, running_http(directory, *flags) as server:
+        with http2(server.port) as client:
+            other = client.send("POST", "/v1/completions", ENDLESS)
+            client.read_until(lambda: bool(client.streams[other].body))
+            server.process.signal(signal.SIGTERM)
+            until(lambda: is_listening(server.port), lambda is_open: not is_open)
+            refused = client.answer(client.send("POST", "/v1/completions", {"prompt": "a"}))
+            assert (refused.status, refused.answer.json["error"]["code"]) == (503, "service_unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
+            client.reset(other)
+        assert server.process.wait() == 0
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example"])

@@ -186,10 +186,11 @@ class Http2(H2Protocol):
             if isinstance(event, DataReceived) and event.stream_id not in self.streams:
                 # Its answer has ended. The connection's window is for the other streams.
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, RequestReceived):
+                await self._create_stream(event)  # also while the server stops, which the app says
+                await self.send(Updated(idle=self.idle))
             elif not isinstance(event, PriorityUpdated):  # RFC 9113 has no priorities any more: all streams are equal
                 await super()._handle_events([event])
-            if isinstance(event, RequestReceived) and event.stream_id not in self.streams:
-                await self.send(Updated(idle=self.idle))
         await self._flush()
 
     async def _create_stream(self, request: RequestReceived) -> None:
