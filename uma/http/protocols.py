@@ -137,7 +137,7 @@ class Http2(H2Protocol):
         """As Hypercorn's. At the connection's end nothing waits for a reader any more."""
         await super().handle(event)
         if isinstance(event, Closed):
-            for buffer in self.stream_buffers.values():
+            for buffer in list(self.stream_buffers.values()):
                 await buffer.close()
             for wait in self._waits.values():
                 wait.room.unpark_all()
@@ -158,11 +158,13 @@ class Http2(H2Protocol):
         """Waits while more than two frames are unsent, at the end until all is sent."""
         id, added = event.stream_id, len(event.data) if isinstance(event, Body) else 0
         with trio.move_on_after(self._stall_timeout_sec) as patience:
-            self._waits[id] = _Wait(patience, self._unsent_bytes(id) + added - FAIR_BYTES)
-            await super().stream_send(event)
-            while isinstance(event, Body) and self._unsent_bytes(id) >= BUFFER_HIGH_WATER:
-                await self._waits[id].room.park()  # Hypercorn's own wait ends where the window is closed
-        del self._waits[id]
+            wait = self._waits[id] = _Wait(patience, self._unsent_bytes(id) + added - FAIR_BYTES)
+            try:
+                await super().stream_send(event)
+                while isinstance(event, Body) and self._unsent_bytes(id) >= BUFFER_HIGH_WATER:
+                    await wait.room.park()  # Hypercorn's own wait ends where the window is closed
+            finally:
+                del self._waits[id]
         if patience.cancelled_caught:
             log(logger, logging.WARNING, "http.stalled", unsent_bytes=self._unsent_bytes(id))
             self._reset(id, ErrorCodes.CANCEL)
