@@ -21,7 +21,7 @@ from uma.types import Grammar, Source, Token
 STREAMS, PROMPT, GENERATED = 8, 64, 192
 ANSWERS, LONG_PROMPT, ANSWER_TOKENS = 8, 1_024, 16
 TURNS = 3
-GAP_TURNS = 7
+GAP_TURNS = 15
 """Worst gaps measured of each kind, in turn; their median counts, for a machine has hiccups of its own."""
 PLAIN, LARGE = "without", "a schema of 100 properties"
 SERVED = f"{STREAMS} streams of a server, JSON schema"
