@@ -23,9 +23,9 @@ from uma.llama.context import Context
 from uma.llama.grammar import GrammarMasks
 from uma.types import Logprobs
 
-MAX_FORCED = 32
+MAX_FORCED = 24
 """Maximum tokens of a row in one step: what a grammar forces beyond is given in the next ones. It keeps the batch that
-reads them, and the events of one step, small."""
+reads them, and the events of one step, small: other rows wait for it no longer than for a piece of a short prompt."""
 
 Logits = npt.NDArray[np.float32]
 
