@@ -155,7 +155,8 @@ def checks(summary: Summary) -> list[Check]:
     def ratio(case: str, form: str) -> float:
         return summary.get(case, form, "tokens_per_s") / summary.get(case, "free text", "tokens_per_s")
 
-    gaps = [summary.get("first mask", each, "worst_gap_ms") for each in (LARGE, PLAIN)]
+    # To a tenth of a millisecond: both read the same prompt, and differ by microseconds.
+    gaps = [round(summary.get("first mask", each, "worst_gap_ms"), 1) for each in (LARGE, PLAIN)]
     walls = [summary.get("several answers", each, "wall_s") for each in ("8 requests, nothing shared", "n: 8")]
     return [
         Check("8 streams under a JSON schema: tokens/s of free text", ratio("8 streams", "JSON schema"), "≥", 1.0, "x"),
