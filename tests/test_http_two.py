@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hypercorn.events import Event, RawData
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness import short_directory, until
@@ -205,6 +206,7 @@ methods = st.sampled_from([b"GET", b"HEAD", b"POST", b"OPTIONS", b"CONNECT", b"P
 
 
 @given(methods, heads, st.binary(max_size=8))
+@example(b"GET", [(b"transfer-encoding", b"")], b"")
 @settings(max_examples=300, deadline=None)
 def test_no_head_is_a_fault_of_the_server(hosted: HostedHttp, method: bytes, head: list[Header], path: bytes) -> None:
     # What the fixture finds in the log at its end would fail this test too.
@@ -213,12 +215,12 @@ def test_no_head_is_a_fault_of_the_server(hosted: HostedHttp, method: bytes, hea
         client.answer(id)
         assert client.streams[id].status < 500
         assert client.is_closed or client.streams[id].is_ended
-    raw = RawHttp(hosted.port)
-    lines = [b"%s: %s" % field for field in head if not field[0].startswith(b":")]
-    raw.sock.sendall(b"\r\n".join([b"%s /%s HTTP/1.1" % (method, path), b"host: localhost", *lines, b"", b""]))
-    first = raw.read(12)
-    assert not first or int(first[9:12]) < 500
-    raw.close()
+    with closing(RawHttp(hosted.port)) as raw:
+        lines = [b"%s: %s" % field for field in head if not field[0].startswith(b":")]
+        raw.sock.sendall(b"\r\n".join([b"%s /%s HTTP/1.1" % (method, path), b"host: localhost", *lines, b"", b""]))
+        first = raw.read(12)
+    # 501 is the answer to a transfer coding that is not known (RFC 9112, 6.1).
+    assert not first or int(first[9:12]) < 500 or int(first[9:12]) == 501
 
 
 async def endless_app(scope: Any, receive: Any, send: Any) -> None:
