@@ -284,7 +284,7 @@ def test_requests_that_are_taken_back_at_once_leave_nothing(hosted: HostedHttp) 
             client.reset(client.send("POST", "/v1/completions", ENDLESS))
         assert client.answer(client.send("GET", "/health")).status == 200
     until(lambda: living_tasks(hosted), lambda count: count <= tasks)
-    assert counted(hosted, "active_sequences") + counted(hosted, "queued_requests") == 0
+    until(lambda: counted(hosted, "active_sequences") + counted(hosted, "queued_requests"), lambda count: count == 0)
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/nothing"), ("DELETE", "/v1/models")])
