@@ -15,15 +15,13 @@ class TextStream:
     A character costs a few steps for each stop string, however long that is and however much of it has come.
     """
 
-    __slots__ = ("_decoder", "_firsts", "_has_part", "_held", "_searches", "stopped", "stopped_by")
+    __slots__ = ("_decoder", "_firsts", "_held", "_searches", "stopped", "stopped_by")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._searches = tuple(map(_Search, stops))
         self._firsts = {stop[0] for stop in stops}
         self._held = ""
-        self._has_part = False
-        """The decoder waits for the rest of a character."""
         self.stopped = False
         """A stop string came. The text given out ends just before it."""
         self.stopped_by: str | None = None
@@ -32,8 +30,6 @@ class TextStream:
     def push(self, piece: bytes) -> str:
         """The text that is certain once these bytes have come. Malformed bytes become U+FFFD."""
         text = self._decoder.decode(piece)
-        # Asking the decoder costs as much as decoding; a part of a character ends in a byte that is not ASCII.
-        self._has_part = self._decoder.getstate()[0] != b"" if piece[-1:] > b"\x7f" else self._has_part and not piece
         if not self._held and self._firsts.isdisjoint(text):
             return text
         return self._release(text)
@@ -41,13 +37,13 @@ class TextStream:
     @property
     def holds(self) -> bool:
         """Whether some of the bytes that came have not been given out as text: `finish` would give more."""
-        return self._held != "" or self._has_part
+        return self._held != "" or self._decoder.getstate()[0] != b""
 
     def finish(self) -> str:
         """What is still held when no more tokens come: an unfinished character becomes U+FFFD."""
         if self.stopped:
             return ""
-        text, self._has_part = self._release(self._decoder.decode(b"", final=True)), False
+        text = self._release(self._decoder.decode(b"", final=True))
         if not self.stopped:
             text, self._held = text + self._held, ""
         return text
@@ -55,7 +51,6 @@ class TextStream:
     def end(self, piece: bytes) -> str:
         """The rest of a text that is complete with these bytes. No stop string is looked for in it any more."""
         text, self._held = self._held + self._decoder.decode(piece, final=True), ""
-        self._has_part = False
         return text
 
     def _release(self, more: str) -> str:

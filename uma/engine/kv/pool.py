@@ -28,8 +28,8 @@ MOST_PLAIN_TOKENS = 256
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
 MOST_QUICK_BYTES = 8 * 2**20
-"""Maximum size of a cached sequence that leaves its cells for memory when another sequence begins: a copy of a
-millisecond or two, there and back."""
+"""Maximum size of a cached sequence that leaves its cells for memory when another sequence begins: its copy is short
+beside the prompt that begins."""
 MOST_STALL_BYTES = 32 * 2**20
 """Maximum size of a snapshot taken while any sequence decodes: to copy a larger one would be a gap in the stream."""
 

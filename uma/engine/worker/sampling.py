@@ -132,15 +132,9 @@ class Sampling:
         """The same for rows without grammar, bias or log probabilities. Between two batches each line of code comes
         from memory again, so most batches take this shorter way.
         """
-        step, ends = _Step(self._context.logits(len(sequences)), []), self._vocab.eog
-        likeliest: list[int] = []
+        step = _Step(self._context.logits(len(sequences)), [])
         given: list[Given] = []
         for row, sequence in enumerate(sequences):
-            if sequence.sampler is None:
-                likeliest = likeliest or step.likeliest
-                if likeliest[row] not in ends:
-                    given.append((Sampled(likeliest[row]),))
-                    continue
             try:
                 given.append((Sampled(self._draw(step, row, batch_indices[row], sequence, 0)),))
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)

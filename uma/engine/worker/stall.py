@@ -36,8 +36,11 @@ PAUSE_MS = 2_000.0
 """Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
 
 
-_Running = tuple[float, float]
-"""A batch that is computed now: when it began, and how long it is expected to take (ms)."""
+class _Running(NamedTuple):
+    """A batch that is computed now."""
+
+    began_ms: float
+    expected_ms: float
 
 
 class StallWatch:
@@ -51,8 +54,6 @@ class StallWatch:
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
         self._is_aborted = False
         self._has_work = threading.Event()
-        self._is_resting = False
-        """The watching thread waits for `_has_work`, or is about to."""
         self._over = threading.Event()
         self._aborted_ms = -PAUSE_MS
         # A recurrent state cannot be put back to what it was before the batch; the text would be read from its start.
@@ -76,8 +77,8 @@ class StallWatch:
     def begin(self, began_ms: float, expected_ms: float, threads: int) -> None:
         """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched."""
         if threads > 1:
-            self._running = (began_ms, expected_ms)
-            if self._is_resting:
+            self._running = _Running(began_ms, expected_ms)
+            if not self._has_work.is_set():
                 self._has_work.set()
 
     def end(self) -> bool:
@@ -97,17 +98,14 @@ class StallWatch:
         interval_sec = LOOK_SEC
         while not self._over.wait(interval_sec):
             running = self._running
-            is_long = running is not None and now_ms() - running[0] > LOOK_AGAIN_SEC * 1000
+            is_long = running is not None and now_ms() - running.began_ms > LOOK_AGAIN_SEC * 1000
             interval_sec = LOOK_AGAIN_SEC if is_long else LOOK_SEC
             idle_looks = 0 if running else idle_looks + 1
             if idle_looks > REST_LOOKS:
                 idle_looks = 0
                 self._has_work.clear()
-                # In this order: a batch that begins meanwhile is seen here, or sees that the thread rests.
-                self._is_resting = True
                 if self._running is None and not self._over.is_set():
                     self._has_work.wait()
-                self._is_resting = False
             if running is None or not self._takes_too_long(running):
                 suspect = None
             elif (now := CpuTime.take(self._proc)) is not None:
@@ -123,8 +121,9 @@ class StallWatch:
                 self._context.request_retry()
 
     def _takes_too_long(self, running: _Running) -> bool:
-        now, (began_ms, expected_ms) = now_ms(), running
-        return now - began_ms > max(LEAST_MS, TOO_LONG * expected_ms) and now - self._aborted_ms > PAUSE_MS
+        now = now_ms()
+        took_ms = now - running.began_ms
+        return took_ms > max(LEAST_MS, TOO_LONG * running.expected_ms) and now - self._aborted_ms > PAUSE_MS
 
 
 class CpuTime(NamedTuple):
