@@ -1,13 +1,10 @@
-"""The way into the engine: what is prepared in other threads, requests that are withdrawn before that, and bursts.
+"""The way into the engine: what is prepared in other threads, and requests that are withdrawn before that.
 
 Where all worker threads are taken, whatever needs one waits, and a test can look at it.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -24,11 +21,9 @@ from harness import PATIENCE_SEC, frame
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
-from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.prompt import MAX_PREPARING_BYTES
 from uma.engine.kv.disk import FOLDER, DiskTier
-from uma.engine.worker.commands import Commands, Stop
 from uma.errors import Overloaded, PromptTooLarge, ShuttingDown
 from uma.net.client import CLIENT
 from uma.server.server import Server
@@ -216,104 +211,6 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
         assert engine.archive.max_queued_bytes == 2**20, "more waits for the disk than memory may hold"
         got = await answer(engine, ask((*known, 1), 2))
     assert (files_read, got.finished.usage.cached_tokens) == ([], 0)
-
-
-# Bursts
-
-
-async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("uma.engine.submission.GATHER_SEC", PATIENCE_SEC)  # however slow this machine is
-    caplog.set_level(logging.DEBUG, "uma.engine.scheduler")
-
-    async def enter(number: int) -> None:
-        for _ in range(20 * number):  # one comes after the other, as they do over a socket
-            await trio.lowlevel.checkpoint()
-        await answer(engine, ask(tokens_for(number, 10), 8, id=str(number)))
-
-    # A machine that was measured to be slow would be given smaller batches.
-    async with open_engine(config_for(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9)) as engine:
-        await answer(engine, ask(max_tokens=1))
-        caplog.clear()
-        # At once after another has ended, while the decode thread still comes to rest.
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(enter, number)
-    batches = re.findall(r"^batch (\w+)=(\d+) sequences=(\d+)", "\n".join(caplog.messages), re.MULTILINE)
-    assert batches == [("prefill", "60", "6"), *[("decode", "6", "6")] * 7]
-
-
-def test_a_call_for_what_the_decode_thread_has_taken_up_already_does_not_end_its_next_rest() -> None:
-    commands = Commands()
-    commands.post(Stop())
-    assert list(commands.take()) == [Stop()]
-    commands.wake()
-    assert not commands.wait(0)
-    assert not commands.is_called
-
-
-async def at_length(done: list[int], count: int) -> None:
-    """Have Trio wait for other things until `done` is so long."""
-    with trio.fail_after(PATIENCE_SEC):
-        while len(done) < count:
-            await trio.to_thread.run_sync(int)
-
-
-async def test_what_waits_for_trio_to_have_nothing_to_run_is_done_once() -> None:
-    done: list[int] = []
-    left = 50
-
-    async def work() -> None:
-        nonlocal left
-        while left:
-            left -= 1
-            await trio.lowlevel.checkpoint()
-
-    when_idle = WhenIdle(lambda: done.append(left), PATIENCE_SEC)
-    for count in (1, 2):
-        left = 50
-        async with trio.open_nursery() as nursery:
-            when_idle.ask()
-            nursery.start_soon(work)
-            when_idle.ask()
-        await at_length(done, count)
-        assert done == [0] * count
-
-
-async def test_what_many_wait_for_is_not_done_before_what_has_reached_the_system_was_read() -> None:
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    read: list[bytes] = []
-    done: list[int] = []
-    when_idle = WhenIdle(lambda: done.append(len(read)), PATIENCE_SEC)
-
-    async def receive() -> None:
-        for _ in range(3):
-            await trio.lowlevel.wait_readable(near)
-            read.append(near.recv(1))
-            when_idle.ask()
-
-    with near, far:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            await trio.testing.wait_all_tasks_blocked()
-            when_idle.ask()
-            when_idle.ask()
-            far.send(b"abc")
-        await at_length(done, 1)
-    assert done == [3]
-
-
-async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
-    async def keep_busy() -> None:
-        while True:
-            await trio.lowlevel.checkpoint()
-
-    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        nursery.start_soon(keep_busy)
-        assert len((await answer(engine, ask(max_tokens=3))).tokens) == 3
-        nursery.cancel_scope.cancel()
 
 
 # Preparation

@@ -24,10 +24,12 @@ from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
+from uma.net.arrivals import arrivals
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request
 
 GATHER_SEC = 0.02
-"""Maximum time that a burst of requests is gathered, while more keep coming in, before the decode thread is woken."""
+"""Maximum time that a burst of requests is gathered, while more keep coming in or are being read, before the decode
+thread is woken."""
 
 
 @attrs.frozen(eq=False)
@@ -71,7 +73,8 @@ class Submission:
         self.open = self._open.keys()
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
-        self._wake_worker = WhenIdle(commands.wake, GATHER_SEC)
+        expected = arrivals()
+        self._wake_worker = WhenIdle(commands.wake, GATHER_SEC, lambda: expected.expected > 0)
 
     def submit(self, prepared: Prepared) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""

@@ -17,6 +17,7 @@ from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
 from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
+from uma.net.arrivals import arrivals
 from uma.net.quota import Account
 from uma.version import __version__
 
@@ -146,7 +147,8 @@ class Exchange:
             check_size(data)
             return build(_object(data))
 
-        return await trio.to_thread.run_sync(read, limiter=self.parsing)
+        with arrivals().reading(len(data)):
+            return await trio.to_thread.run_sync(read, limiter=self.parsing)
 
     async def wait_for_disconnect(self) -> None:
         """Return once the client is gone, or has closed its sending half."""

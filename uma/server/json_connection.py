@@ -13,6 +13,7 @@ import trio
 
 from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, UmaError
+from uma.net.arrivals import arrivals
 from uma.net.metering import metered
 from uma.protocol.codec import MAX_INLINE_FIGURES, written_embeddings
 from uma.protocol.messages import (
@@ -107,7 +108,8 @@ class JsonConnection(Connection):
         if len(payload) <= MAX_INLINE_BYTES:
             return self._session.parse(payload)
         self.clock.stop()  # the client has done its part
-        return await trio.to_thread.run_sync(self._session.parse, payload, limiter=self.server.parsing)
+        with arrivals().reading(len(payload)):
+            return await trio.to_thread.run_sync(self._session.parse, payload, limiter=self.server.parsing)
 
     def _act(self, message: Incoming) -> None:
         match message:

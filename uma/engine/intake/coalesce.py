@@ -1,4 +1,4 @@
-"""Coalesces wakeups: runs a callback once, just before Trio's next I/O wait."""
+"""Coalesces wakeups: runs a callback once, just before Trio's next I/O wait with nothing known to follow."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import trio
 
 
 class WhenIdle(trio.abc.Instrument):
-    """Calls `act` once after it is asked to: before Trio next waits for something to happen, or after `limit_sec` where
-    it always has something to run. Belongs to the Trio thread; `act` must neither wait nor raise.
+    """Calls `act` once after it is asked to: before Trio next waits for something to happen while `is_expecting` says
+    that nothing more is on its way, or after `limit_sec`. Belongs to the Trio thread; `act` and `is_expecting` must
+    neither wait nor raise.
 
-    A second request for it in the meantime means a burst, of which more can have reached the system but not Trio yet:
-    then Trio polls once more first.
+    More of a burst can have reached the system but not Trio yet: so Trio polls once more after each request for it.
     """
 
-    def __init__(self, act: Callable[[], None], limit_sec: float) -> None:
+    def __init__(
+        self, act: Callable[[], None], limit_sec: float, is_expecting: Callable[[], bool] = lambda: False
+    ) -> None:
         self._act = act
         self._limit_sec = limit_sec
+        self._is_expecting = is_expecting
         self._due_sec = 0.0
-        self._is_asked = self._is_asked_again = False
+        self._is_asked = self._polls_again = self._has_timer = False
 
     def ask(self) -> None:
         """Run the callback once, soon, for all calls until then."""
-        self._is_asked_again = self._is_asked
+        self._polls_again = True
         if not self._is_asked:
             self._is_asked = True
             self._due_sec = time.monotonic() + self._limit_sec
@@ -33,13 +36,30 @@ class WhenIdle(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """For Trio, each time round its loop: `timeout` is 0 while there are tasks to run."""
         is_due = time.monotonic() >= self._due_sec
-        if timeout > 0 and self._is_asked_again and not is_due:
-            self._is_asked_again = False
-            trio.lowlevel.current_trio_token().run_sync_soon(_nothing)  # this wait ends at once
-        elif timeout > 0 or is_due:
-            self._is_asked = self._is_asked_again = False
+        if timeout > 0 and not is_due:
+            if self._polls_again:
+                self._polls_again = False
+                trio.lowlevel.current_trio_token().run_sync_soon(_nothing)  # this wait ends at once
+                return
+            if self._is_expecting():
+                if not self._has_timer:
+                    self._has_timer = True
+                    trio.lowlevel.current_trio_token().run_sync_soon(self._start_timer)
+                return
+        if timeout > 0 or is_due:
+            self._is_asked = self._polls_again = False
             trio.lowlevel.remove_instrument(self)
             self._act()
+
+    def _start_timer(self) -> None:
+        """Have Trio go round its loop when the callback is due, whatever happens until then."""
+        trio.lowlevel.spawn_system_task(self._sleep, name="a burst's longest wait")
+
+    async def _sleep(self) -> None:
+        try:
+            await trio.sleep(max(0.0, self._due_sec - time.monotonic()))
+        finally:
+            self._has_timer = False
 
 
 def _nothing() -> None:

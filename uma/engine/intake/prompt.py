@@ -19,6 +19,7 @@ from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
+from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.types import Request, Tokenized
 
@@ -117,7 +118,7 @@ class PromptReader:
         return found
 
     async def _in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
-        with self._preparing(4 * chars, lane):
+        with self._preparing(4 * chars, lane), arrivals().reading(4 * chars):
             return await self._in_slot(function, chars, lane)
 
     async def _in_slot(self, function: Callable[[], T], chars: int, lane: int) -> T:

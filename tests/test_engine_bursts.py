@@ -1,0 +1,297 @@
+"""Bursts: requests that arrive together are read in one batch, those included that are still being parsed or tokenized.
+
+A batch that reads several short rests of prompts takes hardly longer than one of them, so the first of a burst must not
+be computed before the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+import trio.testing
+from engine_world import answer, ask, config_for, tokens_for
+
+from harness import PATIENCE_SEC
+from uma import open_engine
+from uma.client import connect
+from uma.engine import Engine
+from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.worker.commands import Commands, Stop
+from uma.http.app import build_app
+from uma.http.gateway import Gateway
+from uma.net.arrivals import MAX_EXPECTED_BYTES, arrivals
+from uma.server.server import Server
+
+SCHEDULER = "uma.engine.scheduler"
+Batches = Callable[[], list[tuple[str, int, int]]]
+Work = Callable[[], Awaitable[object]]
+TURNS = 20
+"""Turns of Trio's loop, each through a thread, in which a decode thread that was woken would have begun."""
+
+pytestmark = pytest.mark.usefixtures("gathers_long")
+
+
+@pytest.fixture
+def gathers_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst is waited for however slow this machine is."""
+    monkeypatch.setattr("uma.engine.submission.GATHER_SEC", PATIENCE_SEC)
+
+
+@pytest.fixture
+def at_rest(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Waits until the decode thread rests for the first time. Only a wakeup has it take up what comes from then on."""
+    is_resting, rest = threading.Event(), Commands.wait
+
+    def noted(commands: Commands, timeout_sec: float | None = None) -> bool:
+        is_resting.set()
+        return rest(commands, timeout_sec)
+
+    monkeypatch.setattr(Commands, "wait", noted)
+    return partial(trio.to_thread.run_sync, is_resting.wait, PATIENCE_SEC)
+
+
+@pytest.fixture
+def batches(caplog: pytest.LogCaptureFixture) -> Batches:
+    """The batches since the last `caplog.clear`: kind, tokens and sequences."""
+    caplog.set_level(logging.DEBUG, SCHEDULER)
+
+    def found() -> list[tuple[str, int, int]]:
+        lines = re.findall(r"^batch (\w+)=(\d+) sequences=(\d+)", "\n".join(caplog.messages), re.MULTILINE)
+        return [(kind, int(tokens), int(sequences)) for kind, tokens, sequences in lines]
+
+    return found
+
+
+async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
+    tiny: Path, caplog: pytest.LogCaptureFixture, batches: Batches
+) -> None:
+    async def enter(number: int) -> None:
+        for _ in range(20 * number):  # one comes after the other, as they do over a socket
+            await trio.lowlevel.checkpoint()
+        await answer(engine, ask(tokens_for(number, 10), 8, id=str(number)))
+
+    # A machine that was measured to be slow would be given smaller batches.
+    async with open_engine(config_for(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9)) as engine:
+        await answer(engine, ask(max_tokens=1))
+        caplog.clear()
+        # At once after another has ended, while the decode thread still comes to rest.
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(enter, number)
+    assert batches() == [("prefill", 60, 6), *[("decode", 6, 6)] * 7]
+
+
+def test_a_call_for_what_the_decode_thread_has_taken_up_already_does_not_end_its_next_rest() -> None:
+    commands = Commands()
+    commands.post(Stop())
+    assert list(commands.take()) == [Stop()]
+    commands.wake()
+    assert not commands.wait(0)
+    assert not commands.is_called
+
+
+async def at_length(done: list[int], count: int) -> None:
+    """Have Trio wait for other things until `done` is so long."""
+    with trio.fail_after(PATIENCE_SEC):
+        while len(done) < count:
+            await trio.to_thread.run_sync(int)
+
+
+async def test_what_waits_for_trio_to_have_nothing_to_run_is_done_once() -> None:
+    done: list[int] = []
+    left = 50
+
+    async def work() -> None:
+        nonlocal left
+        while left:
+            left -= 1
+            await trio.lowlevel.checkpoint()
+
+    when_idle = WhenIdle(lambda: done.append(left), PATIENCE_SEC)
+    for count in (1, 2):
+        left = 50
+        async with trio.open_nursery() as nursery:
+            when_idle.ask()
+            nursery.start_soon(work)
+            when_idle.ask()
+        await at_length(done, count)
+        assert done == [0] * count
+
+
+async def test_what_many_wait_for_is_not_done_before_what_has_reached_the_system_was_read() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    read: list[bytes] = []
+    done: list[int] = []
+    when_idle = WhenIdle(lambda: done.append(len(read)), PATIENCE_SEC)
+
+    async def receive() -> None:
+        for _ in range(3):
+            await trio.lowlevel.wait_readable(near)
+            read.append(near.recv(1))
+            when_idle.ask()
+
+    with near, far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            when_idle.ask()
+            when_idle.ask()
+            far.send(b"abc")
+        await at_length(done, 1)
+    assert done == [3]
+
+
+async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
+    async def keep_busy() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(keep_busy)
+        assert len((await answer(engine, ask(max_tokens=3))).tokens) == 3
+        nursery.cancel_scope.cancel()
+
+
+# What is still being read
+
+
+async def only_one_is_there(engine: Engine) -> None:
+    """Wait until one request has reached the engine; it must not be computed."""
+    while not engine._requests.open:
+        await trio.testing.wait_all_tasks_blocked()
+    for _ in range(TURNS):
+        await trio.to_thread.run_sync(int)
+    assert len(engine._requests.open) == 1
+    assert engine.worker.active_count == 0, "the first was begun alone"
+
+
+async def arrive_apart(
+    engine: Engine, parsing: trio.CapacityLimiter, nursery: trio.Nursery, first: Work, second: Work
+) -> None:
+    """Start both. When `first` has reached the engine, `second` still waits for a thread in which it is parsed."""
+    before, between = object(), object()
+    parsing.total_tokens = 1
+    parsing.acquire_on_behalf_of_nowait(before)
+    waits: list[Work] = [first, partial(parsing.acquire_on_behalf_of, between), second]
+    for waiting, work in enumerate(waits, 1):
+        nursery.start_soon(work)
+        while parsing.statistics().tasks_waiting < waiting:
+            await trio.testing.wait_all_tasks_blocked()
+    parsing.release_on_behalf_of(before)
+    await only_one_is_there(engine)
+    parsing.release_on_behalf_of(between)
+
+
+async def test_a_request_waits_for_one_whose_frame_is_still_being_parsed(
+    tiny: Path, socket_dir: Path, batches: Batches, at_rest: Work
+) -> None:
+    config = config_for(tiny, socket=str(socket_dir / "s"), n_ctx=8_192, n_batch=4_096, n_ubatch=4_096)
+    requests = [ask(tokens_for(number, 1_500), 4, id=str(number)) for number in range(2)]
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        await at_rest()
+        server = Server(engine, config)
+        await nursery.start(server.serve)
+        with trio.fail_after(PATIENCE_SEC):
+            async with connect(config.socket) as one, connect(config.socket) as two, trio.open_nursery() as asking:
+                first, second = partial(answer, one, requests[0]), partial(answer, two, requests[1])
+                await arrive_apart(engine, server.parsing, asking, first, second)
+        nursery.cancel_scope.cancel()
+    assert batches() == [("prefill", 3_000, 2), *[("decode", 2, 2)] * 3]
+
+
+async def test_a_request_waits_for_one_whose_body_is_still_being_parsed(
+    tiny: Path, batches: Batches, at_rest: Work
+) -> None:
+    config = config_for(tiny, n_ctx=8_192, n_batch=4_096, n_ubatch=4_096)
+    bodies = [{"prompt": tokens_for(number, 1_500), "max_tokens": 4, "ignore_eos": True} for number in range(2)]
+    async with open_engine(config) as engine:
+        await at_rest()
+        gateway = Gateway.of(engine, engine.config)
+        transport = httpx.ASGITransport(build_app(gateway))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+            async def post(body: dict[str, Any]) -> None:
+                assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+            with trio.fail_after(PATIENCE_SEC):
+                async with trio.open_nursery() as asking:
+                    first, second = (partial(post, body) for body in bodies)
+                    await arrive_apart(engine, gateway.parsing, asking, first, second)
+    assert batches() == [("prefill", 3_000, 2), *[("decode", 2, 2)] * 3]
+
+
+async def test_a_request_waits_for_one_whose_text_is_still_being_tokenized(
+    tiny: Path, batches: Batches, at_rest: Work
+) -> None:
+    config = config_for(tiny, n_ctx=8_192, n_batch=4_096, n_ubatch=4_096)
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        await at_rest()
+        lanes = engine._prompts.lanes
+        for _ in range(lanes.slots):
+            lanes.acquire_nowait(1)
+        nursery.start_soon(answer, engine, ask("a" * 2_500, 4, id="long"))
+        with trio.fail_after(PATIENCE_SEC):
+            while not lanes.waiting:
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(answer, engine, ask(tokens_for(1, 10), 4, id="short"))
+            await only_one_is_there(engine)
+        for _ in range(lanes.slots):
+            lanes.release()
+    assert [sequences for _, _, sequences in batches()] == [2] * 4
+
+
+async def test_a_request_does_not_wait_for_one_that_fails_to_be_parsed(tiny: Path, at_rest: Work) -> None:
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        await at_rest()
+        with pytest.raises(ZeroDivisionError), arrivals().reading(1):
+            nursery.start_soon(answer, engine, ask(max_tokens=2))
+            await only_one_is_there(engine)
+            raise ZeroDivisionError
+        # It ends, by the patience of `answer`.
+
+
+async def test_a_request_does_not_wait_for_one_that_takes_long_to_read(tiny: Path, at_rest: Work) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        await at_rest()
+        with arrivals().reading(MAX_EXPECTED_BYTES + 1):
+            assert len((await answer(engine, ask(max_tokens=2))).tokens) == 2
+
+
+async def test_what_waits_for_others_is_done_at_its_limit_though_nothing_else_happens() -> None:
+    done = threading.Event()
+    when_idle = WhenIdle(done.set, 0.01, lambda: True)
+    for _ in range(2):
+        done.clear()
+        when_idle.ask()
+        assert await trio.to_thread.run_sync(done.wait, PATIENCE_SEC)
+
+
+async def test_what_one_waits_for_is_not_done_before_what_has_reached_the_system_was_read() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    read, done = list[bytes](), list[int]()
+    when_idle = WhenIdle(lambda: done.append(len(read)), PATIENCE_SEC)
+
+    async def receive() -> None:
+        await trio.lowlevel.wait_readable(near)
+        read.append(near.recv(1))
+
+    with near, far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            when_idle.ask()
+            far.send(b"a")
+        await at_length(done, 1)
+    assert done == [1]
