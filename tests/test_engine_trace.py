@@ -37,7 +37,10 @@ async def test_every_decision_names_the_requests_it_is_about(tiny: Path, caplog:
         assert any(f"{request.id!r}:" in line for line in plans), "never prefilled"
         assert decoded(lines, request.id) == 3, "decoded after the first token"
     assert all(
-        word in line for line in lines if line.startswith("plan ") for word in ("held=", "preempted=", "budget_ms=")
+        word in line
+        for line in lines
+        if line.startswith("plan ")
+        for word in ("steps=", "held=", "preempted=", "budget_ms=")
     )
 
 

@@ -60,11 +60,14 @@ class Trace:
         # A piece can begin before what is computed: those tokens are computed again.
         chunks = [(tokens, min(active[key].computed, len(active[key].tokens) - tokens)) for key, tokens in plan.prefill]
         decode_ms = cost.decode_ms(len(plan.decode), state.used_cells)
-        expected_ms = decode_ms + sum(cost.prefill_ms(*each) for each in chunks)
+        tokens = sum(count for count, _ in chunks)
+        position = sum(count * position for count, position in chunks) / max(1, tokens)
+        expected_ms = plan.steps * decode_ms + cost.prefill_ms(tokens, position)
         self._write(
             f"plan decode=[{', '.join(map(name, plan.decode))}]"
             f" prefill=[{', '.join(f'{name(key)}:{tokens}' for key, tokens in plan.prefill)}]"
-            f" unread={len(state.prefilling)} held={plan.held} preempted=[{', '.join(map(name, plan.preempt))}]"
+            f" steps={plan.steps} unread={len(state.prefilling)} held={plan.held}"
+            f" preempted=[{', '.join(map(name, plan.preempt))}]"
             f" waiting={waiting} budget_ms={budget_ms:g} expected_ms={expected_ms:.2f}"
             f" cells={state.used_cells} free={state.free_cells}"
         )
