@@ -1,4 +1,5 @@
-"""Bursts: requests that arrive together are read in one batch, those included that are still being parsed or tokenized.
+"""Bursts: requests that arrive together are read in one batch, those included that are still being parsed or tokenized,
+and those that wait for what one of them computes.
 
 A batch that reads several short rests of prompts takes hardly longer than one of them, so the first of a burst must not
 be computed before the others.
@@ -19,7 +20,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
-from engine_world import answer, ask, config_for, tokens_for
+from engine_world import answer, answers, ask, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import open_engine
@@ -295,3 +296,37 @@ async def test_what_one_waits_for_is_not_done_before_what_has_reached_the_system
             far.send(b"a")
         await at_length(done, 1)
     assert done == [1]
+
+
+# What one of them computes for all
+
+
+async def test_a_crowd_with_one_prefix_reads_it_once_and_the_rests_of_all_in_one_batch(
+    tiny: Path, batches: Batches, caplog: pytest.LogCaptureFixture
+) -> None:
+    common = tokens_for(0, 200)
+    crowd = [ask((*common, *tokens_for(1 + number, 16)), 8, id=str(number)) for number in range(8)]
+    config = config_for(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9)
+    async with open_engine(config) as engine:
+        expected = [each.token_ids for each in [await answer(engine, request) for request in crowd]]
+    async with open_engine(config) as engine:
+        caplog.clear()
+        found = await answers(engine, crowd)
+    assert batches() == [("prefill", 200, 1), ("prefill", 8 * 16, 8), *[("decode", 8, 8)] * 7]
+    assert [each.token_ids for each in found] == expected
+    assert [each.finished.usage.cached_tokens for each in found].count(200) == 7
+
+
+async def test_a_piece_ends_at_each_length_that_others_wait_for(tiny: Path, batches: Batches) -> None:
+    whole = tokens_for(0, 664)
+    other = 48  # no letter, so what is shared ends just before it
+    config = config_for(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9)
+    crowd = [
+        ask(whole, 4, id="first", priority=1),
+        ask((*whole[:200], other, *tokens_for(1, 15)), 4, id="at 200"),
+        ask((*whole[:600], other, *tokens_for(2, 15)), 4, id="at 600"),
+    ]
+    async with open_engine(config) as engine:
+        await answers(engine, crowd)
+        assert engine.snapshot()["prefill_tokens_total"] == 664 + 16 + 16
+    assert batches()[:3] == [("prefill", 200, 1), ("prefill", 400, 1), ("prefill", 64, 1)]

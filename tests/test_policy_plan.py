@@ -26,12 +26,13 @@ def rows(draw: st.DrawFn) -> list[PlainRow]:
     found = []
     for key in range(1, draw(st.integers(1, 8)) + 1):
         remaining = draw(st.one_of(st.just(0), st.integers(1, 3_000)))
+        prompt_tokens = max(remaining, 1) + draw(st.sampled_from((0, 0, 100)))
         found.append(
             make_row(
                 key,
                 lane=draw(st.sampled_from((-1, 0, 1))),
                 arrived_ms=float(key),
-                prompt_tokens=max(remaining, 1) + draw(st.sampled_from((0, 0, 100))),
+                prompt_tokens=prompt_tokens,
                 remaining=remaining,
                 target_tbt_ms=draw(st.sampled_from((20.0, 80.0, 1e6))),
                 has_own_target=draw(st.booleans()),
@@ -40,6 +41,7 @@ def rows(draw: st.DrawFn) -> list[PlainRow]:
                 last_token_ms=draw(st.floats(NOW - 5_000, NOW)),
                 cells=draw(st.integers(1, 500)) if not remaining else draw(st.integers(0, 500)),
                 is_paused=draw(st.sampled_from((False, False, False, True))),
+                branch=draw(st.one_of(st.just(0), st.integers(0, prompt_tokens))),
             )
         )
     return found
@@ -121,8 +123,35 @@ def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list
         if row.remaining and not row.is_paused and row.key not in plan.preempt and row.key not in dict(plan.prefill)
     ]  # fmt: skip
     assert all((-row.lane, row.due_ms) >= order[-1] for row in left_out), "a row was overtaken"
-    served_in_part = [key for key, count in plan.prefill if count < known[key].remaining]
+    served_in_part = [key for key, count in plan.prefill if count < known[key].remaining and not is_cut(known[key])]
     assert served_in_part in ([], [plan.prefill[-1][0]])
+
+
+def is_cut(row: PlainRow) -> bool:
+    """Whether a piece of the row ends at its branch."""
+    return row.branch - row.position >= TILE_TOKENS
+
+
+@given(schedulers(mixes_prompts=True), rows(), st.integers(0, 5_000))
+def test_no_piece_goes_beyond_what_others_wait_for_but_where_less_than_a_tile_is_missing(
+    scheduler: Scheduler, every: list[PlainRow], free: int
+) -> None:
+    known = by_key(every)
+    for key, count in scheduler.plan(state_of(every, free), NOW).prefill:
+        row = known[key]
+        assert not is_cut(row) or row.position + count <= row.branch
+
+
+def test_what_others_wait_for_is_read_in_whole_tiles_and_then_the_rests_of_all_in_one_batch() -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512))
+    leader, read = make_row(1, remaining=1_040, prompt_tokens=1_040, branch=1_024), list[tuple[int, int]]()
+    while leader.position < leader.branch:
+        read += scheduler.plan(State([], [leader], 5_000, 100), NOW).prefill
+        leader.remaining -= read[-1][1]
+    leader.branch = 0
+    crowd = [leader, *(make_row(key, remaining=16, prompt_tokens=1_040) for key in range(2, 9))]
+    assert read == [(1, 512), (1, 512)]
+    assert scheduler.plan(State([], crowd, 5_000, 100), NOW).prefill == tuple((row.key, 16) for row in crowd)
 
 
 @given(schedulers(mixes_prompts=False), rows(), st.integers(0, 5_000))
@@ -141,6 +170,12 @@ def test_where_prompts_do_not_mix_a_piece_of_one_goes_alone_and_whole_ones_only_
     waiting = [row for row in every if row.remaining and not row.is_paused and row.key not in plan.preempt]
     first = min(waiting, key=lambda row: (-row.lane, row.due_ms, row.key))
     assert head is first, "the first in order was passed over"
+
+
+def test_where_prompts_do_not_mix_none_is_cut_where_others_wait_for_it() -> None:
+    every = [make_row(key, remaining=200, prompt_tokens=200, branch=branch) for key, branch in ((1, 100), (2, 0))]
+    scheduler = Scheduler(Targets(80.0, 2048, 64, mixes_prompts=False))
+    assert scheduler.plan(State([], every, 5_000, 0), NOW).prefill == ((1, 200), (2, 200))
 
 
 def test_where_prompts_do_not_mix_a_second_one_waits_for_the_next_tick_instead_of_filling_the_first_ones_up() -> None:

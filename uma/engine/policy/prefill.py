@@ -46,7 +46,8 @@ class PrefillPolicy:
     def choose(self, prompts: Prompts, streams: Streams, targets: Targets, free_cells: int) -> Prefill:
         """What to read of `prompts` beside `streams`: something, unless a tick that only decodes comes first."""
         free_tokens = min(targets.batch_tokens, free_cells)
-        prompts = prompts.replaced(_readable_together(prompts.rows, targets))
+        together = _readable_together(prompts.rows, targets)
+        prompts = prompts.replaced([_to_branch(row) for row in together] if targets.mixes_prompts else together)
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
             tokens = self._sizes.alone(prompts, targets)
@@ -112,6 +113,16 @@ def _readable_together(rows: list[Row], targets: Targets) -> list[Row]:
     return [head, *others]
 
 
+def _to_branch(row: Row) -> Row:
+    """The row as it is up to where others share what it computes.
+
+    A piece that ends there lets them begin, and what is left of it is read with theirs: in one batch, where each alone
+    fills no tile. Not for less than a tile, which would cost nearly as much as one.
+    """
+    count = row.branch - row.position
+    return row if count < TILE_TOKENS else _with_rest(row, row.branch, count)
+
+
 def _ending_together(rows: list[Row], tokens: int) -> list[Row]:
     """Of the rows in their order, those of one lane that end in a batch as large as is computed at once.
 
@@ -150,12 +161,17 @@ def _allocate(most: int, rows: list[Row], targets: Targets, *, is_mixed: bool) -
 
 def _reading_again(row: Row, extra: int) -> Row:
     """The row as it is where so many of its tokens are computed again, with those that follow."""
+    return _with_rest(row, row.position + row.remaining, row.remaining + extra)
+
+
+def _with_rest(row: Row, end: int, remaining: int) -> Row:
+    """The row as it is where it ends at `end` and so many tokens before that are missing."""
     return PlainRow(
         row.key,
         row.lane,
         row.arrived_ms,
-        row.position + row.remaining,
-        row.remaining + extra,
+        end,
+        remaining,
         row.target_ttft_ms,
         row.target_tbt_ms,
         row.due_ms,

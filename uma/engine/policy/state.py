@@ -40,6 +40,10 @@ class Row(Protocol):
         """Computed tokens at its end that can be computed again, with those after it (`PrefillPolicy._in_a_tile`)."""
 
     @property
+    def branch(self) -> int:
+        """Tokens of it that sequences which wait for them share, the fewest of several; 0: none waits."""
+
+    @property
     def target_ttft_ms(self) -> float | None:
         """The request's own target for its first token; None: it has none."""
 
@@ -95,6 +99,7 @@ class PlainRow:
     has_own_target: bool = False
     has_reader: bool = True
     rereadable: int = 0
+    branch: int = 0
 
     @property
     def position(self) -> int:

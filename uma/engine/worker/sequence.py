@@ -173,6 +173,8 @@ class Sequence:
     """How well its reader was served, token by token."""
     cells: int = 0
     """KV cells that preempting it would free; current only where the scheduler has to know."""
+    branch: int = 0
+    """Its first tokens that followers wait for, the fewest of several; 0: none does."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0

@@ -117,6 +117,7 @@ class WaitingRoom:
     def _follow(self, sequence: Sequence, leader: Sequence, length: int) -> None:
         self._followers.setdefault(leader.key, []).append((length, sequence.key))
         sequence.change(Change.FOLLOW)
+        leader.branch = min(leader.branch or length, length)
         # The leader inherits an earlier deadline from its follower.
         leader.due_ms = min(leader.due_ms, sequence.due_ms)
 
@@ -126,7 +127,9 @@ class WaitingRoom:
             gone = leader is None or leader.is_paused
             if not gone and leader is not None and leader.computed < min(followers)[0]:
                 continue
-            waiting = [] if gone or leader is None else [each for each in followers if each[0] > leader.computed]
+            # Those that share a few tokens more with it, as by chance, begin with the others.
+            enough = 0 if gone or leader is None else leader.computed + WORTH_WAITING_TOKENS
+            waiting = [] if gone else [each for each in followers if each[0] >= enough]
             for each in followers:
                 if each not in waiting and (sequence := self._members.get(each[1])) is not None:
                     sequence.change(Change.UNFOLLOW)
@@ -135,3 +138,5 @@ class WaitingRoom:
                 self._followers[leader_key] = waiting
             else:
                 del self._followers[leader_key]
+            if leader is not None:
+                leader.branch = min(waiting)[0] if waiting else 0
