@@ -9,7 +9,9 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import attrs
 import jsonschema
 import pytest
 import trio
@@ -18,14 +20,14 @@ from engine_world import answer, answers, ask, config_for, settled, tokens_for
 from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine.kv.events import Run, Tier
-from uma.engine.policy.layout import Layout
+from uma.engine.policy.layout import AttentionCost, Layout
 from uma.engine.policy.lead import PACE_SHARE
 from uma.engine.policy.state import Row
 from uma.engine.worker.relayout import Relayout
 from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
 from uma.llama.context import Context, ContextParams
-from uma.types import Grammar, Token
+from uma.types import Grammar, Message, SamplingParams, Token
 
 SHARE = 256
 MAX_SEQUENCES = 10
@@ -42,10 +44,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any crowd that fits a split layout has one with the next plan, and is expected to write little."""
-    monkeypatch.setattr("uma.engine.sizing.CELL_NS", 1e12)
-    monkeypatch.setattr("uma.engine.policy.cost.CostModel.cell_ms", lambda _: None)
+    demand(monkeypatch, masked_row_ns=1e12)
+    monkeypatch.setattr("uma.engine.policy.layout.FEW_IDS", ())
     monkeypatch.setattr("uma.engine.policy.layout.EXPECTED_TOKENS", 40)
     monkeypatch.setattr("uma.engine.worker.loop.REPLAN_BATCHES", 4)
+
+
+def demand(monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
+    """Attention costs this, and nothing else."""
+    cost = AttentionCost(**(dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0) | costs))
+    monkeypatch.setattr("uma.engine.policy.layout.AttentionCost", lambda: cost)
 
 
 def config(model: Path, **settings: object) -> RuntimeConfig:
@@ -235,3 +243,32 @@ class Ledger:
             tokens = tuple(run.tokens())
             for end in range(run.start + 1, run.end + 1):
                 self._held[tokens[:end]] += change
+
+
+@pytest.mark.parametrize("settings", [{}, {"flash_attn": "on"}, {"cache_type_k": "q8_0"}])
+async def test_a_conversation_decodes_with_plain_attention_where_that_may_be_and_goes_back_for_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """What is asked is what the built-in model knows by heart: another attention rounds in another way."""
+    demand(monkeypatch, flash_row_ns=1e12)
+    monkeypatch.setattr("uma.engine.policy.layout.FEW_IDS", (4,))
+    built_in = RuntimeConfig(n_ctx=2_048, n_gpu_layers=0, speculate="off", **settings)
+    greedy = SamplingParams(max_tokens=24, temperature=0.0)
+    question = Request(id="q", messages=(Message("user", "What is UMA?"),), sampling=greedy)
+    again = attrs.evolve(question, id="again", sampling=attrs.evolve(greedy, max_tokens=20))
+    long = ask(tokens_for(70, 1_000), 5, id="long")
+    async with open_engine(attrs.evolve(built_in, kv_unified="on")) as engine:
+        expected = [await answer(engine, each) for each in (question, again)]
+    async with open_engine(built_in) as engine:
+        got = [await answer(engine, question)]
+        is_plain = engine.worker._context.params.flash_attn == "off"
+        assert is_plain is (not settings), "it was not asked for, or cannot be had"
+        got.append(await answer(engine, again))
+        await answer(engine, long)
+        metrics = await settled(engine)
+        params = engine.worker._context.params
+        assert params.kv_unified and params.flash_attn == built_in.flash_attn
+    assert [each.token_ids for each in got] == [each.token_ids for each in expected]
+    assert got[1].finished.usage.cached_tokens > 0, "what was computed in the other layout was lost"
+    assert metrics["preemptions_total"] == 0
+    assert metrics["kv_layout_changes_total"] == (0 if settings else 2)

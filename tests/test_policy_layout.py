@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.delivery.pacing import reader_ms
-from uma.engine.policy import CostModel, Scheduler, State, Targets
-from uma.engine.policy.layout import LEAST_SEQUENCES, Crowd, Layout, LayoutPolicy, split_layouts
+from uma.engine.policy import Scheduler, State, Targets
+from uma.engine.policy.layout import (
+    FEW_IDS,
+    LEAST_SHARE,
+    Attended,
+    AttentionCost,
+    Crowd,
+    Layout,
+    LayoutPolicy,
+    PauseCost,
+    split_layouts,
+)
 from uma.engine.policy.lead import MAX_STEPS, max_lead_ms
 from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
 
 N_CTX = 32_768
 POOL = Layout(256, N_CTX, is_unified=True)
-SPLITS = split_layouts(N_CTX, 64)
+FLASH = split_layouts(N_CTX, 64)
+PLAIN = tuple(attrs.evolve(each, is_plain=True) for each in FLASH)
 CELL_MS, PAUSE_MS = 0.001, 300.0
 CHANGE_MS = 2 * PAUSE_MS
-"""There and back."""
+"""There and back, whatever the layout."""
+NO_COST = AttentionCost(0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+"""But for the cells of others."""
 CROWDS = st.builds(
     lambda sequences, longest, more: Crowd(sequences, longest, longest + more),
     st.integers(0, 64),
@@ -30,21 +44,50 @@ CROWDS = st.builds(
 )
 
 
+class EqualPause(PauseCost):
+    """Each change takes as long."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, 0.0)
+
+    def ms(self, layout: Layout, tokens: int) -> float:
+        return PAUSE_MS
+
+
 def policy() -> LayoutPolicy:
-    return LayoutPolicy(POOL, SPLITS, CELL_MS, PAUSE_MS)
+    """One in which only the cells of others cost something."""
+    return LayoutPolicy(POOL, FLASH, EqualPause(), head_ms=CELL_MS, cost=NO_COST)
 
 
-def test_the_cells_there_are_are_divided_among_all_sequences_half_and_a_quarter_of_them() -> None:
-    assert (Layout(65, 512), Layout(33, 1_024), Layout(17, 2_048)) == SPLITS
-    assert split_layouts(2_048, 64) == (), "no share is worth having"
+def machine() -> LayoutPolicy:
+    """One of a model of 100 M parameters on two threads."""
+    return LayoutPolicy(POOL, (*FLASH, *PLAIN), PauseCost(0.005, 0.012), head_ms=144 / 2 / 1e6)
+
+
+def masked(cells: float) -> Attended:
+    return Attended(rows_masked=cells)
+
+
+def alone(tokens: int, more: int, *, unread: int = 0) -> Crowd:
+    return Crowd.of([tokens], [more], shared=0, most=64, unread=[unread], decodes=not unread)
+
+
+def test_the_cells_there_are_are_divided_among_all_half_and_a_quarter_of_the_sequences_and_among_few() -> None:
+    assert FLASH[:3] == (Layout(65, 512), Layout(33, 1_024), Layout(17, 2_048))
+    assert {each.ids for each in FLASH[3:]} == set(FEW_IDS)
+    assert Layout(4, 8_704) in FLASH, "one long conversation"
+    assert split_layouts(1_024, 64) == (), "no share is worth having"
 
 
 @given(n_ctx=st.integers(512, 200_000), max_sequences=st.integers(1, 255))
 def test_shares_are_multiples_of_256_and_take_hardly_more_memory(n_ctx: int, max_sequences: int) -> None:
-    for layout in split_layouts(n_ctx, max_sequences):
+    found = split_layouts(n_ctx, max_sequences)
+    assert len(set(found)) == len(found)
+    for layout in found:
         assert layout.share % 256 == 0 < layout.share
-        assert layout.ids * layout.share <= n_ctx * 17 / 16
-        assert layout.ids > LEAST_SEQUENCES
+        assert layout.cells == layout.ids * layout.share <= n_ctx * 17 / 16
+        assert layout.ids <= max_sequences + 1
+        assert layout.ids not in FEW_IDS or layout.share >= LEAST_SHARE or layout.ids > max_sequences // 4
 
 
 @settings(max_examples=50)
@@ -52,68 +95,66 @@ def test_shares_are_multiples_of_256_and_take_hardly_more_memory(n_ctx: int, max
 def test_no_sequence_is_ever_given_a_share_too_short_and_changes_pay_for_themselves(
     turns: list[tuple[Crowd, int]],
 ) -> None:
-    layouts, masked, saved = policy(), 0, 0.0
+    layouts, cells, saved = policy(), 0, 0.0
     for crowd, more in turns:
-        masked += more
+        cells += more
         before = layouts.current
         if before.is_unified:
             saved += more * CELL_MS
-        chosen = layouts.choose(crowd, masked)
-        assert chosen.is_unified or (crowd.sequences < chosen.ids and crowd.longest <= chosen.share)
+        chosen = layouts.choose(attrs.evolve(crowd, soon=masked(1)), masked(cells), 0)
+        assert chosen.is_unified or chosen.holds(crowd.sequences, crowd.longest)
         if chosen != before:
             if before.is_unified:
-                assert saved >= CHANGE_MS, "it was changed before staying had cost as much"
+                assert saved + CELL_MS >= CHANGE_MS, "it was changed before staying had cost as much"
                 saved = 0.0
-            layouts.changed(chosen, PAUSE_MS)
+            layouts.changed(chosen, 0)
 
 
 @settings(max_examples=50)
 @given(spared=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=200))
 def test_changes_that_do_not_pay_grow_rare_and_no_client_brings_about_more_of_them(spared: list[float]) -> None:
     """A client that alternates: a crowd in the pool that loses what one change is worth, then a long prompt."""
-    layouts, masked, lost_ms, in_vain = policy(), 0, 0.0, 0
+    layouts, cells, lost_ms, in_vain = policy(), 0, 0.0, 0
+    crowd = Crowd(32, 100, 228, masked(1))
     for share in spared:
-        masked += int(CHANGE_MS / CELL_MS)
+        cells += int(CHANGE_MS / CELL_MS)
         lost_ms += CHANGE_MS
-        chosen = layouts.choose(Crowd(32, 100, 228), masked)
+        chosen = layouts.choose(crowd, masked(cells), 0)
         if chosen.is_unified:
             continue
-        layouts.changed(chosen, PAUSE_MS)
-        masked += int(share * CHANGE_MS / CELL_MS)
-        layouts.choose(Crowd(32, 100, 228), masked)
-        assert layouts.choose(Crowd(32, 1_500, 1_756), masked) == POOL
-        layouts.changed(POOL, PAUSE_MS)
+        layouts.changed(chosen, 0)
+        cells += int(share * CHANGE_MS / CELL_MS)
+        layouts.choose(crowd, masked(cells), 0)
+        assert layouts.choose(Crowd(32, 1_500, 1_756), masked(cells), 0) == POOL
+        layouts.changed(POOL, 0)
         in_vain += share < 0.999
     if max(spared) < 0.999:
         assert in_vain <= 1 + math.log2(len(spared) + 1), "each has to be worth twice the one before"
     assert in_vain * CHANGE_MS <= lost_ms
 
 
-def test_what_a_change_takes_and_a_masked_cell_costs_is_what_was_seen() -> None:
-    layouts = policy()
-    for _ in range(10):
-        layouts.changed(SPLITS[0], 30.0)
-        layouts.changed(POOL, 30.0)
-    assert layouts.pause_ms == pytest.approx(30.0, rel=0.01)
-    cost = CostModel()
-    cost.use(2)
-    assert cost.cell_ms() is None
-    for cells in [*range(500, 8_000, 100)] * 3:
-        cost.observe_decode(32, cells, 20.0 + 32 * cells * CELL_MS)
-    assert cost.cell_ms() == pytest.approx(CELL_MS, rel=0.3)
-    known = cost.cell_ms()
-    cost.use(2, is_split=True)
-    cost.observe_decode(32, 1_000, 20.0)
-    assert cost.cell_ms() == pytest.approx(known), "in split memory no row goes over the cells of others"
+@given(
+    cell_ms=st.floats(1e-4, 0.1),
+    token_ms=st.floats(1e-3, 1.0),
+    layouts=st.lists(st.sampled_from([POOL, *FLASH]), min_size=12, max_size=30),
+)
+def test_what_a_change_takes_is_learnt_from_changes(cell_ms: float, token_ms: float, layouts: list[Layout]) -> None:
+    pause = PauseCost(0.005, 0.012)
+    for layout in layouts:
+        pause.learn(layout, cell_ms * layout.cells, 2_000, token_ms * 2_000)
+    expected_ms = cell_ms * POOL.cells + token_ms * 3_000
+    assert pause.ms(POOL, 3_000) == pytest.approx(expected_ms, rel=0.1)
+    pause.learn(POOL, cell_ms * POOL.cells, 0, 50.0)
+    assert pause.ms(POOL, 3_000) == pytest.approx(expected_ms, rel=0.1), "nothing was carried, and it says nothing"
 
 
 def test_a_sequence_about_to_outgrow_its_share_is_seen_before_it_does() -> None:
     layouts = policy()
-    layouts.changed(SPLITS[0], PAUSE_MS)
+    layouts.changed(FLASH[0], 0)
     going_on = Crowd.of([500, 30], [256, 256], shared=0, most=64)
-    assert layouts.choose(going_on, 0) != SPLITS[0]
+    assert layouts.choose(going_on, Attended(), 0) != FLASH[0]
     ends_before = Crowd.of([500, 30], [10, 256], shared=0, most=64)
-    assert layouts.choose(ends_before, 0) == SPLITS[0]
+    assert layouts.choose(ends_before, Attended(), 0) == FLASH[0]
 
 
 @given(
@@ -151,38 +192,80 @@ def test_rows_run_ahead_of_a_pause_until_no_reader_feels_it(
 
 
 def test_a_crowd_of_short_sequences_is_split_once_that_would_have_paid() -> None:
-    layouts, crowd = policy(), Crowd(32, 100, 228)
-    assert layouts.choose(crowd, 599_000) == POOL
-    assert layouts.choose(crowd, 601_000) == SPLITS[0]
+    layouts, crowd = policy(), Crowd(32, 100, 228, masked(1))
+    assert layouts.choose(crowd, masked(599_000), 0) == POOL
+    assert layouts.choose(crowd, masked(601_000), 0) == FLASH[0]
 
 
 def test_what_a_crowd_will_probably_lose_counts_as_lost() -> None:
-    assert policy().choose(Crowd(32, 16, 144, masked_soon=601_000), 0) == SPLITS[0]
-    assert policy().choose(Crowd(32, 16, 144, masked_soon=500_000), 0) == POOL
+    assert policy().choose(Crowd(32, 16, 144, masked(601_000)), Attended(), 0) == FLASH[0]
+    assert policy().choose(Crowd(32, 16, 144, masked(500_000)), Attended(), 0) == POOL
 
 
 def test_a_prefix_that_all_share_is_no_loss() -> None:
     tokens, more = [1_000] * 9, [20] * 9
-    assert policy().choose(Crowd.of(tokens, more, shared=0, most=64), 0) == SPLITS[1]
-    assert policy().choose(Crowd.of(tokens, more, shared=990, most=64), 0) == POOL
+    assert not policy().choose(Crowd.of(tokens, more, shared=0, most=64), Attended(), 0).is_unified
+    assert policy().choose(Crowd.of(tokens, more, shared=990, most=64), Attended(), 0) == POOL
 
 
-def test_few_sequences_and_a_long_one_among_many_stay_in_the_pool() -> None:
+def test_a_long_one_among_many_stays_in_the_pool() -> None:
     layouts = policy()
-    assert layouts.choose(Crowd(LEAST_SEQUENCES - 1, 100, 200), 10**9) == POOL
-    assert layouts.choose(Crowd(32, 4_000, 4_256), 2 * 10**9) == POOL
-    assert layouts.choose(Crowd(32, 100, 200), 2 * 10**9) == POOL, "what could not be spared is held against the pool"
+    assert layouts.choose(Crowd(32, 4_000, 4_256, masked(1)), masked(2 * 10**9), 0) == POOL
+    assert layouts.choose(Crowd(32, 100, 200, masked(1)), masked(2 * 10**9), 0) == POOL, (
+        "what could not be spared is held against the pool"
+    )
 
 
 def test_a_split_memory_is_left_for_one_with_longer_shares_and_else_for_the_pool() -> None:
     layouts = policy()
-    layouts.changed(SPLITS[0], PAUSE_MS)
-    assert layouts.choose(Crowd(30, 512, 600), 0) == SPLITS[0], "it still fits"
-    assert layouts.choose(Crowd(30, 513, 700), 0) == SPLITS[1]
-    assert layouts.choose(Crowd(40, 513, 700), 0) == POOL
+    layouts.changed(FLASH[0], 0)
+    assert layouts.choose(Crowd(30, 512, 600), Attended(), 0) == FLASH[0], "it still fits"
+    assert layouts.choose(Crowd(30, 513, 700), Attended(), 0) == FLASH[1]
+    assert layouts.choose(Crowd(40, 513, 700), Attended(), 0) == POOL
 
 
 def test_where_no_other_can_be_had_the_pool_is_all_there_is() -> None:
     layouts = policy()
     assert layouts.give_up() == POOL
     assert not layouts.can_change
+
+
+def test_a_long_conversation_decodes_with_plain_attention_and_a_short_one_is_not_worth_the_pause() -> None:
+    assert machine().choose(alone(900, 400), Attended(), 900).is_plain
+    assert machine().choose(alone(60, 100), Attended(), 60) == POOL
+
+
+def test_streams_beside_long_prompts_have_buffers_and_flash_attention() -> None:
+    storm = Crowd.of([120, *[1_500] * 4], [1_900, *[8] * 4], shared=0, most=64, unread=[0, *[1_500] * 4])
+    assert machine().choose(storm, Attended(), 120) == Layout(8, 2_048)
+
+
+def test_a_prompt_with_nothing_beside_it_is_read_in_the_pool_before_anything_changes() -> None:
+    layouts = machine()
+    assert layouts.choose(alone(900, 400, unread=900), Attended(), 0) == POOL
+    assert layouts.choose(alone(900, 400), Attended(reads_own=900 * 450), 900).is_plain, "what was read is history"
+
+
+def test_plain_attention_is_left_for_a_prompt_that_takes_longer_with_it_than_changes_take() -> None:
+    layouts = machine()
+    layouts.changed(Layout(8, 4_352, is_plain=True), 2_000)
+    assert layouts.choose(alone(2_060, 300, unread=60), Attended(), 2_000).is_plain
+    assert layouts.choose(alone(4_000, 300, unread=3_000), Attended(), 1_000) == POOL
+
+
+@given(
+    tokens=st.lists(st.integers(1, 8_000), max_size=12),
+    more=st.integers(0, 2_000),
+    unread=st.floats(0.0, 1.0),
+    shared=st.floats(0.0, 1.0),
+)
+def test_what_attention_will_go_over_is_never_less_than_nothing(
+    tokens: list[int], more: int, unread: float, shared: float
+) -> None:
+    common = int(shared * min(tokens, default=0))
+    left = [int(unread * each) for each in tokens]
+    crowd = Crowd.of(tokens, [more] * len(tokens), shared=common, most=64, unread=left)
+    assert min(attrs.astuple(crowd.soon)) >= 0
+    assert crowd.longest <= crowd.longest_next <= crowd.longest_soon
+    if len(tokens) == 1:
+        assert crowd.soon.rows_masked == crowd.soon.reads_masked == 0, "there are no others"

@@ -75,7 +75,7 @@ class RuntimeConfig:
         "auto", "one KV buffer for all sequences; off: one each; auto: as suits those that run"
     )
     swa_full: bool = setting(True, "full-size KV for sliding-window layers")
-    flash_attn: Toggle = setting("auto", "flash attention")
+    flash_attn: Toggle = setting("auto", "flash attention; auto: where it is the faster one")
     cache_type_k: CacheType = setting("f16", "data type of cached keys")
     cache_type_v: CacheType = setting("f16", "data type of cached values; quantized types need flash attention")
     use_mmap: Toggle = setting(

@@ -15,10 +15,10 @@ from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.engine.policy.layout import (
-    CELL_NS,
     MAX_CHANGE_MIB,
     Layout,
     LayoutPolicy,
+    PauseCost,
     split_layouts,
 )
 from uma.errors import ConfigError
@@ -56,6 +56,15 @@ CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
+CARRY_NS = 1.0
+"""Initial estimate of what a byte of a sequence's state takes to be carried to another layout."""
+COSTED_HEAD_SIZE = 64
+"""Values of a head that `AttentionCost` speaks of."""
+SCORE_BYTES = 4
+"""Of a token and a cell in each head: plain attention keeps the scores of a whole ubatch, layer by layer."""
+MOST_SCORE_BYTES = 256 * 2**20
+"""Maximum memory for these; where a share is so long that they need more, attention stays flash attention."""
+
 _log = logging.getLogger("uma.engine")
 
 
@@ -150,27 +159,48 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
 
 def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
-    is.
+    is, and with `flash_attn` on or off only that attention.
 
     Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified.
     """
+    params, model = context.params, context.model
     pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
-    can_change = config.kv_unified == "auto" and context.params.kv_unified and context.model.memory == "attention"
-    params = context.params
-    mib = context.n_ctx * context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v) / 2**20
-    if not can_change or mib > MAX_CHANGE_MIB or (config.n_gpu_layers != 0 and backend.has_gpu()):
-        return LayoutPolicy(pool, (), masked_cell_ms=0.0, pause_ms=0.0)
+    token_bytes = model.kv_bytes_per_token(*_cache_types(params))
+    pause = PauseCost(context.opened_ms / context.n_ctx, token_bytes * CARRY_NS / 1e6)
+    heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
-    masked_cell_ms = context.model.attention_heads * CELL_NS / 1e6 / threads
+    return LayoutPolicy(pool, _splits(context, config), pause, head_ms=heads / threads / 1e6)
+
+
+def _splits(context: Context, config: RuntimeConfig) -> list[Layout]:
+    params, model = context.params, context.model
+    can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
+    mib = context.n_ctx * model.kv_bytes_per_token(*_cache_types(params)) / 2**20
+    if not can_change or mib > MAX_CHANGE_MIB or (config.n_gpu_layers != 0 and backend.has_gpu()):
+        return []
     splits = split_layouts(context.n_ctx, max_active(context, config))
-    return LayoutPolicy(pool, splits, masked_cell_ms, pause_ms=context.opened_ms)
+    if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
+        return list(splits)
+    row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
+    plain = [attrs.evolve(each, is_plain=True) for each in splits if row_bytes * each.share <= MOST_SCORE_BYTES]
+    return [*splits, *plain]
+
+
+def _cache_types(params: ContextParams) -> tuple[str, str]:
+    return params.cache_type_k, params.cache_type_v
 
 
 def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
     """The context whose memory has this layout, where `base` makes the unified one."""
     if layout.is_unified:
         return base
-    return attrs.evolve(base, n_ctx=layout.ids * layout.share, n_seq_max=layout.ids, kv_unified=False)
+    return attrs.evolve(
+        base,
+        n_ctx=layout.cells,
+        n_seq_max=layout.ids,
+        kv_unified=False,
+        flash_attn="off" if layout.is_plain else base.flash_attn,
+    )
 
 
 def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:

@@ -53,6 +53,10 @@ DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
 """What `Context.decode` returns; less than -1 is a fatal error."""
 
 
+WITHOUT_FLASH_ATTENTION = ("grok",)
+"""Architectures for which llama.cpp turns flash attention off whatever it is told."""
+
+
 @attrs.frozen(kw_only=True)
 class ContextParams:
     """How a context is made. The names and meanings are those of `RuntimeConfig`; what llama.cpp made of them is read
@@ -285,11 +289,13 @@ class Context:
     def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
         """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit.
 
-        A context of the same model that has its cells in another layout can have made it, if the memory is attention.
+        A context of the same model that has its cells in another layout, or attends in another way, can have made it,
+        if the memory is attention.
         """
         self._checked_memory(seq)
         if self.model.memory == "attention":
             data = state.for_streams(data, 1 if self.params.kv_unified else self.n_seq_max)
+            data = state.for_attention(data, is_transposed=self._is_plain)
         source = np.frombuffer(data, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
@@ -309,6 +315,12 @@ class Context:
         # Read after the flag is cleared: an abort that comes meanwhile sets it again, or is seen here.
         if self.is_ended:
             self._abort_flag[0] = b"\1"
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether values are kept as plain attention wants them. With `auto` llama.cpp decides by the architecture."""
+        is_forced = self.params.flash_attn == "auto" and self.model.info.architecture in WITHOUT_FLASH_ATTENTION
+        return is_forced or self.params.flash_attn == "off"
 
     def _checked_memory(self, seq: int) -> int | None:
         if not 0 <= seq < self.n_seq_max:

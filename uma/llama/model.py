@@ -164,7 +164,17 @@ class Model:
     @property
     def attention_heads(self) -> int:
         """Heads that attend, over all layers."""
-        return int(lib.llama_model_n_layer(self.handle)) * max(0, int(lib.llama_model_n_head(self.handle)))
+        return self.n_layers * max(0, int(lib.llama_model_n_head(self.handle)))
+
+    @property
+    def n_layers(self) -> int:
+        """Layers."""
+        return int(lib.llama_model_n_layer(self.handle))
+
+    @property
+    def head_size(self) -> int:
+        """Values of a head's key."""
+        return self._head_size("key")
 
     def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
         """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192)
 """Chunk sizes the model tells apart, and the only ones it offers: even tiles, few entries, each seen often."""
@@ -24,8 +24,6 @@ LEARN_SLOPE = 0.05
 long prompts."""
 SURE_TOKENS = 200
 """Minimum spread of the observations from which a slope is believed; below it what other sizes show counts for more."""
-SURE_SLOPE_SEEN = 16
-"""Minimum observations for a size's own slope to be believed alone."""
 SURE_SEEN = 3
 """Minimum observations for a size to be believed although others promise more."""
 MOST_ATTENTION = 0.75
@@ -66,11 +64,6 @@ class _Line:
         sure = SURE_TOKENS * SURE_TOKENS
         slope = (self._cov + usual * sure) / (self._var + sure)
         return min(max(slope, 0.0), MOST_ATTENTION * self._ms / max(self._x, 1.0))
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether what was observed lies far enough apart to know the slope."""
-        return self.seen >= SURE_SLOPE_SEEN and self._var >= SURE_TOKENS * SURE_TOKENS
 
     def scaled(self, factor: float) -> _Line:
         """A copy in which everything takes `factor` times as long."""
@@ -118,15 +111,6 @@ class _Table:
     @property
     def is_empty(self) -> bool:
         return not any(self._lines)
-
-    def mean_slope(self) -> float | None:
-        """Milliseconds that each attended token costs each of `size`; None while no line has seen enough of that."""
-        known = [
-            (line.slope(0.0) / size, line.seen)
-            for size, line in zip(self._sizes, self._lines, strict=True)
-            if line is not None and line.is_sure
-        ]
-        return sum(slope * seen for slope, seen in known) / sum(seen for _, seen in known) if known else None
 
     def has_seen(self, size: int) -> bool:
         """Whether anything is known of this size itself."""
@@ -252,20 +236,20 @@ class CostModel:
         self._verified: Counter[int] = Counter()
         """By slot of that table, batches seen."""
         self._drift = 1.0
-        self._used = (0, False)
-        """Compute threads, and whether each sequence has a buffer of its own."""
-        self._others: dict[tuple[int, bool], tuple[_Table, _Table, _Table, _Surcharges, float]] = {}
+        self._used: tuple[int, Hashable] = (0, None)
+        """Compute threads, and what else the times depend on."""
+        self._others: dict[tuple[int, Hashable], tuple[_Table, _Table, _Table, _Surcharges, float]] = {}
         """What was learnt with others."""
 
-    def use(self, threads: int, *, is_split: bool = False) -> None:
-        """Predict and learn for so many compute threads from now on, and for this layout of KV memory.
+    def use(self, threads: int, attention: Hashable = None) -> None:
+        """Predict and learn for so many compute threads from now on, and for this way through KV memory.
 
         What was learnt with others is kept for when they come back; of a number of threads never seen the model
-        assumes that the work divides evenly, and of a layout that it takes as long.
+        assumes that the work divides evenly, and of a way that it takes as long.
         """
-        if (threads, is_split) == self._used:
+        if (threads, attention) == self._used:
             return
-        before, self._used = self._used, (threads, is_split)
+        before, self._used = self._used, (threads, attention)
         if not before[0]:
             return
         self._others[before] = (self._rows, self._chunks, self._verify, self._surcharges, self._drift)
@@ -297,17 +281,6 @@ class CostModel:
     def decode_ms(self, rows: int, cells: int) -> float:
         """A batch of decode rows, with so many cells in use; 0 while nothing is known."""
         return self._rows.predict(rows, cells) * self._drift if rows else 0.0
-
-    def cell_ms(self) -> float | None:
-        """What a cell in use costs each decode row where one buffer holds all; None while that is not known."""
-        table, drift = self._rows, self._drift
-        if self._used[1]:
-            others = self._others.get((self._used[0], False))
-            if others is None:
-                return None
-            table, *_, drift = others
-        slope = table.mean_slope()
-        return None if slope is None else slope * drift
 
     def prefill_ms(self, tokens: int, position: float) -> float:
         """A chunk of a prompt, after `position` tokens of it; 0 while nothing is known."""

@@ -106,7 +106,7 @@ class DecodeWorker:
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
-        self._relayout = Relayout(context, pool, scheduler, self._residency, metrics, layouts)
+        self._relayout = Relayout(context, pool, scheduler, self._residency, self._outbox, metrics, layouts)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
@@ -275,7 +275,7 @@ class DecodeWorker:
         """Suit the layout of memory to the sequences, admit what can start, ask the policy, and preempt as it says."""
         residency = self._residency
         neighbour_load = self._runner.neighbour_load
-        pause_ms = self._relayout.before_plan(self._runner.masked_cells, now, neighbour_load)
+        pause_ms = self._relayout.before_plan(self._runner.attended, now, neighbour_load)
         residency.admit(now)
         state = residency.state()
         state.neighbour_load = neighbour_load

@@ -14,9 +14,10 @@ import attrs
 
 from uma.engine import sizing
 from uma.engine.clock import now_ms
+from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Scheduler
-from uma.engine.policy.layout import Layout, LayoutPolicy
+from uma.engine.policy.layout import Attended, Layout, LayoutPolicy
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
@@ -39,6 +40,7 @@ class Relayout:
         pool: KvPool,
         scheduler: Scheduler,
         residency: Residency,
+        outbox: Outbox,
         metrics: EngineMetrics,
         policy: LayoutPolicy,
     ) -> None:
@@ -46,12 +48,13 @@ class Relayout:
         self._pool = pool
         self._scheduler = scheduler
         self._residency = residency
+        self._outbox = outbox
         self._metrics = metrics
         self._policy = policy
         self._base = context.params
         self._preparations = 0
 
-    def before_plan(self, masked_cells: int, now: float, neighbour_load: float) -> float:
+    def before_plan(self, attended: Attended, now: float, neighbour_load: float) -> float:
         """Change the layout, if another suits the sequences of now better. Between two batches only.
 
         `neighbour_load` is that of `State`: the pace that readers are given depends on it.
@@ -60,28 +63,32 @@ class Relayout:
         policy = self._policy
         if not policy.can_change:
             return 0.0
-        policy.masked_cell_ms = self._scheduler.cost.cell_ms() or policy.masked_cell_ms
-        layout = policy.choose(self._residency.crowd(), masked_cells)
+        tokens = self._pool.used_cells
+        layout = policy.choose(self._residency.crowd(), attended, tokens)
         if layout == policy.current:
             self._preparations = 0
             return 0.0
         if self._pool.is_copying:
             return 0.0
-        if self._preparations < MAX_PREPARATIONS and self._is_felt(now, neighbour_load):
+        pause_ms = policy.pause.ms(layout, tokens)
+        if self._preparations < MAX_PREPARATIONS and self._is_felt(pause_ms, now, neighbour_load):
             self._preparations += 1
-            return policy.pause_ms
+            return pause_ms
         self._preparations = 0
         self._change(layout, now)
         return 0.0
 
-    def _is_felt(self, now: float, neighbour_load: float) -> bool:
+    def _is_felt(self, pause_ms: float, now: float, neighbour_load: float) -> bool:
         """Whether readers would notice a change that begins now, and not if their rows ran ahead first."""
         if self._residency.has_outgrown:
             return False
         rows = [each for each in self._residency.active.values() if each.status is Status.DECODING and each.is_paced]
-        return self._scheduler.is_felt(self._policy.pause_ms, rows, self._pool.used_cells, now, neighbour_load)
+        return self._scheduler.is_felt(pause_ms, rows, self._pool.used_cells, now, neighbour_load)
 
     def _change(self, layout: Layout, now: float) -> None:
+        self._outbox.flush()  # it takes longer than any token can wait
+        tokens = self._pool.used_cells
+        expected_ms = self._policy.pause.ms(layout, tokens)
         carried = self._residency.carry_out(now)
         self._pool.clear_cells()
         try:
@@ -95,11 +102,14 @@ class Relayout:
         self._scheduler.targets = attrs.evolve(self._scheduler.targets, mixes_prompts=layout.is_unified)
         self._residency.carry_in(carried, now)
         took_ms = now_ms() - now
-        self._policy.changed(layout, took_ms)
+        made_ms = self._context.opened_ms
+        self._policy.pause.learn(layout, made_ms, tokens, took_ms - made_ms)
+        self._policy.changed(layout, tokens)
         metrics = self._metrics
         metrics.kv_layout_changes_total += 1
         metrics.kv_cells_total = metrics.cache.total_capacity = self._context.n_ctx
         _log.debug(
-            "KV memory: %s of %d cells, for %d sequences; changed in %.0f ms",
-            "one buffer" if layout.is_unified else "buffers", layout.share, len(carried), took_ms,
+            "KV memory: %s of %d cells, for %d sequences, with %s attention; changed in %.0f ms, %.0f expected",
+            "one buffer" if layout.is_unified else f"{layout.ids} buffers", layout.share, len(carried),
+            "plain" if layout.is_plain else "flash", took_ms, expected_ms,
         )  # fmt: skip

@@ -136,7 +136,17 @@ class Residency:
             [each.max_tokens - each.generated for each in near],
             shared=min((common_length(near[0].tokens, each.tokens) for each in near), default=0),
             most=self.waiting.max_active,
+            unread=[self._unread(each) for each in near],
+            decodes=self.is_decoding,
         )
+
+    def _unread(self, sequence: Sequence) -> int:
+        """Tokens of its prompt that it still has to compute, as far as that is known before it starts."""
+        if sequence.holding is not None:
+            return sequence.remaining
+        if sequence.found_tokens < 0:
+            sequence.found_tokens = self._pool.known_tokens(sequence.reusable)
+        return len(sequence.tokens) - sequence.found_tokens
 
     def carry_out(self, now: float) -> list[tuple[Sequence, Snapshot]]:
         """Take every sequence with a slot out of its cells: `carry_in` has to follow. Their status does not change."""

@@ -16,6 +16,7 @@ from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
+from uma.engine.policy.layout import Attended
 from uma.engine.policy.speculation import saved_ms
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
@@ -85,13 +86,17 @@ class ModelRunner:
         """What the last batch of decode rows took: the next takes about as long."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
-        self.masked_cells = 0
-        """Cells of other sequences that decode rows went over in vain, as with unified KV each does."""
+        self._rows_own = self._rows_masked = self._reads_own = self._reads_masked = 0
 
     @property
     def is_called(self) -> bool:
         """A command has come that waits for the decode thread."""
         return self._commands.is_called
+
+    @property
+    def attended(self) -> Attended:
+        """Cells that attention went over since the start, as it would have in one buffer."""
+        return Attended(self._rows_own, self._rows_masked, self._rows_own, self._reads_own, self._reads_masked)
 
     @property
     def neighbour_load(self) -> float:
@@ -166,7 +171,8 @@ class ModelRunner:
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
         cells = pool.used_cells
-        self.masked_cells += size * cells - own_cells
+        self._rows_own += own_cells
+        self._rows_masked += size * cells - own_cells
         if learns:
             self._cost.observe_decode(size, cells, took_ms)
         if self._trace.is_on:
@@ -206,7 +212,9 @@ class ModelRunner:
             cells = self._pool.used_cells
             self._metrics.prefill_tokens_total += tokens
             self._metrics.mixed_batches_total += 1
-            self.masked_cells += size * cells - sum(sequence.computed for sequence in rows)
+            own_cells = sum(sequence.computed for sequence in rows)
+            self._rows_own += own_cells
+            self._rows_masked += size * cells - own_cells
             self._cost.observe_mixed(size, cells, tokens, position, took_ms)
             self._trace.batch("mixed", size + tokens, len(work), took_ms, cells)
         return code, ends
@@ -306,8 +314,11 @@ class ModelRunner:
         code, took_ms = self._compute(list(ends), expected_ms)
         if code != DONE:
             return code, took_ms, {}
+        cells = self._pool.used_cells
         for sequence, count in work:
             assert sequence.holding is not None
+            self._reads_own += count * (sequence.computed + count // 2)
+            self._reads_masked += count * (cells - sequence.computed)
             if reads_logits(sequence):
                 self._read_prompt(sequence, count)
             self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
@@ -366,7 +377,8 @@ class ModelRunner:
         threads = self._threads = self._neighbours.before_batch()
         has_idle_cores = threads > 1 and self._neighbours.load < MAX_LOAD_BESIDE
         self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
-        self._cost.use(threads, is_split=self._pool.in_id_order)
+        params = self._context.params
+        self._cost.use(threads, (params.kv_unified, params.flash_attn))
 
     def _run(self, expected_ms: float) -> tuple[int, float]:
         """llama.cpp's answer to the batch that is prepared, and the milliseconds it took.

@@ -179,6 +179,8 @@ class Sequence:
     """When its reader fell behind."""
     computed: int = 0
     """Tokens whose KV it holds."""
+    found_tokens: int = -1
+    """Tokens that were in cache when its start was planned; below 0: nobody has looked."""
     cached_tokens: int = 0
     generated: int = 0
     """Tokens the reader was or will be given."""
