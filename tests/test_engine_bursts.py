@@ -1,5 +1,5 @@
-"""Bursts: requests that arrive together are read in one batch, those included that are still being parsed or tokenized,
-and those that wait for what one of them computes.
+"""Bursts: requests that arrive together are read in one batch, those included that are still being sent, parsed or
+tokenized, and those that wait for what one of them computes.
 
 A batch that reads several short rests of prompts takes hardly longer than one of them, so the first of a burst must not
 be computed before the others.
@@ -7,11 +7,13 @@ be computed before the others.
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import trio
 import trio.testing
 from engine_world import answer, answers, ask, config_for, tokens_for
 
-from harness import PATIENCE_SEC
+from harness import PATIENCE_SEC, frame
 from uma import open_engine
 from uma.client import connect
 from uma.engine import Engine
@@ -30,7 +32,7 @@ from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.worker.commands import Commands, Stop
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
-from uma.net.arrivals import MAX_EXPECTED_BYTES, arrivals
+from uma.net.arrivals import MAX_EXPECTED_BYTES, Arrivals, arrivals
 from uma.server.server import Server
 
 SCHEDULER = "uma.engine.scheduler"
@@ -232,6 +234,88 @@ async def test_a_request_waits_for_one_whose_body_is_still_being_parsed(
     assert batches() == [("prefill", 3_000, 2), *[("decode", 2, 2)] * 3]
 
 
+def half_of(data: bytes) -> tuple[bytes, bytes]:
+    return data[: len(data) // 2], data[len(data) // 2 :]
+
+
+async def test_a_request_waits_for_one_of_whose_frame_a_part_has_come(
+    tiny: Path, socket_dir: Path, batches: Batches, at_rest: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.net.arrivals.SOON_SEC", PATIENCE_SEC)
+    config = config_for(tiny, socket=str(socket_dir / "s"))
+    first, second = half_of(frame({"id": "a", "token_ids": tokens_for(1, 40), "max_tokens": 4, "ignore_eos": True}))
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        await at_rest()
+        await nursery.start(Server(engine, config).serve)
+        with trio.fail_after(PATIENCE_SEC):
+            async with connect(config.socket) as client, await trio.open_unix_socket(config.socket) as sender:
+                await sender.send_all(first)
+                await trio.testing.wait_all_tasks_blocked()
+                async with trio.open_nursery() as asking:
+                    asking.start_soon(answer, client, ask(tokens_for(2, 40), 4))
+                    await only_one_is_there(engine)
+                    await sender.send_all(second)
+        nursery.cancel_scope.cancel()
+    assert batches()[:3] == [("prefill", 80, 2), ("decode", 2, 2), ("decode", 2, 2)]
+
+
+async def test_a_request_waits_for_one_of_whose_body_a_part_has_come(
+    tiny: Path, batches: Batches, at_rest: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.net.arrivals.SOON_SEC", PATIENCE_SEC)
+    sends_the_rest = trio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        fields = {"prompt": tokens_for(1, 40), "max_tokens": 4, "ignore_eos": True}
+        first, second = half_of(json.dumps(fields).encode())
+        yield first
+        await sends_the_rest.wait()
+        yield second
+
+    async with open_engine(config_for(tiny)) as engine:
+        await at_rest()
+        transport = httpx.ASGITransport(build_app(Gateway.of(engine, engine.config)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            with trio.fail_after(PATIENCE_SEC):
+                async with trio.open_nursery() as asking:
+                    asking.start_soon(partial(client.post, "/v1/completions", content=body()))
+                    await trio.testing.wait_all_tasks_blocked()
+                    asking.start_soon(answer, engine, ask(tokens_for(2, 40), 4))
+                    await only_one_is_there(engine)
+                    sends_the_rest.set()
+    assert batches() == [("prefill", 80, 2), *[("decode", 2, 2)] * 3]
+
+
+async def test_a_request_does_not_wait_for_one_whose_rest_does_not_come(
+    tiny: Path, socket_dir: Path, at_rest: Work
+) -> None:
+    config = config_for(tiny, socket=str(socket_dir / "s"))
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        await at_rest()
+        await nursery.start(Server(engine, config).serve)
+        async with await trio.open_unix_socket(config.socket) as sender:
+            await sender.send_all(frame({"id": "a", "prompt": "a"})[:-1])
+            await trio.testing.wait_all_tasks_blocked()
+            assert len((await answer(engine, ask(max_tokens=2))).tokens) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_rest_of_a_request_is_expected_until_it_comes_and_no_longer_because_parts_of_it_come() -> None:
+    expected, senders = Arrivals(), ["a", "b"]
+    with expected.receiving("a"), expected.receiving("b"):
+        assert expected.expected_until_sec == -math.inf
+        for sender in senders:
+            expected.came_in_part(sender)
+        until_sec = expected.expected_until_sec
+        assert until_sec > -math.inf
+        for sender in senders:
+            expected.came_in_part(sender)
+        assert expected.expected_until_sec == until_sec
+        expected.came_whole("a")
+        assert expected.expected_until_sec == until_sec
+    assert expected.expected_until_sec == -math.inf
+
+
 async def test_a_request_waits_for_one_whose_text_is_still_being_tokenized(
     tiny: Path, batches: Batches, at_rest: Work
 ) -> None:
@@ -271,7 +355,7 @@ async def test_a_request_does_not_wait_for_one_that_takes_long_to_read(tiny: Pat
 
 async def test_what_waits_for_others_is_done_at_its_limit_though_nothing_else_happens() -> None:
     done = threading.Event()
-    when_idle = WhenIdle(done.set, 0.01, lambda: True)
+    when_idle = WhenIdle(done.set, 0.01, lambda: math.inf)
     for _ in range(2):
         done.clear()
         when_idle.ask()

@@ -28,8 +28,8 @@ from uma.net.arrivals import arrivals
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request
 
 GATHER_SEC = 0.02
-"""Maximum time that a burst of requests is gathered, while more keep coming in or are being read, before the decode
-thread is woken."""
+"""Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
+decode thread is woken."""
 
 
 @attrs.frozen(eq=False)
@@ -74,7 +74,7 @@ class Submission:
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
         expected = arrivals()
-        self._wake_worker = WhenIdle(commands.wake, GATHER_SEC, lambda: expected.expected > 0)
+        self._wake_worker = WhenIdle(commands.wake, GATHER_SEC, lambda: expected.expected_until_sec)
 
     def submit(self, prepared: Prepared) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""

@@ -116,8 +116,8 @@ class Exchange:
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
             raise self._too_large()
-        body = bytearray()
-        with trio.move_on_after(self.timeout_sec) as patience:
+        body, expected = bytearray(), arrivals()
+        with trio.move_on_after(self.timeout_sec) as patience, expected.receiving(self):
             while not self._has_body:
                 message = await self.receive()
                 if message["type"] == "http.disconnect":
@@ -126,6 +126,8 @@ class Exchange:
                 if len(body) > self.max_body_bytes:
                     raise self._too_large()
                 self._has_body = not message.get("more_body", False)
+                if not self._has_body:
+                    expected.came_in_part(self)
         if patience.cancelled_caught:
             raise BodyTimeout(f"the body did not come within {self.timeout_sec:g} s (http_timeout_sec)")
         return bytes(body)

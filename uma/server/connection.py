@@ -18,6 +18,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError
+from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import uid_of_peer
@@ -181,10 +182,15 @@ class Connection(ABC):
             work.abort(error)
 
     async def _read(self) -> None:
-        with self.clock.scope:
+        expected = arrivals()
+        with self.clock.scope, expected.receiving(self):
             self._wind(had_frame=False)
             while data := await self.link.receive():
-                self._wind(had_frame=await self.take(data))
+                if had_frame := await self.take(data):
+                    expected.came_whole(self)
+                self._wind(had_frame=had_frame)
+                if self.is_mid_frame:
+                    expected.came_in_part(self)
             self._note_eof()
         if self._saw_eof:
             await self._await_hang_up()

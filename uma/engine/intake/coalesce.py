@@ -9,19 +9,19 @@ import trio
 
 
 class WhenIdle(trio.abc.Instrument):
-    """Calls `act` once after it is asked to: before Trio next waits for something to happen while `is_expecting` says
-    that nothing more is on its way, or after `limit_sec`. Belongs to the Trio thread; `act` and `is_expecting` must
-    neither wait nor raise.
+    """Calls `act` once after it is asked to: before Trio next waits for something to happen, but not before the moment
+    that `expected_until_sec` gives on `time.monotonic`; in any case after `limit_sec`. Belongs to the Trio thread; both
+    callables must neither wait nor raise.
 
     More of a burst can have reached the system but not Trio yet: so Trio polls once more after each request for it.
     """
 
     def __init__(
-        self, act: Callable[[], None], limit_sec: float, is_expecting: Callable[[], bool] = lambda: False
+        self, act: Callable[[], None], limit_sec: float, expected_until_sec: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._act = act
         self._limit_sec = limit_sec
-        self._is_expecting = is_expecting
+        self._expected_until_sec = expected_until_sec
         self._due_sec = 0.0
         self._is_asked = self._polls_again = self._has_timer = False
 
@@ -35,13 +35,14 @@ class WhenIdle(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """For Trio, each time round its loop: `timeout` is 0 while there are tasks to run."""
-        is_due = time.monotonic() >= self._due_sec
+        now_sec = time.monotonic()
+        is_due = now_sec >= self._due_sec
         if timeout > 0 and not is_due:
             if self._polls_again:
                 self._polls_again = False
                 trio.lowlevel.current_trio_token().run_sync_soon(_nothing)  # this wait ends at once
                 return
-            if self._is_expecting():
+            if self._expected_until_sec() > now_sec:
                 if not self._has_timer:
                     self._has_timer = True
                     trio.lowlevel.current_trio_token().run_sync_soon(self._start_timer)
@@ -52,12 +53,13 @@ class WhenIdle(trio.abc.Instrument):
             self._act()
 
     def _start_timer(self) -> None:
-        """Have Trio go round its loop when the callback is due, whatever happens until then."""
+        """Have Trio go round its loop when nothing more is expected, whatever happens until then."""
         trio.lowlevel.spawn_system_task(self._sleep, name="a burst's longest wait")
 
     async def _sleep(self) -> None:
         try:
-            await trio.sleep(max(0.0, self._due_sec - time.monotonic()))
+            until_sec = min(self._due_sec, self._expected_until_sec())
+            await trio.sleep(max(0.0, until_sec - time.monotonic()))
         finally:
             self._has_timer = False
 
