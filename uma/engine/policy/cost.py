@@ -150,9 +150,13 @@ class _Table:
         ratio = size / own
         scale = ratio if is_own else max(ratio, 0.25)
         if not self._is_other(size, slot):
-            return line.at(x, self._usual[_kind(own)] * own) * scale
+            return line.at(x, self._usual_slope(own) * own) * scale
         # Another kernel: the level is scaled, but attention costs what it costs there.
-        return line.at(0.0, self._usual[_kind(own)] * own) * scale + x * self._usual[_kind(size)] * size
+        return line.at(0.0, self._usual_slope(own) * own) * scale + x * self._usual_slope(size) * size
+
+    def _usual_slope(self, size: int) -> float:
+        """Milliseconds that an attended token costs each of `size`; below a tile at least as much as within tiles."""
+        return self._usual[_kind(size)] if _kind(size) else max(self._usual)
 
     def _is_other(self, size: int, slot: int) -> bool:
         """Whether attention computes `size` tokens in another way than those of this slot."""
