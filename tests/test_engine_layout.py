@@ -155,7 +155,10 @@ async def test_rows_run_ahead_of_a_change_until_no_reader_feels_it(
     assert [each.token_ids for each in got] == await expected(model, [*requests, long])
 
 
-async def test_prefixes_are_shared_in_either_layout_and_across_a_change(model: Path) -> None:
+async def test_prefixes_are_shared_in_either_layout_and_across_a_change(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.policy.layout.MOST_SHARED", 1.0)
     common = tokens_for(5, 120)
     first = [ask((*common, *tokens_for(seed, 10)), 30, id=str(seed)) for seed in range(9)]
     again = [ask((*common, *tokens_for(seed + 20, 10)), 30, id=str(seed)) for seed in range(9)]

@@ -206,6 +206,9 @@ def test_a_prefix_that_all_share_is_no_loss() -> None:
     tokens, more = [1_000] * 9, [20] * 9
     assert not policy().choose(Crowd.of(tokens, more, shared=0, most=64), Attended(), 0).is_unified
     assert policy().choose(Crowd.of(tokens, more, shared=990, most=64), Attended(), 0) == POOL
+    assert machine().choose(Crowd.of(tokens, [400] * 9, shared=400, most=64), Attended(), 0).is_plain
+    one_prefix = Crowd.of(tokens, [400] * 9, shared=600, most=64)
+    assert machine().choose(one_prefix, Attended(rows_own=1e9), 0) == POOL, "each start would copy it"
 
 
 def test_a_long_one_among_many_stays_in_the_pool() -> None:

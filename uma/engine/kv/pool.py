@@ -104,6 +104,11 @@ class KvPool:
         return self.tree.total_tokens
 
     @property
+    def cached_cells(self) -> int:
+        """Cells that hold nothing but cache."""
+        return self.tree.evictable_tokens
+
+    @property
     def used_ids(self) -> int:
         """Sequence ids taken, by running sequences and by cache."""
         return self.cells.used_ids

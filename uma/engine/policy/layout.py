@@ -23,7 +23,7 @@ from uma.engine.policy.lead import MAX_STEPS
 
 LEAST_SEQUENCES = 8
 """Minimum sequences that get buffers of the largest shares: a fraction of all that can run at once."""
-FEW_IDS = (16, 8, 4)
+FEW_IDS = (12, 8, 4)
 """Numbers of sequence ids, one of which is a health probe's, for the few sequences that most machines serve at once."""
 SHORT_SHARES = (512, 1_024, 2_048)
 """Shares of theirs below the largest: to recreate less memory is a shorter pause."""
@@ -35,6 +35,9 @@ MAX_CHANGE_MIB = 1_024
 """Maximum KV memory that a change recreates, so that its pause stays under a second. A larger KV keeps its layout."""
 EXPECTED_TOKENS = 256
 """Output tokens that a sequence is given cells for in advance; one that goes on further can need a change."""
+MOST_SHARED = 0.5
+"""Maximum tokens that sequences with buffers of their own have in common, as a share of the longest: llama.cpp copies a
+whole buffer for each sequence that begins with what another has, and the pool copies nothing."""
 LEARN = 0.5
 """Weight of the last change in the predicted cost of the next."""
 LEAST_GAIN_MS = 250.0
@@ -131,6 +134,8 @@ class Crowd:
     """`longest` with `HEADROOM_TOKENS` more, or with all the output that it can have where that is less."""
     decodes: bool = True
     """Some of them decode now."""
+    is_one_prefix: bool = False
+    """They have most of their tokens in common."""
 
     @classmethod
     def of(
@@ -168,6 +173,7 @@ class Crowd:
             soon,
             max((each + min(more, HEADROOM_TOKENS) for each, more in zip(tokens, most_more, strict=True)), default=0),
             decodes,
+            size > 1 and MOST_SHARED * longest < shared,
         )
 
 
@@ -182,9 +188,9 @@ def split_layouts(n_ctx: int, max_sequences: int) -> tuple[Layout, ...]:
             found[Layout(sequences + 1, share)] = None
     for ids in FEW_IDS:
         largest = _largest_share(n_ctx, ids)
-        # With the fewest ids the next request would mean the next change: they are for what is long.
-        short = SHORT_SHARES if ids > min(FEW_IDS) else ()
-        shares = (*(share for share in short if share < largest), largest)
+        # The most ids are for short sequences; with the fewest the next request would mean the next change.
+        shares = [share for share in SHORT_SHARES if share < largest and ids > min(FEW_IDS)]
+        shares += [largest] if ids < max(FEW_IDS) or ids == min(FEW_IDS) else []
         found |= {Layout(ids, share): None for share in shares if share >= LEAST_SHARE and ids <= max_sequences}
     return tuple(found)
 
@@ -244,8 +250,8 @@ class LayoutPolicy:
         return bool(self._splits) or not self.current.is_unified
 
     def choose(self, crowd: Crowd, attended: Attended, tokens: int) -> Layout:
-        """The layout for the sequences of now. `attended`: what attention went over since the start; `tokens`: all in
-        cells, whose state is carried over or kept.
+        """The layout for the sequences of now. `attended`: what attention went over since the start; `tokens`: those of
+        all sequences in cells, whose state is carried over or kept.
         """
         since, self._before = attended - self._before, attended
         current = self.current
@@ -288,7 +294,8 @@ class LayoutPolicy:
 
     def _best(self, crowd: Crowd, tokens: int) -> Layout:
         """Of the layouts that hold this crowd for a while, the one that spares most; the pool where none does."""
-        fitting = [each for each in self._splits if each.holds(crowd.sequences, crowd.longest_soon)]
+        splits = () if crowd.is_one_prefix else self._splits
+        fitting = [each for each in splits if each.holds(crowd.sequences, crowd.longest_soon)]
         return max(
             fitting,
             key=lambda each: self._spared_ms(crowd.soon, each) - self.pause.ms(each, tokens),

@@ -63,7 +63,7 @@ class Relayout:
         policy = self._policy
         if not policy.can_change:
             return 0.0
-        tokens = self._pool.used_cells
+        tokens = self._tokens
         layout = policy.choose(self._residency.crowd(), attended, tokens)
         if layout == policy.current:
             self._preparations = 0
@@ -78,6 +78,12 @@ class Relayout:
         self._change(layout, now)
         return 0.0
 
+    @property
+    def _tokens(self) -> int:
+        """Tokens of which a change takes or keeps the state: what several sequences share, it takes for each."""
+        carried = sum(each.computed for each in self._residency.active.values())
+        return carried + self._pool.cached_cells
+
     def _is_felt(self, pause_ms: float, now: float, neighbour_load: float) -> bool:
         """Whether readers would notice a change that begins now, and not if their rows ran ahead first."""
         if self._residency.has_outgrown:
@@ -87,7 +93,7 @@ class Relayout:
 
     def _change(self, layout: Layout, now: float) -> None:
         self._outbox.flush()  # it takes longer than any token can wait
-        tokens = self._pool.used_cells
+        tokens = self._tokens
         expected_ms = self._policy.pause.ms(layout, tokens)
         carried = self._residency.carry_out(now)
         self._pool.clear_cells()
