@@ -11,6 +11,8 @@ import attrs
 
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
+from uma.engine.policy.lead import lead_ms, steps_lacking
+from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.order import due_ms
 
 GAP_MS = 0.2
@@ -128,7 +130,8 @@ class World:
         assert plan.decode or plan.prefill, "nothing was planned although there is work"
         began, cost = self.now_ms, self.scheduler.cost
         rows, tokens, decode_ms = len(plan.decode), sum(count for _, count in plan.prefill), 0.0
-        for _ in range(plan.steps if rows else 0):
+        step, steps = 0, plan.steps if rows else 0
+        while step < steps:
             keys = [key for key in plan.decode if key in self.running]
             if not keys:
                 break
@@ -139,6 +142,9 @@ class World:
             cost.observe_decode(len(keys), self.cells, step_ms)
             for key in keys:
                 self._give(key, plan.pace_ms)
+            step += 1
+            if step == plan.steps:
+                steps += self._steps_lacking(plan, step_ms)
         if tokens:
             self.cells += tokens
             position = sum(count * self.running[key].row.position for key, count in plan.prefill) / tokens
@@ -146,7 +152,8 @@ class World:
             if keys:
                 self.cells += len(keys)
                 took = self.machine.mixed_ms(len(keys), self.cells, tokens, position)
-                cost.observe_mixed(len(keys), self.cells, tokens, position, took)
+                attended = mixed_position(position, tokens, [self.running[key].row.position for key in keys])
+                cost.observe_mixed(len(keys), self.cells, tokens, attended, took)
             else:
                 took = self.machine.prefill_ms(tokens, position)
                 cost.observe_prefill(tokens, position, took)
@@ -162,6 +169,11 @@ class World:
         self.now_ms += GAP_MS
         self.ticks.append(tick)
         return tick
+
+    def _steps_lacking(self, plan: Plan, step_ms: float) -> int:
+        rows = [self.running[key].row for key in plan.decode if key in self.running]
+        lead = lead_ms((row for row in rows if row.lane >= 0 and row.has_reader), plan.pace_ms, self.now_ms)
+        return steps_lacking(plan.needed_ms, lead, plan.pace_ms, step_ms)
 
     def _give(self, key: int, pace_ms: float) -> None:
         asked = self.running[key]

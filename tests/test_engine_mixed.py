@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -11,9 +12,11 @@ from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 from harness import PATIENCE_SEC
 from models import write_model
 from uma import Request, open_engine
+from uma.engine.policy import prefill
 from uma.engine.policy.mixed import MixedBatches
+from uma.engine.worker.executor import Executor, Tick
 from uma.engine.worker.runner import ModelRunner
-from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.sequence import Sequence, Status
 from uma.llama.context import NO_ROOM
 from uma.types import Token
 
@@ -100,3 +103,40 @@ async def test_a_mixed_batch_that_fails_is_computed_as_two_and_nothing_is_lost(
     got, _ = await read_all(model)
     assert True in failed and False in failed
     assert {name: each.token_ids for name, each in got.items()} == expected
+
+
+async def test_a_mixed_batch_is_filled_up_where_rows_have_ended_since_it_was_planned(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rows decode once before each mixed batch, and some end with that step.
+    monkeypatch.setattr(prefill, "steps_before_mixed", lambda *_: 1)
+    mixed, batches = Executor._mixed, list[int]()
+    for name in ("mixed", "prefill"):
+        usual = getattr(ModelRunner, name)
+
+        def watched(runner: ModelRunner, *work: list[Any], usual: Any = usual) -> object:
+            rows = len(work[0]) if len(work) > 1 else 0
+            batches.append(rows + sum(count for _, count in work[-1]))
+            return usual(runner, *work)
+
+        monkeypatch.setattr(ModelRunner, name, watched)
+    short: list[tuple[int, int]] = []
+
+    def compared(self: Executor, tick: Tick, work: list[tuple[Sequence, int]]) -> Any:
+        planned = len(tick.decode) + sum(count for _, count in work)
+        has_more = bool(work) and work[-1][0].missing >= work[-1][1] + len(tick.decode)
+        is_fewer = any(each.status is not Status.DECODING for each in tick.decode)
+        batches.clear()
+        yield from mixed(self, tick, work)
+        if is_fewer and has_more:
+            short.append((planned, batches[0]))
+
+    monkeypatch.setattr(Executor, "_mixed", compared)
+    async with open_engine(config_for(model, n_ctx=8_192, n_batch=64, n_ubatch=64, kv_unified="on")) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer, engine, ask(tokens_for(1, 1_800), 1, id="document"))
+                for index in range(20):
+                    nursery.start_soon(answer, engine, ask(tokens_for(2 + index, 5), 2 + index, id=str(index)))
+    assert short, "no row ended between the plan and its mixed batch"
+    assert all(computed == planned for planned, computed in short)

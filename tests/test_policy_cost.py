@@ -55,11 +55,6 @@ def test_nothing_known_is_said_so() -> None:
     assert cost.knows_prefill
 
 
-@given(most=st.integers(1, 4_096), sizes_ms=st.dictionaries(st.sampled_from(SIZES), st.floats(1, 1_000), max_size=4))
-def test_a_chunk_that_reads_fast_is_found_among_what_there_is(most: int, sizes_ms: dict[int, float]) -> None:
-    assert 0 < seen(sizes_ms).fast_chunk(standing_at(0), most) <= most
-
-
 OBSERVED = st.tuples(st.booleans(), SIZE, st.integers(0, 30_000), st.floats(0, 1e5))
 
 

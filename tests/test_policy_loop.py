@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import GAP_MS, Asked, Machine, World
 
-from uma.engine.policy.lead import can_be_covered
+from uma.engine.policy.lead import MAX_STEPS, can_be_covered, steps_lacking
 from uma.engine.policy.pace import choose_pacing
 from uma.engine.policy.piece import SMALLEST_CHUNK
 from uma.engine.policy.plan import BACKGROUND_STARVES_MS
@@ -208,3 +208,32 @@ def test_a_tick_that_made_streams_late_is_followed_by_one_without_prefill() -> N
     world.machine = attrs.evolve(world.machine, slowdown=6)
     assert world.tick().took_ms > 3 * BUDGET
     assert world.tick().prefill_tokens == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.floats(0.0, 40.0))
+def test_decode_steps_that_take_longer_than_predicted_leave_no_reader_without_tokens_during_the_piece(
+    ticks: int, longer_ms: float
+) -> None:
+    world = warm_world(Machine(base_ms=20.0))
+    stream = world.ask(16, 100_000, lane=1)
+    for _ in range(ticks):
+        world.tick()
+    world.ask(100_000, 1)
+    world.machine = attrs.evolve(world.machine, row_ms=world.machine.row_ms + longer_ms)
+    tick = world.tick()
+    assert tick.prefill_tokens
+    assert stream.row.last_token_ms + tick.plan.pace_ms >= tick.began_ms + tick.took_ms
+
+
+@given(st.floats(0, 1_000), st.floats(0, 1_000), st.floats(1, 250), st.floats(0.1, 250))
+def test_no_more_steps_are_added_than_supply_the_readers(
+    needed_ms: float, lead: float, pace: float, step_ms: float
+) -> None:
+    steps = steps_lacking(needed_ms, lead, pace, step_ms)
+    assert 0 <= steps <= MAX_STEPS
+    assert not steps or lead + (steps - 1) * (pace - step_ms) < needed_ms
+    if 0 < steps < MAX_STEPS:
+        assert lead + steps * (pace - step_ms) >= needed_ms - 1e-6
+    if step_ms >= pace:
+        assert not steps, "no number of them would do"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Asked, Machine, World, make_row
+from test_policy_plan import NOW, by_key, rows, schedulers, state_of
 
-from uma.engine.policy import Scheduler, State, Targets
+from uma.engine.policy import PlainRow, Scheduler, State, Targets
 from uma.engine.policy.cost import SIZES
-from uma.engine.policy.mixed import TRY_EVERY, TRY_WITHIN, MixedBatches
+from uma.engine.policy.mixed import TRY_EVERY, TRY_WITHIN, MixedBatches, mixed_position
 
 BUDGET = 80.0
 
@@ -74,3 +77,60 @@ def test_with_a_buffer_for_each_sequence_nothing_is_mixed(mixes_prompts: bool) -
     assert plan.is_mixed is mixes_prompts
     alone = scheduler.plan(State([], [reading], 10**6, 100), 1_000.0)
     assert not alone.is_mixed and alone.prefill, "there is no decode step to share a batch with"
+
+
+@given(schedulers(mixes_prompts=True), rows(), st.integers(100, 5_000))
+def test_no_first_token_waits_for_another_batch_because_rows_take_its_place(
+    scheduler: Scheduler, every: list[PlainRow], free: int
+) -> None:
+    def ended(*, is_mixed: bool) -> set[int]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MixedBatches, "choose", lambda _self, _mixed_ms, _apart_ms: is_mixed)
+            plan = copy.deepcopy(scheduler).plan(state_of(every, free), NOW)
+        return {key for key, count in plan.prefill if count >= by_key(every)[key].remaining}
+
+    assert ended(is_mixed=False) <= ended(is_mixed=True)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_of_questions_that_are_read_together_the_last_is_read_whole_beside_rows(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MixedBatches, "choose", lambda _self, _mixed_ms, _apart_ms: True)
+    scheduler = Scheduler(Targets(1e6, 2_048, 64))
+    scheduler.cost.observe_decode(rows, 100, 5.0)
+    for size in SIZES[:9]:
+        scheduler.cost.observe_prefill(size, 0, size / 2)
+    streams = [make_row(key, last_token_ms=NOW, target_tbt_ms=1_000.0) for key in range(rows)]
+    questions = [make_row(key, lane=1, prompt_tokens=64, remaining=64) for key in (11, 12, 13)]
+    job = make_row(20, lane=-1, prompt_tokens=900, remaining=900)
+    plan = scheduler.plan(State(streams, [job, *questions], 10**6, 100), NOW)
+    assert plan.is_mixed
+    assert plan.prefill == ((11, 64), (12, 64), (13, 64))
+
+
+def test_a_row_deep_in_a_document_is_in_no_batch_in_which_a_whole_tile_would_attend_to_the_document() -> None:
+    scheduler = Scheduler(Targets(1e6, 2_048, 64))
+    for position in (0, 1_000, 2_000, 3_000, 4_000) * 10:
+        for size in SIZES[3:9]:
+            scheduler.cost.observe_prefill(size, position, size * (1.0 + position / 2_000))
+        scheduler.cost.observe_decode(1, position, 20.0)
+    scheduler.cost.observe_mixed(1, 0, 63, 0, 74.0)
+
+    def is_mixed(position: int) -> bool:
+        stream = make_row(1, prompt_tokens=position, last_token_ms=NOW, target_tbt_ms=1_000.0)
+        prompt = make_row(2, prompt_tokens=640, remaining=640)
+        return scheduler.plan(State([stream], [prompt], 10**6, position), NOW).is_mixed
+
+    assert is_mixed(100), "a batch that is shared takes less"
+    assert not is_mixed(4_000)
+
+
+@given(st.floats(0.0, 4_000), st.integers(1, 512), st.lists(st.integers(0, 8_000), min_size=1, max_size=64))
+def test_a_batch_is_predicted_to_take_the_longer_the_deeper_the_rows_in_it_stand(
+    position: float, tokens: int, rows: list[int]
+) -> None:
+    shared = mixed_position(position, tokens, rows)
+    assert shared >= position
+    deeper = [max(rows) + 1, *rows[1:]]
+    assert sum(deeper) <= sum(rows) or mixed_position(position, tokens, deeper) > shared

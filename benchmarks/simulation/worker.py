@@ -8,6 +8,7 @@ request came meanwhile. The machine's time is made up; nothing else is.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Iterable
 from typing import Protocol
@@ -17,6 +18,8 @@ from benchmarks.simulation.machines import Machine
 from benchmarks.simulation.policies import Policy
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import PlainRow, Plan, State
+from uma.engine.policy.lead import lead_ms, steps_lacking
+from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
 from uma.engine.worker.loop import REPLAN_BATCHES
@@ -87,6 +90,8 @@ class Worker:
         self._service_ms = 0.0
         self._steady: Plan | None = None
         self._steady_batches = 0
+        self._reader_ended_ms = -math.inf
+        """See `State.reader_ended_ms`. Every simulated request has a reader."""
         self.now_ms = 0.0
         """When its last batch ended."""
         self.finished: list[Session] = []
@@ -195,14 +200,16 @@ class Worker:
             return self._steady
         decoding = [each.row for each in self._active.values() if each.row.remaining == 0]
         prefilling = [each.row for each in self._active.values() if each.row.remaining]
-        plan = self._policy.plan(State(decoding, prefilling, self._machine.cells - used, used), self.now_ms)
+        state = State(decoding, prefilling, self._machine.cells - used, used, reader_ended_ms=self._reader_ended_ms)
+        plan = self._policy.plan(state, self.now_ms)
         self._steady = plan if plan.is_everyday and self._free_cells > REPLAN_BATCHES * len(plan.decode) else None
         self._steady_batches = 0
         return plan
 
     def _decode(self, plan: Plan, used: int) -> bool:
         """The decode steps. False where a request came before the last of them: then nothing is read in this tick."""
-        for step in range(plan.steps if plan.decode else 0):
+        step, steps = 0, plan.steps if plan.decode else 0
+        while step < steps:
             rows = [self._active[key] for key in plan.decode if key in self._active]
             if not rows:
                 break
@@ -213,7 +220,16 @@ class Worker:
                 self._policy.cost.observe_decode(1 if plan.is_one_by_one else len(rows), used, took)
             for session in rows:
                 self._give(session, plan.pace_ms)
+            step += 1
+            if step == plan.steps:
+                steps += self._steps_lacking(plan, took)
         return True
+
+    def _steps_lacking(self, plan: Plan, step_ms: float) -> int:
+        """Decode steps that the readers lack before the prefill, as in the engine."""
+        rows = [self._active[key].row for key in plan.decode if key in self._active]
+        lead = lead_ms((row for row in rows if row.lane >= 0), plan.pace_ms, self.now_ms)
+        return steps_lacking(plan.needed_ms, lead, plan.pace_ms, step_ms)
 
     def _decode_step(self, rows: int, cells: int, *, is_one_by_one: bool) -> float:
         """Compute a token for each row; what a batch of it took."""
@@ -230,6 +246,7 @@ class Worker:
         rows = [self._active[key] for key in plan.decode if key in self._active] if plan.is_mixed else []
         if rows:
             took = self._pass(self._machine.mixed_ms(len(rows), tokens, position, used))
+            position = mixed_position(position, tokens, [session.row.position for session in rows])
             cost.observe_mixed(len(rows), used, tokens, position, took)
         else:
             took = self._pass(self._machine.prefill_ms(tokens, position))
@@ -289,6 +306,8 @@ class Worker:
         assert session.first_ms is not None
         # The end of a background stream waits for no pace.
         session.done_ms = session.row.last_token_ms if session.row.lane >= 0 else self.now_ms
+        if session.row.lane >= 0:
+            self._reader_ended_ms = session.done_ms
         self.finished.append(session)
         del self._active[session.row.key], self._by_key[session.row.key]
         self._cache.end(session)

@@ -338,16 +338,6 @@ class CostModel:
         fast = [size for size, rate in rates.items() if rate >= enough]
         return next((size for size in fast if self._chunks.has_seen(size)), max(fast, default=0))
 
-    def fast_chunk(self, position: Position, most: int) -> int:
-        """The fewest prefill tokens, up to `most`, that read nearly as many tokens a millisecond as any; `most` while
-        nothing is known.
-        """
-        took = {size: self.prefill_ms(size, position(size)) for size in SIZES if size <= most}
-        if not took or not all(took.values()):
-            return most
-        best = max(size / ms for size, ms in took.items())
-        return next(size for size, ms in took.items() if size / ms >= NEARLY * best)
-
     def has_tried_beyond(self, chunk: int) -> bool:
         """Whether the next size after `chunk` was ever seen."""
         return self._chunks.has_seen(chunk + 1)

@@ -30,11 +30,11 @@ MAX_STEPS = 16
 MAX_LEAD_STEPS = 8
 """Maximum tokens that are computed and not yet delivered to a reader: enough to cover the longest pieces, and a bound
 on how much later an answer ends for them."""
-TTFT_SHARE = 0.125
+TTFT_SHARE = 0.075
 """Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
-BACKGROUND_TTFT_SHARE = 0.25
-"""Maximum length of a piece while only background prompts wait, as a share of `slo_ttft_ms`: large pieces read faster,
-and no other request waits for their end."""
+BACKGROUND_TTFT_SHARE = 0.15
+"""Maximum length of a piece while only background prompts wait and no reader was served since they came, as a share of
+`slo_ttft_ms`: large pieces read faster, and no other request is likely to wait for their end."""
 
 
 def pace_ms(target_ms: float) -> float:
@@ -66,6 +66,13 @@ def steps_before_mixed(batch_ms: float, lead: float, pace: float, step_ms: float
     """Decode steps before a batch of a piece and the next step, so that every reader is supplied until its end."""
     short_ms = SAFETY * batch_ms - lead
     return math.ceil(short_ms / (pace - step_ms)) if short_ms > 0 else 0
+
+
+def steps_lacking(needed_ms: float, lead: float, pace: float, step_ms: float) -> int:
+    """Decode steps until a lead covers `needed_ms`, where a step really took `step_ms`; 0 where none can make it so."""
+    if lead >= needed_ms or needed_ms > max_lead_ms(pace) or step_ms >= pace:
+        return 0
+    return min(MAX_STEPS, math.ceil((needed_ms - lead) / (pace - step_ms)))
 
 
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:

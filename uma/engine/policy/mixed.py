@@ -7,12 +7,26 @@ a model or machine says which counts for more; only measuring does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from uma.engine.policy.cost import TILE_TOKENS
+
 WORTH = 0.98
 """Maximum time of a mixed batch, as a share of what both parts take apart."""
 TRY_EVERY = 32
 """Interval, in choices, at which the other way is measured again."""
 TRY_WITHIN = 1.3
 """Maximum predicted time of such a trial, as a multiple of the better way's."""
+
+
+def mixed_position(position: float, tokens: int, rows: Sequence[int]) -> float:
+    """Tokens that each of a mixed batch attends to, on the average: `tokens` of prompts at `position`, and decode rows
+    that stand at `rows`.
+
+    By itself a row attends to its own tokens alone. In a mixed batch it shares a tile, and attention takes as long as
+    if all of the tile attended to them: a row deep in a document can cost more than the rest of the batch.
+    """
+    return position + TILE_TOKENS * sum(rows) / (tokens + len(rows))
 
 
 class MixedBatches:

@@ -14,6 +14,7 @@ from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import (
     BACKGROUND_TTFT_SHARE,
     MAX_STEPS,
+    SAFETY,
     TTFT_SHARE,
     can_be_covered,
     lead_ms,
@@ -46,6 +47,8 @@ class Piece:
     pace_ms: float = 0.0
     lead_ms: float = math.inf
     """Time (ms) that the tokens ahead of the readers cover."""
+    needed_ms: float = 0.0
+    """Minimum lead (ms) of every reader when the piece begins; 0 where no schedule supplies them."""
     is_mixed: bool = False
 
 
@@ -60,6 +63,8 @@ class Prompts:
     cost: CostModel
     attended_cells: int | None
     """Cells that every token attends to; None where it attends to the tokens before it alone."""
+    reader_ended_ms: float = -math.inf
+    """See `State.reader_ended_ms`."""
 
     @property
     def tokens(self) -> int:
@@ -70,6 +75,11 @@ class Prompts:
     def is_background(self) -> bool:
         """Whether all are of the background lane."""
         return all(row.lane < 0 for row in self.rows)
+
+    @property
+    def is_in_company(self) -> bool:
+        """Whether a reader was served since the first of them arrived: its next request can come at any moment."""
+        return self.rows[0].arrived_ms < self.reader_ended_ms
 
     def ms(self, tokens: int) -> float:
         """Predicted time of a batch of the next `tokens` tokens."""
@@ -123,22 +133,22 @@ class PieceSizes:
         """Ticks in a row that read nothing until now."""
 
     def alone(self, prompts: Prompts, targets: Targets) -> int:
-        """Prefill tokens of one batch while nothing decodes, for whose end the next request waits.
+        """Prefill tokens of one batch while nothing decodes: as many as are computed at once, or fewer where another
+        request is likely to wait for its end.
 
-        Where they take time with the cells of others too, or only background prompts wait, so many that they take no
-        longer than a first token should; of background prompts no fewer than read nearly as fast as any.
+        That is so after a reader was served since the first prompt arrived, beside background prompts, and where tokens
+        take time with the cells of others too.
         """
-        most, is_background = targets.solo_tokens, prompts.is_background
-        if not (is_background or targets.attends_all):
-            return most
+        if not (prompts.is_background or prompts.is_in_company or targets.attends_all):
+            return targets.solo_tokens
+        if not self._cost.knows_prefill:
+            return targets.start_chunk_tokens
         longest_ms = _ttft_share(prompts) * targets.slo_ttft_ms
-        fitting = [size for size in SIZES if size <= most and prompts.ms(size) <= longest_ms]
-        least = self._cost.fast_chunk(prompts.position, most) if is_background else SMALLEST_CHUNK
-        return max([*fitting, least])
+        return self._tokens_for_cycle(longest_ms, math.inf, prompts, min(prompts.tokens, targets.solo_tokens))
 
-    def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int) -> Piece:
-        """The piece that reads most tokens a millisecond of those that no reader has to wait for."""
-        wanted = min(prompts.tokens, targets.batch_tokens, free_cells)
+    def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int, most: int) -> Piece:
+        """The piece of at most `most` tokens that reads most a millisecond of those that no reader has to wait for."""
+        wanted = min(most, prompts.tokens, targets.batch_tokens, free_cells)
         pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
         if not self._cost.knows_prefill:
             return Piece(targets.start_chunk_tokens, 1, pace, lead)
@@ -153,7 +163,10 @@ class PieceSizes:
         spare_ms = min(longest_ms, pace - step_ms)
         if prompts.ms(tokens) < spare_ms:
             tokens = max(tokens, self._cost.best_chunk(spare_ms, prompts.position, wanted, beside_ms=step_ms))
-        return Piece(tokens, min(max_steps, steps_before(prompts.ms(tokens), lead, pace, step_ms)), pace, lead)
+        piece_ms = prompts.ms(tokens)
+        steps = min(max_steps, steps_before(piece_ms, lead, pace, step_ms))
+        needed_ms = SAFETY * piece_ms + step_ms if piece_ms <= covered_ms else 0.0
+        return Piece(tokens, steps, pace, lead, needed_ms)
 
     def _waits_for_lead(self, smallest_ms: float, covered_ms: float, pace: float, step_ms: float) -> bool:
         """Whether to decode ahead and read nothing in this tick, because a reader would wait for the smallest piece now
@@ -209,4 +222,4 @@ class PieceSizes:
 
 
 def _ttft_share(prompts: Prompts) -> float:
-    return BACKGROUND_TTFT_SHARE if prompts.is_background else TTFT_SHARE
+    return BACKGROUND_TTFT_SHARE if prompts.is_background and not prompts.is_in_company else TTFT_SHARE

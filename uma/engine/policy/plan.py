@@ -49,6 +49,9 @@ class Plan:
     """Minimum time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
     """For how long every reader could go on without another token when the plan was made; 0 without readers."""
+    needed_ms: float = 0.0
+    """Minimum lead (ms) of every reader when the prefill begins. Where decode steps take longer than predicted, more of
+    them come before it (`lead.steps_lacking`). 0: no schedule keeps the readers supplied, or there are none."""
     embed_tokens: int = 0
     """Tokens of texts to embed, instead of any prefill."""
 
@@ -97,6 +100,7 @@ class Scheduler:
             is_mixed=piece.is_mixed,
             pace_ms=piece.pace_ms,
             lead_ms=piece.lead_ms if piece.lead_ms < math.inf else 0.0,
+            needed_ms=piece.needed_ms if prefill.tokens else 0.0,
             embed_tokens=embed_tokens,
         )
 
@@ -205,4 +209,5 @@ class Scheduler:
         return self._prefill.choose(prompts, streams, self.targets, free_cells)
 
     def _prompts(self, waiting: list[Row], state: State) -> Prompts:
-        return Prompts(waiting, self.cost, state.used_cells if self.targets.attends_all else None)
+        attended_cells = state.used_cells if self.targets.attends_all else None
+        return Prompts(waiting, self.cost, attended_cells, state.reader_ended_ms)

@@ -6,11 +6,13 @@ computes well: whole tiles, and one batch with a decode step where that is faste
 
 from __future__ import annotations
 
+from itertools import accumulate, takewhile
+
 import attrs
 
 from uma.engine.policy.cost import TILE_TOKENS, CostModel
-from uma.engine.policy.lead import steps_before_mixed
-from uma.engine.policy.mixed import MixedBatches
+from uma.engine.policy.lead import SAFETY, steps_before_mixed
+from uma.engine.policy.mixed import MixedBatches, mixed_position
 from uma.engine.policy.piece import NOTHING, Piece, PieceSizes, Prompts, Streams
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.state import PlainRow, Row, Targets
@@ -50,13 +52,13 @@ class PrefillPolicy:
         prompts = prompts.replaced([_to_branch(row) for row in together] if targets.mixes_prompts else together)
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
-            tokens = self._sizes.alone(prompts, targets)
+            tokens = self._sizes.alone(self._in_a_tile(prompts, targets, free_tokens), targets)
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
             filled = self._in_a_tile(prompts, targets, free_tokens)
             piece = Piece(tokens)
         else:
             filled = self._in_a_tile(prompts, targets, free_tokens)
-            piece = self._sizes.beside(streams, filled, targets, free_cells)
+            piece = self._sizes.beside(streams, filled, targets, free_cells, _before_lower_lanes(filled.rows))
         if piece.tokens >= TILE_TOKENS:
             prompts = filled
         piece = self._in_one_batch(piece, prompts, streams, targets, free_tokens)
@@ -86,22 +88,29 @@ class PrefillPolicy:
 
         Rows and piece then fill what the piece alone would fill: a few tokens more would cost another tile.
         """
-        rows, wanted = len(streams.rows), prompts.tokens
-        whole = min(piece.tokens, wanted, free_tokens)
-        tokens = whole if whole == wanted and whole + rows <= targets.solo_tokens else whole - rows
-        fits = rows + tokens <= targets.batch_tokens and 2 * tokens >= whole
+        rows = len(streams.rows)
+        whole = min(piece.tokens, prompts.tokens, free_tokens)
+        # The first token of a prompt that the piece ends does not wait for another piece.
+        ends = _ends(prompts.rows, whole - rows) < _ends(prompts.rows, whole)
+        tokens = whole if ends else whole - rows
+        most = targets.solo_tokens if ends else targets.batch_tokens
+        fits = rows + tokens <= min(most, targets.batch_tokens) and 2 * tokens >= whole
         is_possible = rows > 0 and fits and targets.mixes_prompts
         # What either takes alone has to be known first: it shows what they take together is worth.
         if not is_possible or not (self._cost.has_decoded(rows) and self._cost.has_read(rows + tokens)):
             return piece
         step_ms = self._one_by_one.step_ms(rows, streams.used_cells)
         apart_ms = (step_ms + prompts.ms(whole)) * tokens / whole
-        mixed_ms = self._cost.mixed_ms(rows, streams.used_cells, tokens, prompts.position(tokens))
+        position = prompts.position(tokens)
+        if prompts.attended_cells is None:
+            position = mixed_position(position, tokens, [row.position for row in streams.rows])
+        mixed_ms = self._cost.mixed_ms(rows, streams.used_cells, tokens, position)
         feared_ms = apart_ms if mixed_ms is None else mixed_ms
         steps = steps_before_mixed(feared_ms, piece.lead_ms, piece.pace_ms, step_ms) if piece.pace_ms else 0
         if steps > piece.steps or tokens + steps * rows > free_tokens or not self._mixed.choose(mixed_ms, apart_ms):
             return piece
-        return attrs.evolve(piece, tokens=tokens, steps=steps, is_mixed=True)
+        needed_ms = SAFETY * feared_ms if piece.needed_ms else 0.0
+        return attrs.evolve(piece, tokens=tokens, steps=steps, needed_ms=needed_ms, is_mixed=True)
 
 
 def _readable_together(rows: list[Row], targets: Targets) -> list[Row]:
@@ -121,6 +130,18 @@ def _to_branch(row: Row) -> Row:
     """
     count = row.branch - row.position
     return row if count < TILE_TOKENS else _with_rest(row, row.branch, count)
+
+
+def _before_lower_lanes(rows: list[Row]) -> int:
+    """Tokens of the rows, in their order, before the first of a lower lane than the first; a tile is filled with those
+    of any. More would delay first tokens for a prompt that can wait.
+    """
+    return max(TILE_TOKENS, sum(row.remaining for row in takewhile(lambda row: row.lane >= rows[0].lane, rows)))
+
+
+def _ends(rows: list[Row], tokens: int) -> int:
+    """How many prompts end within the first `tokens` tokens of these."""
+    return sum(end <= tokens for end in accumulate(row.remaining for row in rows))
 
 
 def _ending_together(rows: list[Row], tokens: int) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -151,3 +152,5 @@ class State:
     """Cells a batch has to attend over, for the cost of a tick."""
     neighbour_load: float = 0.0
     """Threads of other programs that want the cores that compute."""
+    reader_ended_ms: float = -math.inf
+    """When the last answer with a reader, of any lane but background, ended for that reader."""

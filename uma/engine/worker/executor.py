@@ -15,6 +15,7 @@ import attrs
 from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.pool import KvPool
+from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.output import steps_ahead
@@ -41,6 +42,10 @@ class Tick:
     """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
     is_mixed: bool = False
     """One decode step more is computed in the batch of the prefill."""
+    needed_ms: float = 0.0
+    """Minimum lead of every reader when the prefill begins (`Plan.needed_ms`)."""
+    pace_ms: float = 0.0
+    """Minimum time between two tokens of a row at its reader."""
     drafts: Drafts | None = None
     """What is verified with the decode rows' next tokens, in one batch."""
     hold_ms: float = 0.0
@@ -91,7 +96,10 @@ class Executor:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
         if tick.decode and tick.steps:
             yield from self._decode(tick)
-            if tick.steps > 1 and not (yield from self._decode_ahead(tick)):
+            if tick.steps > 1 and not (yield from self._decode_ahead(tick, tick.steps - 1)):
+                return
+            lacking = self._steps_lacking(tick)
+            if lacking and not (yield from self._decode_ahead(tick, lacking)):
                 return
         if not tick.prefill:
             return
@@ -116,9 +124,17 @@ class Executor:
             if sequence.holding is not None:  # an earlier row can have preempted it
                 yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
 
-    def _decode_ahead(self, tick: Tick) -> Generator[Results, None, bool]:
-        """The steps after the first of a tick that reads prompts. False where a command came before they were done."""
-        steps = tick.steps - 1
+    def _steps_lacking(self, tick: Tick) -> int:
+        """Decode steps that the readers lack before the prefill, because those before it took longer than predicted."""
+        if not tick.needed_ms:
+            return 0
+        readers = [each for each in tick.decode if each.status is Status.DECODING and each.lane >= 0 and each.is_paced]
+        step_ms = self._runner.decode_ms * (len(tick.decode) if tick.is_one_by_one else 1)
+        lead = lead_ms(readers, tick.pace_ms, now_ms())
+        return steps_lacking(tick.needed_ms, lead, tick.pace_ms, step_ms)
+
+    def _decode_ahead(self, tick: Tick, steps: int) -> Generator[Results, None, bool]:
+        """More steps of a tick that reads prompts. False where a command came before they were done."""
         while steps > 0:
             rows = [each for each in tick.decode if each.status is Status.DECODING and each.missing == 1]
             if not rows:
@@ -203,6 +219,7 @@ class Executor:
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[Results]:
         """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
         rows = [each for each in tick.decode if each.status is Status.DECODING]
+        prefill = _filled_up(prefill, len(tick.decode) - len(rows))
         size = len(rows) + sum(count for _, count in prefill)
         if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
             code, ends = self._runner.mixed(rows, prefill)
@@ -304,6 +321,17 @@ class Executor:
             return True
         self._residency.restart(sequence)
         return False
+
+
+def _filled_up(prefill: Work, tokens: int) -> Work:
+    """The same with so many more tokens of its last prompt, or all that it has, for rows that have ended since.
+
+    Rows and prefill fill whole tiles together. Deep in a prompt what fills none takes several times as long.
+    """
+    if not prefill:
+        return prefill
+    sequence, count = prefill[-1]
+    return [*prefill[:-1], (sequence, min(count + tokens, sequence.missing))]
 
 
 def _is_plain(rows: list[Sequence], prefill: Work) -> bool:

@@ -248,6 +248,8 @@ class DecodeWorker:
             learns=is_due or not plan.is_everyday,
             steps=plan.steps,
             is_mixed=plan.is_mixed,
+            needed_ms=plan.needed_ms,
+            pace_ms=plan.pace_ms,
             embed_tokens=plan.embed_tokens,
         )
         self._output.pace_ms = plan.pace_ms

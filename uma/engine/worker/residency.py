@@ -7,6 +7,7 @@ this file and the table in `sequence.py` are the life of a request. Belongs to t
 from __future__ import annotations
 
 import logging
+import math
 from itertools import islice
 
 from uma.engine.clock import now_ms
@@ -57,6 +58,8 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
+        self._reader_ended_ms = -math.inf
+        """See `State.reader_ended_ms`."""
         self.has_outgrown = False
         """A batch had a row that needs more cells than its share, and the layout must change."""
 
@@ -111,7 +114,7 @@ class Residency:
             # Only now can a preemption be needed, and only then does it matter how many cells each would free.
             for sequence in self.active.values():
                 sequence.cells = self._pool.own_cells(sequence.holding) if sequence.holding else 0
-        return State(decoding, prefilling, free, self._pool.used_cells)
+        return State(decoding, prefilling, free, self._pool.used_cells, reader_ended_ms=self._reader_ended_ms)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Take a sequence's slot. It is queued, and continues from a snapshot, or computes its tokens again.
@@ -273,6 +276,8 @@ class Residency:
         # end of a background stream: a program reads it, which needs all of it rather than an even pace.
         is_paced = isinstance(event, Finished) and event.reason != "cancelled" and sequence.is_paced
         is_due = is_paced and sequence.lane >= 0
+        if sequence.has_reader and sequence.lane >= 0:
+            self._reader_ended_ms = max(now_ms(), sequence.last_token_ms)
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]

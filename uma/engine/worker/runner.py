@@ -17,6 +17,7 @@ from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.layout import Attended
+from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.speculation import saved_ms
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
@@ -195,9 +196,14 @@ class ModelRunner:
             self._trace.batch("prefill", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
 
+    @property
+    def _attends_all(self) -> bool:
+        """Whether attention takes time with the cells of all sequences: see `policy.Targets.attends_all`."""
+        return self._context.params.flash_attn == "off" and not self._pool.in_id_order
+
     def _position(self, work: Work, tokens: int) -> float:
         """Tokens that each of these attends to, on the average: as `policy` plans with it."""
-        if self._context.params.flash_attn == "off" and not self._pool.in_id_order:
+        if self._attends_all:
             return self._pool.used_cells
         return sum(count * sequence.computed for sequence, count in work) / tokens
 
@@ -205,6 +211,8 @@ class ModelRunner:
         """A decode step and pieces of prompts in one batch, computed and booked like `prefill`."""
         size, tokens = len(rows), sum(count for _, count in prefill)
         position = self._position(prefill, tokens)
+        if not self._attends_all:
+            position = mixed_position(position, tokens, [sequence.computed for sequence in rows])
         expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
         work = [*((sequence, 1) for sequence in rows), *prefill]
         code, took_ms, ends = self._extend(work, size + tokens, expected_ms)
