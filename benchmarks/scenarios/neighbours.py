@@ -155,5 +155,5 @@ SCENARIO = Scenario(
     columns=("tokens_per_s", "worst_gap_ms", "all_read_s", "recovered_after_s"),
     measure=measure,
     checks=checks,
-    round_limit_s=480,
+    round_limit_s=900,
 )
