@@ -28,6 +28,8 @@ KEYS = struct.Struct("<iQ")
 """Before a layer's keys, and its values where they are not transposed: their type, and the bytes of a row."""
 TRANSPOSED = struct.Struct("<iII")
 """Before a layer's transposed values: their type, the bytes of a value, and values of a cell."""
+ROWS_AT_ONCE = 64
+"""Rows that are transposed at once: of a long sequence five times as fast as all of them."""
 VALUE_BYTES = {0: 4, 1: 2, 30: 2}
 """By ggml's types: f32, f16 and bf16. What is quantized cannot be transposed."""
 
@@ -56,20 +58,27 @@ def for_attention(data: bytes | bytearray | memoryview, *, is_transposed: bool) 
     found = _find_values(view)
     if found is None or found.is_transposed is is_transposed:
         return data
-    parts: list[bytes | memoryview] = [view[: found.flag_at], int(is_transposed).to_bytes(WORD_BYTES, "little")]
+    source = np.frombuffer(view, np.uint8)
+    turned = np.empty_like(source)  # either head has as many bytes
     at = found.flag_at + WORD_BYTES
+    turned[: found.flag_at] = source[: found.flag_at]
+    turned[found.flag_at : at].view(np.uint32)[0] = is_transposed
     for values in found.layers:
-        parts.append(view[at : values.head_at])
-        rows = np.frombuffer(view, f"u{values.value_bytes}", found.cells * values.per_cell, values.at)
+        turned[at : values.head_at] = source[at : values.head_at]
         if is_transposed:
-            parts.append(TRANSPOSED.pack(values.type, values.value_bytes, values.per_cell))
-            parts.append(rows.reshape(found.cells, values.per_cell).T.tobytes())
+            head = TRANSPOSED.pack(values.type, values.value_bytes, values.per_cell)
+            shape = found.cells, values.per_cell
         else:
-            parts.append(KEYS.pack(values.type, values.value_bytes * values.per_cell))
-            parts.append(rows.reshape(values.per_cell, found.cells).T.tobytes())
-        at = values.at + rows.nbytes
-    parts.append(view[at:])
-    return b"".join(parts)
+            head = KEYS.pack(values.type, values.value_bytes * values.per_cell)
+            shape = values.per_cell, found.cells
+        turned[values.head_at : values.at] = np.frombuffer(head, np.uint8)
+        at, kind = values.at + found.cells * values.per_cell * values.value_bytes, f"u{values.value_bytes}"
+        rows = source[values.at : at].view(kind).reshape(shape)
+        columns = turned[values.at : at].view(kind).reshape(shape[::-1])
+        for first in range(0, shape[0], ROWS_AT_ONCE):
+            columns[:, first : first + ROWS_AT_ONCE] = rows[first : first + ROWS_AT_ONCE].T
+    turned[at:] = source[at:]
+    return turned.data
 
 
 class _Values(NamedTuple):
