@@ -51,6 +51,7 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
         steps.clear()
         await until(engine, is_copying.is_set)
         async with engine.generate(ask(max_tokens=1)) as other:
+            await until(engine, lambda: engine.worker.commands.is_called)
             may_go_on.set()
             async for _ in other:
                 pass
