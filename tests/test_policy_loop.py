@@ -119,7 +119,8 @@ def test_a_target_that_a_request_names_is_kept_where_any_schedule_can_and_prompt
     pace = choose_pacing([stream.row, other.row], step, budget_ms=BUDGET).pace_ms
     # A tenth less than the target is where it is given up: by what a step is predicted to take, not by what it takes.
     if step <= 0.87 * (target_ms - GAP_MS) and can_be_covered(smallest_ms, pace, step):
-        assert max(stream.gaps_ms[given:]) <= target_ms + GAP_MS
+        # The first piece of a size is predicted from others.
+        assert max(stream.gaps_ms[given:]) <= target_ms + GAP_MS + 0.1 * smallest_ms
     least_ms = 512 / SMALLEST_CHUNK * (smallest_ms + step)
     assert prompt.given_ms[0] - prompt.row.arrived_ms <= 10 * least_ms, "a tenth of the time was not the prompts'"
 
