@@ -3,14 +3,15 @@
 With one buffer (the pool) any sequence can be as long as all memory, and a prefix is shared at no cost; but attention
 goes over every cell in use for every row, and a crowd pays for each other's cells. With a buffer for each sequence, as
 long as they are short, rows pay for their own; and there llama.cpp's plain attention can be had too, which on a CPU
-takes a quarter of flash attention's time for a decode row, and half as long again for a prompt. In the pool it is out
-of the question: it computes the cells of others in full.
+takes a quarter of flash attention's time for each cell of a decode row, and half as long again for a prompt's. In the
+pool it is out of the question: it computes the cells of others in full.
 
 Changing costs a pause, for the memory is recreated. So this is the ski rental problem, and it is answered as usual:
 change once staying has cost as much as changing does there and back, so that no more than twice the least possible time
-is lost, whatever comes. What the sequences at hand will probably lose counts as lost: a crowd that comes together is
-given its buffers before anything is computed. Buffers that had to be given up before they had spared what they cost
-make the next change dearer, twice each time: a client that alternates crowds and long prompts brings about few changes.
+is lost, whatever comes. What the sequences at hand will probably lose counts as lost: a crowd that comes together need
+not lose it first. Where prompts would take longer in the buffers, and nothing decodes yet, the pool reads them. Buffers
+that had to be given up before they had spared what they cost make the next change dearer, twice each time: a client
+that alternates crowds and long prompts brings about few changes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ EXPECTED_TOKENS = 256
 MOST_SHARED = 0.5
 """Maximum tokens that sequences with buffers of their own have in common, as a share of the longest: llama.cpp copies a
 whole buffer for each sequence that begins with what another has, and the pool copies nothing."""
+SURE_TOKENS = 256
+"""Carried tokens from which a change says more of what a token takes than of anything else."""
 LEARN = 0.5
 """Weight of the last change in the predicted cost of the next."""
 LEAST_GAIN_MS = 250.0
@@ -213,8 +216,7 @@ class PauseCost:
     def learn(self, layout: Layout, made_ms: float, tokens: int, carried_ms: float) -> None:
         """Take in a change: what the memory took to be made, and what carrying so many tokens took."""
         self._cell_ms += LEARN * (made_ms / max(1, layout.cells) - self._cell_ms)
-        # What little is carried says little of a token.
-        weight = LEARN * tokens / (tokens + EXPECTED_TOKENS)
+        weight = LEARN * tokens / (tokens + SURE_TOKENS)
         self._token_ms += weight * (carried_ms / max(1, tokens) - self._token_ms)
 
 

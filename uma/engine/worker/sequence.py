@@ -180,7 +180,7 @@ class Sequence:
     computed: int = 0
     """Tokens whose KV it holds."""
     found_tokens: int = -1
-    """Tokens that were in cache when its start was planned; below 0: nobody has looked."""
+    """Tokens that were in cache when its start was planned; -1 until then."""
     cached_tokens: int = 0
     generated: int = 0
     """Tokens the reader was or will be given."""
