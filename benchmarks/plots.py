@@ -67,9 +67,11 @@ def _throughput(summary: Summary, path: Path) -> None:
 
 
 def _setting(options: str) -> str:
-    """`200 ms` for UMA's options; llama-server's as they are."""
-    found = re.match(r"--slo-tbt-ms (\d+)", options)
-    return f"{found[1]} ms" if found else options
+    """`200 ms` or `200 ms, 5 s to the first` for UMA's options; llama-server's as they are."""
+    found = re.match(r"--slo-tbt-ms (\d+)(?: --slo-ttft-ms (\d+))?", options)
+    if found is None:
+        return options
+    return f"{found[1]} ms" + (f", {int(found[2]) / 1000:g} s to the first" if found[2] else "")
 
 
 def _short(value: float) -> str:
