@@ -28,6 +28,8 @@ import numpy as np
 
 from uma.llama import extra_buffers, trust
 
+N_BATCH, N_UBATCH = 2048, 512
+"""Maximum tokens of a call, and of what is computed at once inside it: the defaults of llama.cpp's programs."""
 MOST_AHEAD = 64
 """Steps of a stream before a piece: its reader has four seconds then, and no piece takes as long."""
 
@@ -100,7 +102,15 @@ class RawDecoder:
     """Owns a model and a context for `streams` sequences; a context manager."""
 
     def __init__(
-        self, model: Path, *, streams: int, n_ctx: int, is_unified: bool, threads: int, is_read: bool = False
+        self,
+        model: Path,
+        *,
+        streams: int,
+        n_ctx: int,
+        is_unified: bool,
+        threads: int,
+        n_ubatch: int = N_UBATCH,
+        is_read: bool = False,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -111,7 +121,7 @@ class RawDecoder:
             self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), model_params)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, streams, is_unified
-        params.n_batch, params.n_ubatch = 2048, 512
+        params.n_batch, params.n_ubatch = N_BATCH, n_ubatch
         params.n_threads = params.n_threads_batch = threads
         self._ctx = llama_cpp.llama_init_from_model(self._model, params)
         if not self._ctx:
@@ -305,6 +315,7 @@ def main() -> int:
     parser.add_argument("--n-ctx", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--layout", choices=("unified", "split"), required=True)
+    parser.add_argument("--ubatch", type=int, default=N_UBATCH)
     parser.add_argument("--read-weights", action="store_true")
     args = parser.parse_args()
     is_unified = args.layout == "unified"
@@ -314,6 +325,7 @@ def main() -> int:
         n_ctx=args.n_ctx,
         is_unified=is_unified,
         threads=args.threads,
+        n_ubatch=args.ubatch,
         is_read=args.read_weights,
     ) as decoder:
         print(json.dumps({"ready": True}), flush=True)

@@ -13,6 +13,9 @@ from benchmarks.targets.contenders import OURS, contenders, open_contender
 from benchmarks.targets.raw import raw
 
 LENGTHS, QUICK_LENGTHS, GENERATED = (512, 2048, 8192), (512, 2048), 32
+UBATCHES = (512, 256)
+"""Tokens that `llama_decode` alone computes at once: llama.cpp's default, and fewer, whose attention deep in a prompt
+can be faster on a CPU. More are slower there."""
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
@@ -21,15 +24,11 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     n_ctx = max(lengths) + 256
     # One stream has one buffer whatever the layout: llama-server's two would measure the same thing twice.
     kinds = [kind for kind in contenders(bench, 0) if "split" not in kind]
-    for kind in rotated(["raw", *kinds], index):
+    everything: list[int | str] = [*UBATCHES, *kinds]
+    for kind in rotated(everything, index):
         rng = Random(f"long context {index}")
-        if kind == "raw":
-            async with raw(bench.model, streams=1, n_ctx=n_ctx, layout="unified", threads=bench.threads) as baseline:
-                for length in lengths:
-                    result = await baseline.run([bench.model.prompt(rng, length)], GENERATED)
-                    measures = raw_measures(result, 1)
-                    measures["prompt_tokens_per_s"] = length / result.first_s
-                    emit(f"{length} tokens in", baseline.name, measures)
+        if isinstance(kind, int):
+            await _by_raw(bench, rng, kind, emit)
             continue
         async with open_contender(kind, bench, n_ctx=n_ctx, slots=1) as target:
             for length in lengths:
@@ -47,13 +46,24 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
                 emit(f"{length} tokens in", target.name, measures)
 
 
+async def _by_raw(bench: Bench, rng: Random, n_ubatch: int, emit: Emit) -> None:
+    lengths = bench.pick(LENGTHS, QUICK_LENGTHS)
+    n_ctx, model, threads = max(lengths) + 256, bench.model, bench.threads
+    async with raw(model, streams=1, n_ctx=n_ctx, layout="unified", threads=threads, n_ubatch=n_ubatch) as baseline:
+        for length in lengths:
+            result = await baseline.run([model.prompt(rng, length)], GENERATED)
+            measures = {**raw_measures(result, 1), "prompt_tokens_per_s": length / result.first_s}
+            emit(f"{length} tokens in", baseline.name, measures)
+
+
 def checks(summary: Summary) -> list[Check]:
     """A long prompt alone is read as fast as llama-server reads it."""
     case = f"{max(LENGTHS)} tokens in"
     peer = summary.best(case, "llama-server", "ttft_p50_ms", "low")
-    raw_ratio = summary.best(case, "raw", "ttft_p50_ms", "low") / peer
     ratio = summary.get(case, OURS, "ttft_p50_ms") / peer
-    beside = by_decode_alone(raw_ratio)
+    best_raw = summary.best_target(case, "raw", "ttft_p50_ms", "low")
+    beside = by_decode_alone(summary.get(case, best_raw, "ttft_p50_ms") / peer)
+    beside += f" ({best_raw})" if beside else ""
     return [Check(f"{case}: first token, of llama-server's", ratio, "≤", 1.02, "x", beside)]
 
 

@@ -14,7 +14,7 @@ import orjson
 import trio
 
 from benchmarks.models import BenchModel
-from benchmarks.raw import Job, Result, RowsJob, RowsResult, StormJob, StormResult
+from benchmarks.raw import N_UBATCH, Job, Result, RowsJob, RowsResult, StormJob, StormResult
 from benchmarks.targets.base import HUGE_PAGES
 
 
@@ -59,14 +59,21 @@ class Raw:
 
 @asynccontextmanager
 async def raw(
-    model: BenchModel, *, streams: int, n_ctx: int, layout: str, threads: int, in_huge_pages: bool = False
+    model: BenchModel,
+    *,
+    streams: int,
+    n_ctx: int,
+    layout: str,
+    threads: int,
+    n_ubatch: int = N_UBATCH,
+    in_huge_pages: bool = False,
 ) -> AsyncIterator[Raw]:
     """Run the baseline for the block; its weights are mapped from their file, or in memory of huge pages."""
     command = [sys.executable, "-m", "benchmarks.raw", "--model", str(model.path), "--layout", layout]
-    command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads)]
+    command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads), "--ubatch", str(n_ubatch)]
     popen = _spawn([*command, "--read-weights"], HUGE_PAGES) if in_huge_pages else _spawn(command)
     try:
-        target = Raw(f"raw {layout}", popen)
+        target = Raw(f"raw {layout}" + (f" -ub {n_ubatch}" if n_ubatch != N_UBATCH else ""), popen)
         await trio.to_thread.run_sync(target.read, abandon_on_cancel=True)
         yield target
     finally:
