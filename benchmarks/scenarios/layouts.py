@@ -1,6 +1,7 @@
 """UMA's KV layouts: one buffer shares prefixes at no cost, a buffer each does not attend over others' cells.
 
-What `--kv-unified auto` goes by, measured: many unrelated sequences against a shared prefix, in each layout.
+What `--kv-unified auto` goes by, measured: many unrelated sequences against a shared prefix, which is read and then
+found in the cache, in each layout.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from benchmarks.targets.uma import uma_server
 STREAMS, PROMPT, GENERATED = 32, 512, 64
 SHARING, COMMON, OWN = 8, 1024, 16
 CELLS_A_SEQUENCE = 1280
+SHARED = f"{SHARING} with {COMMON} tokens in common"
+WARM = f"{SHARED}, cached"
 LEVEL = 0.95
 """Of the better layout: single rounds of the same server differ by as much."""
 
@@ -41,21 +44,23 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
             rates = {"decode_per_s": late / decode_s, "tokens_per_s": throughput(samples)["tokens_per_s"]}
             emit(f"{streams} unrelated, {PROMPT} in, {GENERATED} out", uma.name, {**rates, **latency(samples)})
             common = bench.model.prompt(rng, COMMON)
-            samples = await burst(uma, [Ask(common + bench.model.prompt(rng, OWN), OWN) for _ in range(SHARING)])
-            done_s = throughput(samples)["wall_s"]
-            emit(f"{SHARING} with {COMMON} tokens in common", uma.name, {"all_done_s": done_s, **latency(samples)})
+            for case in (SHARED, WARM):
+                samples = await burst(uma, [Ask(common + bench.model.prompt(rng, OWN), OWN) for _ in range(SHARING)])
+                done_s = throughput(samples)["wall_s"]
+                emit(case, uma.name, {"all_done_s": done_s, **latency(samples)})
 
 
 def checks(summary: Summary) -> list[Check]:
     """What `auto` chooses is as fast as the layout that is better for the load."""
     unrelated = f"{STREAMS} unrelated, {PROMPT} in, {GENERATED} out"
-    shared = f"{SHARING} with {COMMON} tokens in common"
     auto, fixed = "UMA --kv-unified auto", "UMA --kv-unified o"
     tokens = summary.get(unrelated, auto, "tokens_per_s") / summary.best(unrelated, fixed, "tokens_per_s", "high")
-    done = summary.get(shared, auto, "all_done_s") / summary.best(shared, fixed, "all_done_s", "low")
+    done = summary.get(SHARED, auto, "all_done_s") / summary.best(SHARED, fixed, "all_done_s", "low")
+    first = summary.get(WARM, auto, "ttft_p50_ms") / summary.best(WARM, fixed, "ttft_p50_ms", "low")
     return [
         Check(f"`--kv-unified auto`, {unrelated}: tokens/s of the better layout", tokens, "≥", LEVEL, "x"),
-        Check(f"`--kv-unified auto`, {shared}: time, of the better layout's", done, "≤", 2 - LEVEL, "x"),
+        Check(f"`--kv-unified auto`, {SHARED}: time, of the better layout's", done, "≤", 2 - LEVEL, "x"),
+        Check(f"`--kv-unified auto`, {WARM}: TTFT p50, of the better layout's", first, "≤", 2 - LEVEL, "x"),
     ]
 
 
