@@ -455,12 +455,15 @@ def test_a_background_row_that_sorts_before_the_head_keeps_its_place() -> None:
     assert gives_way(head, [before, behind], now_ms=GIVE_WAY_AFTER_MS) == [behind]
 
 
-@given(st.floats(0, 10_000), st.floats(0, 1_000))
-def test_background_keeps_its_place_for_a_moment_in_which_another_can_come_free(arrived: float, waited: float) -> None:
-    head = make_row(9, lane=1, arrived_ms=arrived, due_ms=arrived + 100.0)
+@given(st.floats(0, 10_000), st.floats(0, 1_000), st.sampled_from([None, 400.0, 1e6]))
+def test_background_keeps_its_place_for_a_moment_in_which_another_can_come_free(
+    arrived: float, waited: float, target_ms: float | None
+) -> None:
+    head = make_row(9, lane=1, arrived_ms=arrived, due_ms=arrived + 100.0, target_ttft_ms=target_ms)
     background = make_row(1, lane=-1, arrived_ms=0.0, due_ms=arrived)
     gives = gives_way(head, [background], now_ms=arrived + waited)
-    assert gives == ([background] if arrived + waited >= arrived + GIVE_WAY_AFTER_MS else [])
+    patience_ms = 100.0 if target_ms == 400.0 else GIVE_WAY_AFTER_MS
+    assert gives == ([background] if arrived + waited >= arrived + patience_ms else [])
 
 
 @pytest.mark.parametrize("has_flash_attention", [True, False])
