@@ -14,7 +14,7 @@ import trio
 from rich.console import Console
 
 from benchmarks.machine import describe, folder_name
-from benchmarks.models import SHAPES, bench_model
+from benchmarks.models import SHAPES, bench_model, parameters
 from benchmarks.report import machine_table
 from benchmarks.results_page import Results, every_page, publish
 from benchmarks.scenario import Bench, Row, Scenario
@@ -122,15 +122,17 @@ async def _run(console: Console, store: Store, bench: Bench, wanted: list[Scenar
 async def _one_round(console: Console, scenario: Scenario, bench: Bench, index: int) -> list[Row]:
     rows: list[Row] = []
     is_whole = True
+    # Limits are those of the smallest shape.
+    limit_s = scenario.round_limit_s * parameters(bench.model.shape) / parameters(SHAPES["100m"])
     try:
-        with trio.move_on_after(scenario.round_limit_s) as limit:
+        with trio.move_on_after(limit_s) as limit:
             await scenario.measure(bench, index, lambda *row: rows.append(Row(*row)))
     except* FAULTS as faults:
         for line in _lines(faults):
             console.print(f"{scenario.name}: {line}", style="red", markup=False)
         is_whole = False
     if limit.cancelled_caught:
-        console.print(f"{scenario.name}: broken off after {scenario.round_limit_s:.0f} s", style="yellow")
+        console.print(f"{scenario.name}: broken off after {limit_s:.0f} s", style="yellow")
     # Part of a round would pass for a whole one: it is run again next time.
     return rows if is_whole else []
 

@@ -155,7 +155,9 @@ class Scenario:
     measure: Rounds
     checks: Callable[[Summary], list[Check]] = no_checks
     round_limit_s: float = 300
-    """A round that takes longer is broken off, and what it measured until then is kept."""
+    """A round that takes longer with the 100 M shape is broken off; a larger shape has as much more time as it has
+    parameters. Part of a round is not kept.
+    """
 
 
 def rotated(items: Sequence[T], index: int) -> list[T]:
