@@ -14,6 +14,7 @@ from uma import Request, open_engine
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
+from uma.types import Token
 
 DOCUMENT = 1_500
 
@@ -80,3 +81,33 @@ async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeyp
                     async for _ in prompt:
                         pass
     assert any(count == steps + lacking for steps, count in given)
+
+
+async def test_a_document_that_waits_for_streams_is_read_once_they_have_ended(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.policy.ending._read_ms", lambda *_: 1e9)
+    read: list[tuple[bool, int]] = []
+    plan = Scheduler.plan
+
+    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
+        chosen = plan(scheduler, state, *args, **options)
+        keys = {key for key, _ in chosen.prefill}
+        is_read = any(row.key in keys and row.prompt_tokens == DOCUMENT for row in state.prefilling)
+        read.append((is_read, sum(row.left_tokens for row in state.decoding)))
+        return chosen
+
+    monkeypatch.setattr(Scheduler, "plan", watched)
+    streams = [ask(tokens_for(seed, 20), 400, id=str(seed), priority=1) for seed in (1, 2)]
+    async with open_engine(config_for(tiny, n_batch=64, n_ubatch=64)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery, engine.generate(streams[0]) as first:
+                nursery.start_soon(answer, engine, streams[1])
+                tokens = 0
+                async for event in first:
+                    tokens += isinstance(event, Token)
+                    if tokens == 8:  # what a step takes is known by then
+                        nursery.start_soon(answer, engine, ask(tokens_for(3, DOCUMENT), 1, id="document"))
+    assert any(is_read for is_read, _ in read)
+    assert max(left for _, left in read) > 0
+    assert not any(is_read and left for is_read, left in read), "it was read beside a stream that had tokens left"

@@ -211,6 +211,17 @@ def test_a_prefix_that_all_share_is_no_loss() -> None:
     assert machine().choose(one_prefix, Attended(rows_own=1e9), 0) == POOL, "each start would copy it"
 
 
+def test_what_the_pool_keeps_for_none_of_them_is_a_loss_too() -> None:
+    tokens, more, unread = [300] * 8, [16] * 8, [0] * 2 + [256] * 6
+
+    def layout(cached: int) -> Layout:
+        return machine().choose(
+            Crowd.of(tokens, more, shared=0, most=64, unread=unread, cached=cached), Attended(), 600
+        )
+
+    assert layout(0) == POOL and not layout(6_000).is_unified
+
+
 def test_a_long_one_among_many_stays_in_the_pool() -> None:
     layouts = policy()
     assert layouts.choose(Crowd(32, 4_000, 4_256, masked(1)), masked(2 * 10**9), 0) == POOL

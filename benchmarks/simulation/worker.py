@@ -215,7 +215,8 @@ class Worker:
                 break
             if step and self.next_arrival_ms <= self.now_ms:
                 return False
-            took = self._decode_step(len(rows), used + step * len(rows), is_one_by_one=plan.is_one_by_one)
+            is_one_by_one = plan.is_one_by_one != (plan.is_trial and step > 0)
+            took = self._decode_step(len(rows), used + step * len(rows), is_one_by_one=is_one_by_one)
             if step == 0 and not (self._steady and self._steady_batches):
                 self._policy.cost.observe_decode(1 if plan.is_one_by_one else len(rows), used, took)
             for session in rows:

@@ -150,10 +150,12 @@ class Crowd:
         most: int,
         unread: Sequence[int] = (),
         decodes: bool = True,
+        cached: int = 0,
     ) -> Crowd:
         """A crowd of sequences with so many tokens each, which can have so many more, and `shared` in common.
 
         Of them `most` can run at once. `unread`: tokens that each has still to compute; what they share, one does.
+        `cached`: cells that the pool holds for none of them.
         """
         size = len(tokens)
         more = [min(each, EXPECTED_TOKENS) for each in most_more]
@@ -163,11 +165,14 @@ class Crowd:
         reads = [left if not at else min(left, tokens[at] - shared) for at, left in enumerate(unread)]
         soon = Attended(
             sum(each / 2 * (own + each / 4) for own, each in zip(tokens, more, strict=True)),
-            max(0, size - 1) * steps * cells,
+            max(0, size - 1) * steps * cells + size * steps * cached,
             sum(more) / 2 * (longest + steps / 2),
             sum(left * (own - left / 2) for own, left in zip(tokens, reads, strict=False)),
             # While prompts are read half of the others' cells are there, on the average.
-            sum(left * (sum(tokens) - own - (size - 1) * shared) / 2 for own, left in zip(tokens, reads, strict=False)),
+            sum(
+                left * (cached + (sum(tokens) - own - (size - 1) * shared) / 2)
+                for own, left in zip(tokens, reads, strict=False)
+            ),
         )
         return cls(
             min(size, most),

@@ -34,6 +34,8 @@ WORTH_A_MOMENT = 0.25
 """Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
 piece of 1.2 times the limit must read 1.05 times as fast. Speed serves all requests that wait; excess time delays only
 those that arrive meanwhile."""
+COMPANY_MS = 2_000.0
+"""Maximum time after a reader's last token for which its next request is expected."""
 SMALLEST_CHUNK = SIZES[0]
 """Minimum tokens of a prefill that runs at all, unless a whole prompt has fewer."""
 
@@ -64,7 +66,7 @@ class Prompts:
     attended_cells: int | None
     """Cells that every token attends to; None where it attends to the tokens before it alone."""
     reader_ended_ms: float = -math.inf
-    """See `State.reader_ended_ms`."""
+    """See `State.reader_ended_ms`; only of late (`COMPANY_MS`)."""
 
     @property
     def tokens(self) -> int:
@@ -78,7 +80,7 @@ class Prompts:
 
     @property
     def is_in_company(self) -> bool:
-        """Whether a reader was served since the first of them arrived: its next request can come at any moment."""
+        """Whether a reader was served of late, since the first of them arrived: its next request can come soon."""
         return self.rows[0].arrived_ms < self.reader_ended_ms
 
     def ms(self, tokens: int) -> float:

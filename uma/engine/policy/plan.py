@@ -9,11 +9,12 @@ import attrs
 
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
+from uma.engine.policy.ending import steps_to_end
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import MAX_STEPS, lead_ms, max_lead_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
-from uma.engine.policy.piece import Prompts, Streams
+from uma.engine.policy.piece import COMPANY_MS, Piece, Prompts, Streams
 from uma.engine.policy.prefill import NO_PREFILL, Prefill, PrefillPolicy
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
@@ -41,6 +42,8 @@ class Plan:
     """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
     is_one_by_one: bool = False
     """Each decode row is a batch of its own, because that is faster here."""
+    is_trial: bool = False
+    """That, or the contrary, is done to measure it: in the first step alone."""
     steps: int = 1
     """Decode steps of each row before the prefill: at least one, or with `is_mixed` none."""
     is_mixed: bool = False
@@ -96,6 +99,7 @@ class Scheduler:
             tuple(row.key for row in preempted),
             held,
             is_one_by_one=self._one_by_one.choose(len(decode), state.used_cells),
+            is_trial=self._one_by_one.is_trying,
             steps=piece.steps,
             is_mixed=piece.is_mixed,
             pace_ms=piece.pace_ms,
@@ -129,6 +133,13 @@ class Scheduler:
         if pacing.is_hopeless:
             return False  # none waits for tokens, or decoding alone makes all of them late
         return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < min(pause_ms + step_ms, max_lead_ms(pacing.pace_ms))
+
+    def comes_after(self, row: Row, rows: Sequence[Row], used_cells: int, now_ms: float, neighbour_load: float) -> bool:
+        """Whether a prompt that waits is read when the streams among these decode rows have ended, and not before."""
+        step_ms = self.cost.decode_ms(len(rows), used_cells)
+        pacing = self._pacing(rows, step_ms, neighbour_load)
+        prompts = Prompts([row], self.cost, used_cells if self.targets.attends_all else None)
+        return steps_to_end(pacing, step_ms, prompts, self.targets, now_ms) > 0
 
     def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float) -> Pacing:
         budget_ms = self.targets.tick_budget_ms
@@ -189,7 +200,7 @@ class Scheduler:
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
-                needed_ms = self._prompts([row], state).ms(row.remaining)
+                needed_ms = self._prompts([row], state, now_ms).ms(row.remaining)
                 if now_ms + needed_ms > row.arrived_ms + (1 - AT_RISK) * target_ms:
                     return True
         return False
@@ -204,10 +215,16 @@ class Scheduler:
         pacing = self._pacing(decode, step_ms, state.neighbour_load)
         if not self._guard.allows_prefill(decode, now_ms, pacing.pace_ms):
             return NO_PREFILL
+        # What begins next waits with the others, or they would slow the streams down that it waits for.
+        coming = waiting if state.queued is None else [*waiting, state.queued]
+        first = self._prompts(first_token_first(coming)[:1], state, now_ms)
+        if steps := steps_to_end(pacing, step_ms, first, self.targets, now_ms):
+            return Prefill(Piece(0, min(steps, MAX_STEPS, max(1, free_cells // len(decode)))))
+        prompts = first.replaced(first_token_first(waiting))
         streams = Streams(decode, pacing, step_ms, state.used_cells, now_ms)
-        prompts = self._prompts(first_token_first(waiting), state)
         return self._prefill.choose(prompts, streams, self.targets, free_cells)
 
-    def _prompts(self, waiting: list[Row], state: State) -> Prompts:
+    def _prompts(self, waiting: list[Row], state: State, now_ms: float) -> Prompts:
         attended_cells = state.used_cells if self.targets.attends_all else None
-        return Prompts(waiting, self.cost, attended_cells, state.reader_ended_ms)
+        is_late = now_ms - state.reader_ended_ms > COMPANY_MS
+        return Prompts(waiting, self.cost, attended_cells, -math.inf if is_late else state.reader_ended_ms)

@@ -65,6 +65,10 @@ class Row(Protocol):
         """When its first token is due (`order.due_ms`), fixed on arrival."""
 
     @property
+    def left_tokens(self) -> int:
+        """Maximum tokens that it can still be given."""
+
+    @property
     def last_token_ms(self) -> float:
         """When its last token is handed to its reader, which can be ahead of now; 0 before the first."""
 
@@ -101,6 +105,7 @@ class PlainRow:
     has_reader: bool = True
     rereadable: int = 0
     branch: int = 0
+    left_tokens: int = 10**9
 
     @property
     def position(self) -> int:
@@ -154,3 +159,5 @@ class State:
     """Threads of other programs that want the cores that compute."""
     reader_ended_ms: float = -math.inf
     """When the last answer with a reader, of any lane but background, ended for that reader."""
+    queued: Row | None = None
+    """The prompt that begins next, as soon as there is a slot for it."""

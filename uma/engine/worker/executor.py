@@ -38,6 +38,8 @@ class Tick:
     """Every sequence with a slot decodes and none waits, so the same rows can go on for several steps."""
     is_one_by_one: bool = False
     """Each decode row is a batch of its own, because here that is faster."""
+    is_trial: bool = False
+    """That, or the contrary, is a trial: good for the first step alone."""
     steps: int = 1
     """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
     is_mixed: bool = False
@@ -135,6 +137,7 @@ class Executor:
 
     def _decode_ahead(self, tick: Tick, steps: int) -> Generator[Results, None, bool]:
         """More steps of a tick that reads prompts. False where a command came before they were done."""
+        is_one_by_one = tick.is_one_by_one != tick.is_trial
         while steps > 0:
             rows = [each for each in tick.decode if each.status is Status.DECODING and each.missing == 1]
             if not rows:
@@ -144,7 +147,7 @@ class Executor:
             most = min(steps, self._pool.free_cells // len(rows))
             stride = plan_stride(map(steps_ahead, rows), tick.hold_ms, self._runner.decode_ms, most)
             before = rows[0].computed
-            for batch in [[row] for row in rows] if tick.is_one_by_one else [rows]:
+            for batch in [[row] for row in rows] if is_one_by_one else [rows]:
                 yield from self._decode_at_once(batch, stride, learns=False)
             steps -= max(1, rows[0].computed - before)
         return True

@@ -245,6 +245,7 @@ class DecodeWorker:
             prefill=[(active[key], count) for key, count in plan.prefill],
             is_steady=plan.is_everyday,
             is_one_by_one=plan.is_one_by_one,
+            is_trial=plan.is_trial,
             learns=is_due or not plan.is_everyday,
             steps=plan.steps,
             is_mixed=plan.is_mixed,

@@ -17,7 +17,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Scheduler
-from uma.engine.policy.layout import Attended, Layout, LayoutPolicy
+from uma.engine.policy.layout import Attended, Crowd, Layout, LayoutPolicy
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
@@ -64,7 +64,7 @@ class Relayout:
         if not policy.can_change:
             return 0.0
         tokens = self._tokens
-        layout = policy.choose(self._residency.crowd(), attended, tokens)
+        layout = policy.choose(self._crowd(now, neighbour_load), attended, tokens)
         if layout == policy.current:
             self._preparations = 0
             return 0.0
@@ -77,6 +77,13 @@ class Relayout:
         self._preparations = 0
         self._change(layout, now)
         return 0.0
+
+    def _crowd(self, now: float, neighbour_load: float) -> Crowd:
+        rows = [each for each in self._residency.active.values() if each.status is Status.DECODING]
+        used_cells = self._pool.used_cells
+        return self._residency.crowd(
+            lambda each: self._scheduler.comes_after(each, rows, used_cells, now, neighbour_load)
+        )
 
     @property
     def _tokens(self) -> int:

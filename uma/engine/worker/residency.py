@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from itertools import islice
 
 from uma.engine.clock import now_ms
@@ -114,7 +115,14 @@ class Residency:
             # Only now can a preemption be needed, and only then does it matter how many cells each would free.
             for sequence in self.active.values():
                 sequence.cells = self._pool.own_cells(sequence.holding) if sequence.holding else 0
-        return State(decoding, prefilling, free, self._pool.used_cells, reader_ended_ms=self._reader_ended_ms)
+        return State(
+            decoding,
+            prefilling,
+            free,
+            self._pool.used_cells,
+            reader_ended_ms=self._reader_ended_ms,
+            queued=self.waiting.head(),
+        )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Take a sequence's slot. It is queued, and continues from a snapshot, or computes its tokens again.
@@ -129,11 +137,15 @@ class Residency:
         self._vacate(sequence, now)
         self._trace.preempted(sequence)
 
-    def crowd(self) -> Crowd:
-        """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next."""
+    def crowd(self, comes_after: Callable[[Sequence], bool]) -> Crowd:
+        """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next.
+
+        `comes_after`: whether one that waits will be read only when the streams of now have ended.
+        """
         head = self.waiting.head()
         near = [*self.active.values(), *islice(self.all, self.waiting.max_active), *([head] if head else [])]
         near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
+        near = [each for each in near if each.holding is not None or not comes_after(each)]
         return Crowd.of(
             [len(each.tokens) for each in near],
             [each.max_tokens - each.generated for each in near],
@@ -141,6 +153,7 @@ class Residency:
             most=self.waiting.max_active,
             unread=[self._unread(each) for each in near],
             decodes=self.is_decoding,
+            cached=0 if self._pool.is_for_now else self._pool.cached_cells,
         )
 
     def _unread(self, sequence: Sequence) -> int:

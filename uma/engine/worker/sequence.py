@@ -264,6 +264,11 @@ class Sequence:
         """Its reader is behind; it takes no part until the reader has caught up."""
         return self.status is Status.PAUSED
 
+    @property
+    def left_tokens(self) -> int:
+        """Maximum tokens that it can still be given."""
+        return self.max_tokens - self.generated
+
     def suppresses_end(self, ahead: int = 0) -> bool:
         """Whether the end of text must not be sampled, `ahead` tokens from now."""
         sampling = self.request.sampling

@@ -1,0 +1,42 @@
+"""Streams that would end before a long prompt is read, end first.
+
+Beside streams a prompt is read in small pieces, each covered by tokens that were computed ahead. Where all streams end
+before it is read in any case, the prompt gains nothing by that: their steps are computed before its last token either
+way. Computed at once, they delay it by nothing; the streams end earlier, and then it is read in pieces as large as are
+computed at once.
+
+How far a stream goes on is known from its `max_tokens` at most. Others can follow as soon as these end, and wait for
+less than the prompt, so all that a prompt waits in this way is bounded by what it takes to be read.
+"""
+
+from __future__ import annotations
+
+from uma.engine.policy.pace import Pacing
+from uma.engine.policy.piece import Prompts
+from uma.engine.policy.state import Row, Targets
+
+MOST_WAITED = 1.0
+"""Maximum time from a prompt's arrival to the streams' end, as a multiple of what reading it takes."""
+
+
+def steps_to_end(pacing: Pacing, step_ms: float, prompts: Prompts, targets: Targets, now_ms: float) -> int:
+    """Decode steps until all streams have ended, if they end first; 0: the prompts are read beside them.
+
+    `step_ms` is a decode step's predicted time.
+    """
+    head, readers = prompts.rows[0], pacing.readers
+    if not readers or step_ms <= 0 or min(row.lane for row in readers) < head.lane:
+        return 0
+    steps = max(row.left_tokens for row in readers)
+    read_ms = _read_ms(head, prompts, targets)
+    if steps * pacing.pace_ms > read_ms or now_ms + steps * step_ms > head.arrived_ms + MOST_WAITED * read_ms:
+        return 0
+    return steps
+
+
+def _read_ms(row: Row, prompts: Prompts, targets: Targets) -> float:
+    """What it takes to read the rest of a prompt, in pieces as large as are computed at once."""
+    alone = prompts.replaced([row])
+    tokens = min(row.remaining, targets.solo_tokens)
+    further = 0.0 if alone.attended_cells is not None else (row.remaining - tokens) / 2
+    return alone.cost.prefill_ms(tokens, alone.position(tokens) + further) * row.remaining / tokens
