@@ -15,7 +15,7 @@ import attrs
 import jsonschema
 import pytest
 import trio
-from engine_world import answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, answer, answers, ask, config_for, settled, tokens_for
 
 from models import write_model
 from uma import Request, RuntimeConfig, open_engine
@@ -53,7 +53,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def demand(monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
     """Attention costs this, and nothing else."""
     cost = AttentionCost(**(dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0) | costs))
-    monkeypatch.setattr("uma.engine.policy.layout.AttentionCost", lambda: cost)
+    monkeypatch.setattr("uma.engine.policy.layout_policy.AttentionCost", lambda: cost)
 
 
 def config(model: Path, **settings: object) -> RuntimeConfig:
@@ -276,3 +276,127 @@ async def test_a_conversation_decodes_with_plain_attention_where_that_may_be_and
     assert got[1].finished.usage.cached_tokens > 0, "what was computed in the other layout was lost"
     assert metrics["preemptions_total"] == 0
     assert metrics["kv_layout_changes_total"] == (0 if settings else 2)
+
+
+@attrs.frozen
+class Seen:
+    """A change of layout."""
+
+    layout: Layout
+    sequences: int
+    cells: tuple[int, int]
+    """Used before and after."""
+    snapshots: int
+    """In memory after it."""
+
+
+def watch_changes(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """The changes from now on."""
+    seen: list[Seen] = []
+    change = Relayout._change
+
+    def watched(relayout: Relayout, layout: Layout, now: float) -> None:
+        pool, sequences = relayout._pool, len(relayout._residency.active)
+        before = pool.used_cells
+        change(relayout, layout, now)
+        seen.append(Seen(layout, sequences, (before, pool.used_cells), len(pool.store)))
+
+    monkeypatch.setattr(Relayout, "_change", watched)
+    return seen
+
+
+async def test_a_crowd_with_one_prefix_has_a_small_pool_until_it_outgrows_that_and_leaves_its_cache_in_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is asked what the built-in model knows by heart, as above."""
+    demand(monkeypatch, flash_row_ns=1e12, plain_read_ns=1e9)
+    monkeypatch.setattr("uma.engine.policy.layout.SMALL_POOLS", (256, 512))
+    built_in = RuntimeConfig(n_ctx=2_048, n_batch=256, n_ubatch=256, n_gpu_layers=0, speculate="off")
+    question = Request(
+        id="q",
+        messages=(Message("user", "What is UMA?"),),
+        sampling=SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True),
+    )
+    crowd = [attrs.evolve(question, id=str(number)) for number in range(4)]
+    seen, book = watch_changes(monkeypatch), Counter[tuple[int, ...]]()
+    async with open_engine(attrs.evolve(built_in, kv_unified="on")) as engine:
+        expected = await answer(engine, question)
+    async with open_engine(built_in) as engine:
+        engine.listen_to_kv(Ledger(book))
+        got = await answers(engine, crowd)
+        metrics = await settled(engine)
+        assert [(each.layout.share, each.sequences) for each in seen] == [(256, 4), (512, 4), (2_048, 0)]
+        assert [each.layout.is_plain for each in seen] == [True, True, False]
+        assert all(before == after > 0 for before, after in (each.cells for each in seen)), "what is shared was copied"
+        assert book.total() == metrics["kv_cells_used"], "what listeners were told is not what there is"
+        assert metrics["kv_cells_total"] == 2_048 and engine.worker._context.params.flash_attn == "auto"
+        got.append(await answer(engine, question))
+        assert got[-1].finished.usage.cached_tokens > 0, "what the crowd had computed was lost"
+        metrics = await settled(engine)
+        assert metrics["cache_ram_hits"] == 0, "it was found in memory alone"
+        assert book.total() == metrics["kv_cells_used"]
+    assert {each.token_ids for each in got} == {expected.token_ids}
+    assert metrics["preemptions_total"] == 0
+
+
+async def test_a_prompt_for_which_a_small_pool_has_no_cells_preempts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is of a higher lane, so that in a full pool it would, and waits for rows that run ahead of the change.
+
+    Compared is what the built-in model knows by heart.
+    """
+    demand(monkeypatch, flash_row_ns=1e12)
+    monkeypatch.setattr("uma.engine.policy.layout.SMALL_POOLS", (512,))
+    monkeypatch.setattr("uma.engine.policy.order.GIVE_WAY_AFTER_MS", 0.0)
+    monkeypatch.setattr(Relayout, "_is_felt", lambda *_: True)
+    built_in = RuntimeConfig(n_ctx=2_048, n_batch=256, n_ubatch=256, n_gpu_layers=0, speculate="off")
+    sampling = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    slow = Request(id="slow", messages=(Message("user", "What is UMA?"),), sampling=sampling, priority=-1)
+    rows = [slow, attrs.evolve(slow, id="read", priority=0)]
+    long = ask(tokens_for(70, 468), 20, id="long", priority=1)
+    seen, got = watch_changes(monkeypatch), list[Answer]()
+    async with open_engine(built_in) as engine:
+        async with trio.open_nursery() as nursery:
+
+            async def read(request: Request) -> None:
+                got.append(await answer(engine, request))
+
+            for request in rows:
+                nursery.start_soon(read, request)
+            while not seen or engine.worker.active_count < len(rows):
+                await settled(engine)
+            nursery.start_soon(read, long)
+        metrics = await settled(engine)
+    assert metrics["preemptions_total"] == 0 and len(got) == 3
+    assert [each.layout.share for each in seen][:2] == [512, 2_048]
+    assert seen[1].sequences == 2, "it came too late"
+    async with open_engine(attrs.evolve(built_in, kv_unified="on")) as engine:
+        expected = await answer(engine, slow)
+    assert {each.token_ids[:60] for each in got if len(each.tokens) == 100} == {expected.token_ids[:60]}
+
+
+async def test_a_small_pool_that_cannot_be_had_leaves_the_pool_and_everything_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class PoorContext(Context):
+        def _open(self, params: ContextParams) -> None:
+            if params.n_ctx == 256:
+                raise ModelError("no memory")
+            super()._open(params)
+
+    demand(monkeypatch, flash_row_ns=1e12, plain_read_ns=1e9)
+    monkeypatch.setattr("uma.engine.open.Context", PoorContext)
+    monkeypatch.setattr("uma.engine.policy.layout.SMALL_POOLS", (256,))
+    built_in = RuntimeConfig(n_ctx=2_048, n_batch=256, n_ubatch=256, n_gpu_layers=0, speculate="off")
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    crowd = [Request(id=str(n), messages=(Message("user", "What is UMA?"),), sampling=sampling) for n in range(3)]
+    seen = watch_changes(monkeypatch)
+    async with open_engine(built_in) as engine:
+        got = await answers(engine, crowd)
+        metrics = await settled(engine)
+    async with open_engine(attrs.evolve(built_in, kv_unified="on")) as engine:
+        expected = await answer(engine, crowd[0])
+    assert {each.token_ids for each in got} == {expected.token_ids}
+    assert metrics["preemptions_total"] == 0 and metrics["kv_layout_changes_total"] == 1
+    assert seen[0].cells[0] == seen[0].cells[1] > 0

@@ -67,9 +67,12 @@ class FakeContext:
             assert self.first[source] == self.first[target] + len(self.held[target]), "a part out of its place"
             self.held[target] = self.held[target] + self.held[source]
             return
-        assert not self.held[target], "copied over cells"
         assert self.params.kv_unified == (end >= 0)
-        if end >= 0:
+        if self.held[target]:
+            assert max(start, 0) == 0 and self.first[target] == end, "copied over cells"
+            self.held[target] = self.held[source][:end] + self.held[target]
+            self.first[target] = 0
+        elif end >= 0:
             self.first[target] = max(start, 0)
             self.held[target] = self.held[source][self.first[target] : end]
         else:
@@ -173,7 +176,7 @@ class PoolLives(RuleBasedStateMachine):
         own = self.pool.own_cells(holding)
         self.pool.save(holding, self.tick())
         self.pool.release(holding, self.now, keep=False)
-        assert not self.unified or self.pool.free_cells == before + own
+        assert not self.context.params.kv_unified or self.pool.free_cells == before + own
 
     @rule()
     def use_idle_time(self) -> None:
@@ -194,6 +197,36 @@ class PoolLives(RuleBasedStateMachine):
         self.pool.drop_cache()
         assert self.pool.used_cells == self.pool.tree.protected_tokens
 
+    def cache(self) -> dict[tuple[int, ...], tuple[int, float]]:
+        """What can be evicted: how often each was reused, and when it was used last."""
+        leaves = [self.pool.tree.cached[seq_id] for seq_id in self.pool.tree.leaves()]
+        return {tuple(each.whole()): (each.reuses, each.used_at) for each in leaves}
+
+    @precondition(lambda self: not self.pool.is_copying)
+    @rule(unified=st.booleans(), keeps_cache=st.booleans())
+    def change_layout(self, unified: bool, keeps_cache: bool) -> None:
+        before, cached = self.context.used(), len(self.pool.tree.cached)
+        held = [(self.context.tokens(each.seq_id), each.tip.reuses) for each in self.running]
+        kept = self.cache()
+        is_apart = not self.context.params.kv_unified
+        running, rest = self.pool.carry_out(self.running, self.tick(), shares=unified, keeps_cache=keeps_cache)
+        assert (self.context.used(), self.pool.used_cells, self.pool.used_ids) == (0, 0, 0)
+        assert len(rest) <= cached * (keeps_cache and unified and not is_apart)
+        self.context.params.kv_unified = unified
+        self.pool.attach(is_for_now=False)
+        holdings = [self.pool.carry_in(each, self.tick()) for each in running]
+        self.pool.carry_in_cached(rest, self.tick())
+        for holding, (tokens, reuses) in zip(holdings, held, strict=True):
+            if holding is None:
+                assert is_apart and (unified or len(tokens) > N_CELLS), "there was space for it"
+            else:
+                assert self.context.tokens(holding.seq_id) == tokens
+                assert not tokens or holding.tip.reuses == reuses
+        if unified and not is_apart:
+            assert self.context.used() <= before, "what was shared is there several times"
+            assert self.cache() == (kept if keeps_cache else {}), "cache was lost, or grew younger"
+        self.running = [each for each in holdings if each is not None]
+
     @invariant()
     def books_are_right(self) -> None:
         holders = {seq_id for seq_id, cells in self.context.held.items() if cells}
@@ -201,7 +234,7 @@ class PoolLives(RuleBasedStateMachine):
         assert self.pool.used_ids == len(self.running) + len(self.pool.tree.cached)
         for seq_id, node in [*self.pool.tree.cached.items(), *((each.seq_id, each.tip) for each in self.running)]:
             assert list(node.whole()) == self.context.tokens(seq_id)
-        if self.unified:
+        if self.context.params.kv_unified:
             assert self.pool.used_cells == self.context.used() <= N_CELLS
         assert self.store.size_bytes <= 2_000
 
@@ -246,7 +279,79 @@ class TestPool:
 
     @pytest.mark.parametrize("machine", [PoolLives, EarlyPoolLives, SplitPoolLives, UncuttablePoolLives])
     def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
-        run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+        run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
+
+
+class TestCarrying:
+    """A conversation in the cache, and two running sequences that begin like it, on their way to another layout."""
+
+    common, cached = array("i", range(100)), array("i", range(120))
+    running = array("i", [*range(100), 7, 7]), array("i", [*range(100), 8, 8, 8])
+
+    @pytest.fixture
+    def context(self, monkeypatch: pytest.MonkeyPatch) -> FakeContext:
+        monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
+        return FakeContext(unified=True)
+
+    @pytest.fixture
+    def pool(self, context: FakeContext) -> KvPool:
+        return KvPool(cast(Context, context), SnapshotStore(10**6), shares=True, cache_cells=400)
+
+    def compute(self, pool: KvPool, context: FakeContext, tokens: array[int], now_ms: float) -> Holding:
+        holding, found = pool.acquire(tokens, now_ms)
+        context.compute({holding.seq_id: list(tokens[found:])})
+        pool.extend(holding, tokens[found:])
+        return holding
+
+    def carry(self, pool: KvPool, context: FakeContext, *, unified: bool, keeps_cache: bool) -> list[Holding | None]:
+        pool.release(self.compute(pool, context, self.cached, 1.0), 2.0, keep=True)
+        holdings = [self.compute(pool, context, tokens, 3.0) for tokens in self.running]
+        assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
+        running, rest = pool.carry_out(holdings, 4.0, shares=unified, keeps_cache=keeps_cache)
+        context.params.kv_unified = unified
+        pool.attach(is_for_now=True)
+        found = [pool.carry_in(each, 5.0) for each in running]
+        pool.carry_in_cached(rest, 6.0)
+        return found
+
+    def test_what_they_share_is_there_once_and_cache_is_as_old_as_before(
+        self, pool: KvPool, context: FakeContext
+    ) -> None:
+        holdings = self.carry(pool, context, unified=True, keeps_cache=True)
+        assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
+        for holding, tokens in zip(holdings, self.running, strict=True):
+            assert holding is not None and context.tokens(holding.seq_id) == list(tokens)
+        (cached,) = pool.tree.cached.values()
+        assert (cached.whole(), cached.used_at) == (self.cached, 2.0)
+        assert [node.reuses for node in cached.path()][-2] == 2, "two began like it"
+        assert not len(pool.store)
+
+    def test_cache_that_does_not_come_along_is_in_memory_and_found_there(
+        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(snapshots, "LEAST_WORTH", 20.0)
+        self.carry(pool, context, unified=True, keeps_cache=False)
+        assert context.used() == 100 + 2 + 3 and not pool.tree.cached
+        assert pool.store.covers(self.cached)
+
+    def test_cache_that_holds_little_more_than_running_sequences_is_worth_no_snapshot(
+        self, pool: KvPool, context: FakeContext
+    ) -> None:
+        self.carry(pool, context, unified=True, keeps_cache=False)
+        assert not len(pool.store), "all but its end is carried over"
+
+    def test_each_has_all_of_it_in_a_buffer_of_its_own(self, pool: KvPool, context: FakeContext) -> None:
+        holdings = self.carry(pool, context, unified=False, keeps_cache=False)
+        assert context.used() == 100 + 2 + 100 + 3
+        for holding, tokens in zip(holdings, self.running, strict=True):
+            assert holding is not None and context.tokens(holding.seq_id) == list(tokens)
+
+    def test_what_was_too_much_for_the_last_change_is_evicted_cache(
+        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kv, "MOST_CARRIED_CACHE", 19)
+        self.carry(pool, context, unified=True, keeps_cache=True)
+        assert context.used() == 100 + 2 + 3 and not pool.tree.cached
 
 
 class TestCacheThatLeavesEarly:

@@ -13,16 +13,20 @@ from policy_world import make_row
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import Scheduler, State, Targets
 from uma.engine.policy.layout import (
+    EXPECTED_TOKENS,
     FEW_IDS,
+    HEADROOM_TOKENS,
     LEAST_SHARE,
     Attended,
     AttentionCost,
     Crowd,
+    Held,
     Layout,
-    LayoutPolicy,
     PauseCost,
+    small_pools,
     split_layouts,
 )
+from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.policy.lead import MAX_STEPS, max_lead_ms
 from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
@@ -31,6 +35,7 @@ N_CTX = 32_768
 POOL = Layout(256, N_CTX, is_unified=True)
 FLASH = split_layouts(N_CTX, 64)
 PLAIN = tuple(attrs.evolve(each, is_plain=True) for each in FLASH)
+SMALL = small_pools(N_CTX, 2_048, POOL.ids)
 CELL_MS, PAUSE_MS = 0.001, 300.0
 CHANGE_MS = 2 * PAUSE_MS
 """There and back, whatever the layout."""
@@ -50,7 +55,7 @@ class EqualPause(PauseCost):
     def __init__(self) -> None:
         super().__init__(0.0, 0.0)
 
-    def ms(self, layout: Layout, tokens: int) -> float:
+    def ms(self, cells: int, tokens: int) -> float:
         return PAUSE_MS
 
 
@@ -61,7 +66,7 @@ def policy() -> LayoutPolicy:
 
 def machine() -> LayoutPolicy:
     """One of a model of 100 M parameters on two threads."""
-    return LayoutPolicy(POOL, (*FLASH, *PLAIN), PauseCost(0.005, 0.012), head_ms=144 / 2 / 1e6)
+    return LayoutPolicy(POOL, (*FLASH, *PLAIN, *SMALL), PauseCost(0.005, 0.012), head_ms=144 / 2 / 1e6)
 
 
 def masked(cells: float) -> Attended:
@@ -101,13 +106,13 @@ def test_no_sequence_is_ever_given_a_share_too_short_and_changes_pay_for_themsel
         before = layouts.current
         if before.is_unified:
             saved += more * CELL_MS
-        chosen = layouts.choose(attrs.evolve(crowd, soon=masked(1)), masked(cells), 0)
-        assert chosen.is_unified or chosen.holds(crowd.sequences, crowd.longest)
+        chosen = layouts.choose(attrs.evolve(crowd, soon=masked(1)), masked(cells), Held())
+        assert chosen == POOL or chosen.holds(crowd.sequences, crowd.longest, 0)
         if chosen != before:
             if before.is_unified:
                 assert saved + CELL_MS >= CHANGE_MS, "it was changed before staying had cost as much"
                 saved = 0.0
-            layouts.changed(chosen, 0)
+            layouts.changed(chosen, Held())
 
 
 @settings(max_examples=50)
@@ -119,14 +124,14 @@ def test_changes_that_do_not_pay_grow_rare_and_no_client_brings_about_more_of_th
     for share in spared:
         cells += int(CHANGE_MS / CELL_MS)
         lost_ms += CHANGE_MS
-        chosen = layouts.choose(crowd, masked(cells), 0)
+        chosen = layouts.choose(crowd, masked(cells), Held())
         if chosen.is_unified:
             continue
-        layouts.changed(chosen, 0)
+        layouts.changed(chosen, Held())
         cells += int(share * CHANGE_MS / CELL_MS)
-        layouts.choose(crowd, masked(cells), 0)
-        assert layouts.choose(Crowd(32, 1_500, 1_756), masked(cells), 0) == POOL
-        layouts.changed(POOL, 0)
+        layouts.choose(crowd, masked(cells), Held())
+        assert layouts.choose(Crowd(32, 1_500, 1_756), masked(cells), Held()) == POOL
+        layouts.changed(POOL, Held())
         in_vain += share < 0.999
     if max(spared) < 0.999:
         assert in_vain <= 1 + math.log2(len(spared) + 1), "each has to be worth twice the one before"
@@ -141,20 +146,24 @@ def test_changes_that_do_not_pay_grow_rare_and_no_client_brings_about_more_of_th
 def test_what_a_change_takes_is_learnt_from_changes(cell_ms: float, token_ms: float, layouts: list[Layout]) -> None:
     pause = PauseCost(0.005, 0.012)
     for layout in layouts:
-        pause.learn(layout, cell_ms * layout.cells, 2_000, token_ms * 2_000)
+        pause.learn(layout.cells, cell_ms * layout.cells, 2_000, token_ms * 2_000)
     expected_ms = cell_ms * POOL.cells + token_ms * 3_000
-    assert pause.ms(POOL, 3_000) == pytest.approx(expected_ms, rel=0.1)
-    pause.learn(POOL, cell_ms * POOL.cells, 0, 50.0)
-    assert pause.ms(POOL, 3_000) == pytest.approx(expected_ms, rel=0.1), "nothing was carried, and it says nothing"
+    assert pause.ms(POOL.cells, 3_000) == pytest.approx(expected_ms, rel=0.1)
+    pause.learn(POOL.cells, cell_ms * POOL.cells, 0, 50.0)
+    assert pause.ms(POOL.cells, 3_000) == pytest.approx(expected_ms, rel=0.1), (
+        "nothing was carried, and it says nothing"
+    )
+    pause.learn(0, 0.0, 2_000, token_ms * 2_000)
+    assert pause.ms(POOL.cells, 3_000) == pytest.approx(expected_ms, rel=0.1), "nothing was made, and it says nothing"
 
 
 def test_a_sequence_about_to_outgrow_its_share_is_seen_before_it_does() -> None:
     layouts = policy()
-    layouts.changed(FLASH[0], 0)
+    layouts.changed(FLASH[0], Held())
     going_on = Crowd.of([500, 30], [256, 256], shared=0, most=64)
-    assert layouts.choose(going_on, Attended(), 0) != FLASH[0]
+    assert layouts.choose(going_on, Attended(), Held()) != FLASH[0]
     ends_before = Crowd.of([500, 30], [10, 256], shared=0, most=64)
-    assert layouts.choose(ends_before, Attended(), 0) == FLASH[0]
+    assert layouts.choose(ends_before, Attended(), Held()) == FLASH[0]
 
 
 @given(
@@ -193,30 +202,155 @@ def test_rows_run_ahead_of_a_pause_until_no_reader_feels_it(
 
 def test_a_crowd_of_short_sequences_is_split_once_that_would_have_paid() -> None:
     layouts, crowd = policy(), Crowd(32, 100, 228, masked(1))
-    assert layouts.choose(crowd, masked(599_000), 0) == POOL
-    assert layouts.choose(crowd, masked(601_000), 0) == FLASH[0]
+    assert layouts.choose(crowd, masked(599_000), Held()) == POOL
+    assert layouts.choose(crowd, masked(601_000), Held()) == FLASH[0]
 
 
 def test_what_a_crowd_will_probably_lose_counts_as_lost() -> None:
-    assert policy().choose(Crowd(32, 16, 144, masked(601_000)), Attended(), 0) == FLASH[0]
-    assert policy().choose(Crowd(32, 16, 144, masked(500_000)), Attended(), 0) == POOL
+    assert policy().choose(Crowd(32, 16, 144, masked(601_000)), Attended(), Held()) == FLASH[0]
+    assert policy().choose(Crowd(32, 16, 144, masked(500_000)), Attended(), Held()) == POOL
 
 
 def test_a_prefix_that_all_share_is_no_loss() -> None:
     tokens, more = [1_000] * 9, [20] * 9
-    assert not policy().choose(Crowd.of(tokens, more, shared=0, most=64), Attended(), 0).is_unified
-    assert policy().choose(Crowd.of(tokens, more, shared=990, most=64), Attended(), 0) == POOL
-    assert machine().choose(Crowd.of(tokens, [400] * 9, shared=400, most=64), Attended(), 0).is_plain
+    assert not policy().choose(Crowd.of(tokens, more, shared=0, most=64), Attended(), Held()).is_unified
+    assert policy().choose(Crowd.of(tokens, more, shared=990, most=64), Attended(), Held()) == POOL
+    assert machine().choose(Crowd.of(tokens, [400] * 9, shared=400, most=64), Attended(), Held()).is_plain
     one_prefix = Crowd.of(tokens, [400] * 9, shared=600, most=64)
-    assert machine().choose(one_prefix, Attended(rows_own=1e9), 0) == POOL, "each start would copy it"
+    assert machine().choose(one_prefix, Attended(rows_own=1e9), Held()).is_unified, "each start would copy it"
+
+
+def prefix_crowd(own: int, more: int, *, is_read: bool = True) -> Crowd:
+    """Eight with 1,024 tokens in common."""
+    tokens = [1_024 + own] * 8
+    return Crowd.of(tokens, [more] * 8, shared=1_024, most=64, unread=[] if is_read else tokens, decodes=is_read)
+
+
+def test_a_crowd_with_one_prefix_is_read_in_the_pool_and_decodes_in_a_small_one() -> None:
+    layouts, read = machine(), prefix_crowd(16, 16)
+    assert layouts.choose(prefix_crowd(16, 16, is_read=False), Attended(), Held()) == POOL
+    layout = layouts.choose(read, Attended(), read.held)
+    assert layout == SMALL[0]
+    layouts.changed(layout, read.held)
+    assert layouts.pause_ms(POOL, read.held) < 20.0, "the pool is made anew"
+    for own in range(16, 200, 8):
+        if layouts.choose(prefix_crowd(own, 400), Attended(), Held()) != SMALL[0]:
+            break
+    assert 1_024 + 8 * (own + HEADROOM_TOKENS) > SMALL[0].cells >= 1_024 + 8 * (own - 8 + HEADROOM_TOKENS)
+
+
+def test_a_prompt_beside_a_decode_in_a_small_pool_is_read_in_the_pool_and_a_short_one_where_it_is() -> None:
+    layouts = machine()
+    layouts.changed(SMALL[1], Held(1_000, 1_000))
+
+    def beside(prompt: int) -> Layout:
+        crowd = Crowd.of([1_000, prompt], [400, 400], shared=0, most=64, unread=[0, prompt])
+        return layouts.choose(crowd, Attended(), Held(1_000, 1_000))
+
+    assert beside(1_000) == POOL
+    assert beside(50) == SMALL[1]
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_after_a_crowd_an_engine_rests_in_the_pool_where_that_is_at_hand_and_after_a_conversation_where_it_was(
+    sequences: int,
+) -> None:
+    def rest(*layouts: Layout) -> Layout:
+        chooser = machine()
+        for layout in layouts:
+            chooser.changed(layout, Held())
+        chooser.choose(Crowd.of([100] * sequences, [100] * sequences, shared=90, most=64), Attended(), Held())
+        return chooser.resting(Attended())
+
+    assert rest(SMALL[0]) == (SMALL[0] if sequences == 1 else POOL)
+    assert rest(SMALL[0], SMALL[1]) == (SMALL[1] if sequences == 1 else POOL)
+    assert rest(PLAIN[0]) == PLAIN[0], "the pool would have to be made"
+    assert rest(PLAIN[0], SMALL[0]) == SMALL[0], "it was given up for the buffers"
+
+
+def test_a_conversation_that_goes_on_is_read_in_its_small_pool_and_a_long_prompt_in_the_pool() -> None:
+    layouts, held = machine(), Held(900, 900)
+    layouts.changed(SMALL[0], held)
+    assert layouts.choose(alone(960, 400, unread=60), Attended(), held) == SMALL[0]
+    assert layouts.choose(alone(1_300, 400, unread=400), Attended(), held) == POOL
+    assert layouts.choose(alone(1_900, 400, unread=1_000), Attended(), held) == POOL, "where the next pool is as slow"
+    assert layouts.choose(alone(4_900, 400, unread=4_000), Attended(), held) == POOL, "where buffers are as slow"
+    assert layouts.choose(alone(2_030, 400), Attended(), held) == SMALL[1], "it has outgrown its pool"
+
+
+def test_a_low_bound_of_the_output_is_reached_and_of_a_high_one_half_of_what_is_expected() -> None:
+    assert alone(1_000, 16).soon.rows_own == 16 * (1_000 + 16 / 2)
+    steps = EXPECTED_TOKENS / 2
+    assert alone(1_000, 5_000).soon.rows_own == steps * (1_000 + steps / 2)
+
+
+def test_the_way_back_from_buffers_makes_the_pool_and_that_from_a_small_pool_does_not() -> None:
+    layouts, held = machine(), Held(100, 700)
+    layouts.changed(SMALL[0], held)
+    assert layouts.pause_ms(POOL, held) == pytest.approx(0.012 * 100)
+    assert layouts.pause_ms(FLASH[0], held) == pytest.approx(0.005 * FLASH[0].cells + 0.012 * 700)
+    layouts.changed(FLASH[0], held)
+    assert layouts.pause_ms(POOL, held) == pytest.approx(0.005 * POOL.cells + 0.012 * 100)
+
+
+def test_what_short_answers_lost_one_by_one_is_no_reason_for_a_small_pool() -> None:
+    """It serves only until nothing is left to do."""
+    small = LayoutPolicy(POOL, SMALL, PauseCost(0.005, 0.012), head_ms=144 / 2 / 1e6)
+    crowd, attended = alone(400, 30), Attended()
+    for _ in range(100):
+        attended = Attended(rows_own=attended.rows_own + 30 * 400)
+        assert small.choose(crowd, attended, crowd.held) == POOL
+        assert small.resting(attended) == POOL
+    attended = Attended(rows_own=attended.rows_own + 300 * 400)
+    assert small.choose(alone(700, 300), attended, crowd.held) == SMALL[0], "it goes on and on"
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.lists(st.integers(1, 2_000), min_size=1, max_size=8), st.integers(1, 500), st.floats(0.0, 1.0)),
+        max_size=20,
+    )
+)
+def test_with_nothing_new_a_choice_stays(turns: list[tuple[list[int], int, float]]) -> None:
+    layouts, rows_own = machine(), 0
+    for tokens, more, share in turns:
+        crowd = Crowd.of(tokens, [more] * len(tokens), shared=int(share * min(tokens)), most=64)
+        rows_own += sum(tokens) * more
+        for is_again in (False, False, True, True):
+            chosen = layouts.choose(crowd, Attended(rows_own=rows_own), crowd.held)
+            if chosen != layouts.current:
+                assert not is_again, "it flips"
+                layouts.changed(chosen, crowd.held)
+
+
+@given(
+    tokens=st.lists(st.integers(1, 3_000), min_size=1, max_size=12),
+    more=st.integers(0, 2_000),
+    shared=st.floats(0.0, 1.0),
+    attended=st.integers(0, 10**9),
+)
+def test_a_small_pool_is_chosen_only_for_what_it_holds(
+    tokens: list[int], more: int, shared: float, attended: int
+) -> None:
+    common = int(shared * min(tokens))
+    crowd = Crowd.of(tokens, [more] * len(tokens), shared=common, most=64)
+    layout = machine().choose(crowd, Attended(rows_own=attended), Held())
+    if layout in SMALL:
+        assert sum(tokens) - (len(tokens) - 1) * common + len(tokens) * min(more, EXPECTED_TOKENS) <= layout.cells
+
+
+@given(n_ctx=st.integers(256, 200_000), n_batch=st.integers(1, 8_192))
+def test_a_small_pool_holds_a_batch_and_is_smaller_than_the_pool(n_ctx: int, n_batch: int) -> None:
+    for layout in small_pools(n_ctx, n_batch, 256):
+        assert layout.is_unified and layout.is_plain and n_batch <= layout.cells == layout.share < n_ctx
 
 
 def test_what_the_pool_keeps_for_none_of_them_is_a_loss_too() -> None:
-    tokens, more, unread = [300] * 8, [16] * 8, [0] * 2 + [256] * 6
+    tokens, more, unread = [300] * 8, [8] * 8, [0] * 2 + [256] * 6
 
     def layout(cached: int) -> Layout:
         return machine().choose(
-            Crowd.of(tokens, more, shared=0, most=64, unread=unread, cached=cached), Attended(), 600
+            Crowd.of(tokens, more, shared=0, most=64, unread=unread, cached=cached), Attended(), Held(600, 600)
         )
 
     assert layout(0) == POOL and not layout(6_000).is_unified
@@ -224,18 +358,18 @@ def test_what_the_pool_keeps_for_none_of_them_is_a_loss_too() -> None:
 
 def test_a_long_one_among_many_stays_in_the_pool() -> None:
     layouts = policy()
-    assert layouts.choose(Crowd(32, 4_000, 4_256, masked(1)), masked(2 * 10**9), 0) == POOL
-    assert layouts.choose(Crowd(32, 100, 200, masked(1)), masked(2 * 10**9), 0) == POOL, (
+    assert layouts.choose(Crowd(32, 4_000, 4_256, masked(1)), masked(2 * 10**9), Held()) == POOL
+    assert layouts.choose(Crowd(32, 100, 200, masked(1)), masked(2 * 10**9), Held()) == POOL, (
         "what could not be spared is held against the pool"
     )
 
 
 def test_a_split_memory_is_left_for_one_with_longer_shares_and_else_for_the_pool() -> None:
     layouts = policy()
-    layouts.changed(FLASH[0], 0)
-    assert layouts.choose(Crowd(30, 512, 600), Attended(), 0) == FLASH[0], "it still fits"
-    assert layouts.choose(Crowd(30, 513, 700), Attended(), 0) == FLASH[1]
-    assert layouts.choose(Crowd(40, 513, 700), Attended(), 0) == POOL
+    layouts.changed(FLASH[0], Held())
+    assert layouts.choose(Crowd(30, 512, 600), Attended(), Held()) == FLASH[0], "it still fits"
+    assert layouts.choose(Crowd(30, 513, 700), Attended(), Held()) == FLASH[1]
+    assert layouts.choose(Crowd(40, 513, 700), Attended(), Held()) == POOL
 
 
 def test_where_no_other_can_be_had_the_pool_is_all_there_is() -> None:
@@ -245,26 +379,28 @@ def test_where_no_other_can_be_had_the_pool_is_all_there_is() -> None:
 
 
 def test_a_long_conversation_decodes_with_plain_attention_and_a_short_one_is_not_worth_the_pause() -> None:
-    assert machine().choose(alone(900, 400), Attended(), 900).is_plain
-    assert machine().choose(alone(60, 100), Attended(), 60) == POOL
+    assert machine().choose(alone(900, 400), Attended(), Held(900, 900)).is_plain
+    assert machine().choose(alone(60, 100), Attended(), Held(60, 60)) == POOL
 
 
 def test_streams_beside_long_prompts_have_buffers_and_flash_attention() -> None:
     storm = Crowd.of([120, *[1_500] * 4], [1_900, *[8] * 4], shared=0, most=64, unread=[0, *[1_500] * 4])
-    assert machine().choose(storm, Attended(), 120) == Layout(8, 2_048)
+    assert machine().choose(storm, Attended(), Held(120, 120)) == Layout(8, 2_048)
 
 
 def test_a_prompt_with_nothing_beside_it_is_read_in_the_pool_before_anything_changes() -> None:
     layouts = machine()
-    assert layouts.choose(alone(900, 400, unread=900), Attended(), 0) == POOL
-    assert layouts.choose(alone(900, 400), Attended(reads_own=900 * 450), 900).is_plain, "what was read is history"
+    assert layouts.choose(alone(900, 400, unread=900), Attended(), Held()) == POOL
+    assert layouts.choose(alone(900, 400), Attended(reads_own=900 * 450), Held(900, 900)).is_plain, (
+        "what was read is history"
+    )
 
 
 def test_plain_attention_is_left_for_a_prompt_that_takes_longer_with_it_than_changes_take() -> None:
     layouts = machine()
-    layouts.changed(Layout(8, 4_352, is_plain=True), 2_000)
-    assert layouts.choose(alone(2_060, 300, unread=60), Attended(), 2_000).is_plain
-    assert layouts.choose(alone(4_000, 300, unread=3_000), Attended(), 1_000) == POOL
+    layouts.changed(Layout(8, 4_352, is_plain=True), Held(2_000, 2_000))
+    assert layouts.choose(alone(2_060, 300, unread=60), Attended(), Held(2_000, 2_000)).is_plain
+    assert layouts.choose(alone(4_000, 300, unread=3_000), Attended(), Held(1_000, 1_000)) == POOL
 
 
 @given(

@@ -17,10 +17,11 @@ from uma.engine.policy.cost import SIZES
 from uma.engine.policy.layout import (
     MAX_CHANGE_MIB,
     Layout,
-    LayoutPolicy,
     PauseCost,
+    small_pools,
     split_layouts,
 )
+from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.errors import ConfigError
 from uma.llama import backend, hugepages
 from uma.llama.context import Context, ContextParams
@@ -169,10 +170,10 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     pause = PauseCost(context.opened_ms / context.n_ctx, token_bytes * CARRY_NS / 1e6)
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
-    return LayoutPolicy(pool, _splits(context, config), pause, head_ms=heads / threads / 1e6)
+    return LayoutPolicy(pool, _others(context, config), pause, head_ms=heads / threads / 1e6)
 
 
-def _splits(context: Context, config: RuntimeConfig) -> list[Layout]:
+def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     params, model = context.params, context.model
     can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
     mib = context.n_ctx * model.kv_bytes_per_token(*_cache_types(params)) / 2**20
@@ -182,8 +183,9 @@ def _splits(context: Context, config: RuntimeConfig) -> list[Layout]:
     if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
         return list(splits)
     row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
-    plain = [attrs.evolve(each, is_plain=True) for each in splits if row_bytes * each.share <= MOST_SCORE_BYTES]
-    return [*splits, *plain]
+    small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
+    plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *small]
+    return [*splits, *(each for each in plain if row_bytes * each.share <= MOST_SCORE_BYTES)]
 
 
 def _cache_types(params: ContextParams) -> tuple[str, str]:
@@ -191,14 +193,14 @@ def _cache_types(params: ContextParams) -> tuple[str, str]:
 
 
 def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
-    """The context whose memory has this layout, where `base` makes the unified one."""
-    if layout.is_unified:
+    """The context whose memory has this layout, where `base` makes the pool."""
+    if layout.is_unified and not layout.is_plain:
         return base
     return attrs.evolve(
         base,
         n_ctx=layout.cells,
         n_seq_max=layout.ids,
-        kv_unified=False,
+        kv_unified=layout.is_unified,
         flash_attn="off" if layout.is_plain else base.flash_attn,
     )
 

@@ -137,6 +137,8 @@ class Context:
         """What `set_threads` was told last."""
         self.model = model
         self._handle: int | None = None
+        self._kept: _Kept | None = None
+        """What `remake` keeps."""
         self._n_vocab = model.vocab.n_tokens
         self._logits_address = 0
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
@@ -155,41 +157,68 @@ class Context:
         # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
         struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
         struct.abort_callback_data = ctypes.addressof(self._abort_flag)
-        self._handle = lib.llama_init_from_model(model.handle, struct)
-        if not self._handle:
+        handle = lib.llama_init_from_model(model.handle, struct)
+        if not handle:
             cells = params.n_ctx or model.n_ctx_train
             raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")
-        self._memory: int | None = lib.llama_get_memory(self._handle)
+        self._use(handle, params)
         if not self._memory and params.pooling == "none":
             raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")
-        self.n_ctx = int(lib.llama_n_ctx(self._handle))
-        """KV cells of all sequences together."""
-        self.n_ctx_seq = int(lib.llama_n_ctx_seq(self._handle))
-        """Most cells of one sequence: `n_ctx` in a unified buffer, its share otherwise."""
-        self.n_batch = int(lib.llama_n_batch(self._handle))
-        self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
-        self.n_seq_max = int(lib.llama_n_seq_max(self._handle))
-        self.params = params
         self.opened_ms = (time.monotonic() - began_sec) * 1000
-        """How long it took to make it; its memory is most of that."""
+        """How long it took to make it; its memory is most of that. 0 for one that `remake` had kept."""
 
-    def remake(self, params: ContextParams) -> None:
+    def _use(self, handle: int, params: ContextParams) -> None:
+        self._handle = handle
+        self._memory: int | None = lib.llama_get_memory(handle)
+        self.n_ctx = int(lib.llama_n_ctx(handle))
+        """KV cells of all sequences together."""
+        self.n_ctx_seq = int(lib.llama_n_ctx_seq(handle))
+        """Most cells of one sequence: `n_ctx` in a unified buffer, its share otherwise."""
+        self.n_batch = int(lib.llama_n_batch(handle))
+        self.n_ubatch = int(lib.llama_n_ubatch(handle))
+        self.n_seq_max = int(lib.llama_n_seq_max(handle))
+        self.params = params
+        if self._threads:
+            self.set_threads(self._threads)
+
+    def remake(self, params: ContextParams, *, keep: ContextParams | None = None) -> None:
         """Become a context with other parameters, and forget all sequences.
 
-        The old memory is given up before the new is taken. Where that cannot be had, the context is made again as it
-        was, empty, and the `ModelError` is raised; where not even that is possible it is closed.
+        The one with the parameters `keep`, be it this or one that an earlier call kept, stays with its memory, so that
+        a later call that asks for it has it at once. All else is given up before new memory is taken. Where that cannot
+        be had, the context is again as it was, empty, and the `ModelError` is raised; where not even that is possible
+        it is closed.
         """
         before = self.params
-        self._close_handle()
+        self._set_aside(params, keep)
         try:
-            self._open(params)
+            self._take_up(params)
         except ModelError:
             self._close_handle()
-            self._open(before)
+            self._take_up(before)
             raise
-        finally:
-            if self._handle is not None and self._threads:
-                self.set_threads(self._threads)
+
+    def _set_aside(self, *wanted: ContextParams | None) -> None:
+        """Keep what has one of these parameters, and free all else."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.params in wanted:
+            self._kept = kept
+        elif kept is not None:
+            lib.llama_free(kept.handle)
+        if self._kept is None and self._handle is not None and self.params in wanted:
+            # Without its data, which takes long to overwrite.
+            lib.llama_memory_clear(self._memory, False)
+            self._kept, self._handle = _Kept(self._handle, self.params), None
+        self._close_handle()
+
+    def _take_up(self, params: ContextParams) -> None:
+        """Become what was kept, or else make it."""
+        kept = self._kept
+        if kept is None or kept.params != params:
+            self._open(params)
+            return
+        self._kept, self.opened_ms = None, 0.0
+        self._use(kept.handle, params)
 
     @property
     def handle(self) -> int:
@@ -332,6 +361,7 @@ class Context:
     def close(self) -> None:
         """Free the memory. Harmless when repeated. Not while another thread is inside `decode`."""
         self._close_handle()
+        self._set_aside()
         if self._holds_model:
             self._holds_model = False
             self.model.release()
@@ -350,6 +380,14 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@attrs.frozen
+class _Kept:
+    """A llama context that is not in use, without sequences."""
+
+    handle: int
+    params: ContextParams
 
 
 _STRLEN = ctypes.CDLL(None).strlen

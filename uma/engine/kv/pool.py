@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from uma.engine.kv.carry import Carried, Carrier
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.idle_copy import IdleCopies
@@ -27,6 +28,8 @@ MOST_PLAIN_TOKENS = 256
 """Maximum cells of cache in which prefixes stay that are short and unused so far, or have a snapshot."""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
+MOST_CARRIED_CACHE = 4_096
+"""Maximum cells of cache that a change of layout carries over: as many as the largest small pool holds."""
 MOST_QUICK_BYTES = 8 * 2**20
 """Maximum size of a cached sequence that leaves its cells for memory when another sequence begins: its copy is short
 beside the prompt that begins."""
@@ -71,11 +74,12 @@ class KvPool:
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
         self.tree = PrefixTree(self.cells, self._events)
+        self._carrier = Carrier(self.cells, self.tree)
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
         self._copies = IdleCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
         self.is_for_now = False
-        """A sequence can outgrow its share: the layout is changed then."""
+        """Sequences can outgrow their share, or all of them this buffer: the layout is changed then."""
 
     def attach(self, *, is_for_now: bool) -> None:
         """Take the context as it is now, which is empty, as is the tree."""
@@ -107,6 +111,11 @@ class KvPool:
     def cached_cells(self) -> int:
         """Cells that hold nothing but cache."""
         return self.tree.evictable_tokens
+
+    @property
+    def protected_cells(self) -> int:
+        """Cells that running sequences hold."""
+        return self.tree.protected_tokens
 
     @property
     def used_ids(self) -> int:
@@ -302,20 +311,42 @@ class KvPool:
         """Whether cells wait for the next batch to be copied: until then there is no state of them."""
         return self.cells.is_copying
 
-    def carry_out(self, holding: Holding, now_ms: float) -> Snapshot:
-        """Take a running sequence out of its cells, whatever that is worth: `carry_in` puts it into others."""
-        tokens = holding.tip.whole()
-        parts = (self.cells.state(holding.seq_id),) if tokens else ()
-        snapshot = Snapshot(tokens, parts, used_ms=now_ms)
-        self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=False)
-        return snapshot
+    def carry_out(
+        self, holdings: Sequence[Holding], now_ms: float, *, shares: bool, keeps_cache: bool
+    ) -> tuple[list[Carried], list[Carried]]:
+        """Empty the cells, which will be recreated: these running sequences, whatever they are worth, and with
+        `keeps_cache` cached ones. Of other cache, what could be used again becomes a snapshot.
 
-    def carry_in(self, snapshot: Snapshot, now_ms: float) -> Holding | None:
+        `carry_in` and `carry_in_cached` put them into the new cells; with `shares` what they have in common once.
+        """
+        carrier, tree = self._carrier, self.tree
+        carrier.begin(shares=shares)
+        running = []
+        for each in holdings:
+            running.append(carrier.take(each.seq_id, each.tip))
+            tree.finish(each.tip, each.seq_id, now_ms, keep=False)
+        cached, cells = list[Carried](), MOST_CARRIED_CACHE if keeps_cache and carrier.shares else 0
+        for seq_id in sorted(tree.cached, key=lambda each: tree.cached[each].used_at, reverse=True):
+            node = tree.cached[seq_id]
+            saves = node.end - carrier.common(node)
+            if saves <= cells:
+                cells -= saves
+                cached.append(carrier.take(seq_id, node))
+                tree.take_out(seq_id)
+            elif self._is_snapshot_taken(seq_id, saves):
+                carrier.note(node)
+        self.drop_cache()
+        return running, cached
+
+    def carry_in(self, carried: Carried, now_ms: float) -> Holding | None:
         """The counterpart of `carry_out`; None where there is no space for it."""
-        if snapshot.tokens:
-            return self._restore(snapshot, len(snapshot.tokens), now_ms)
-        seq_id = self._take_id(keep=None)
-        return None if seq_id is None else Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
+        found = self._carrier.put(carried, now_ms)
+        return None if found is None else Holding(*found)
+
+    def carry_in_cached(self, carried: Sequence[Carried], now_ms: float) -> None:
+        """Put cache that was carried out into cells, behind all running sequences, as far as there is space for it."""
+        for each in carried:
+            self._carrier.put(each, now_ms, cached=True)
 
     def save_cached(self) -> bool:
         """For idle times: copy a cached sequence that has no snapshot, or the next part of one.
@@ -330,15 +361,15 @@ class KvPool:
             if self._is_worth_saving(node):
                 self.store.add(self._snapshot_of(seq_id))
 
-    def clear_cells(self) -> None:
-        """Give up all cache in the cells, which will be recreated. What could be used again becomes a snapshot."""
-        for seq_id, node in self.tree.cached.items():
-            reuses = max(1, node.reuses)
-            if self.store.accepts(node.whole(), node.end, reuses) and self.store.has_place_for(
-                self.cells.state_size(seq_id), node.end, reuses, node.used_at
-            ):
-                self.store.add(self._snapshot_of(seq_id))
-        self.drop_cache()
+    def _is_snapshot_taken(self, seq_id: int, saves: int) -> bool:
+        """Take a snapshot of a cached sequence whose cells go, where it is worth it for so many of its tokens."""
+        node = self.tree.cached[seq_id]
+        reuses = max(1, node.reuses)
+        if not self.store.accepts(node.whole(), saves, reuses):
+            return False
+        size = self.cells.state_size(seq_id)
+        is_placed = self.store.has_place_for(size, node.end, reuses, node.used_at)
+        return is_placed and self.store.add(self._snapshot_of(seq_id))
 
     def _is_worth_saving(self, node: Node) -> bool:
         """Whether dropping a cached end would lose more than computing it again costs.

@@ -242,6 +242,10 @@ class PrefixTree:
     def drop(self, seq_id: int) -> None:
         """Give up a cached sequence id. Only cells that no other id holds become free."""
         self.stats.evictions += 1
+        self.take_out(seq_id)
+
+    def take_out(self, seq_id: int) -> None:
+        """`drop` what is kept elsewhere: no eviction."""
         self._forget(self.cached[seq_id], seq_id)
 
     def shorten(self, seq_id: int, tokens: int) -> bool:

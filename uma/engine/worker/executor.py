@@ -279,6 +279,9 @@ class Executor:
                 return fitting
         if self._pool.drop_cache():
             return work
+        if self._pool.is_for_now and not self._residency.has_outgrown:
+            self._residency.has_outgrown = True
+            return []
         if work[0][0].status is Status.PREFILLING and (half := sum(count for _, count in work) // 2):
             less: Work = []
             for sequence, count in work:

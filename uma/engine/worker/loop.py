@@ -17,7 +17,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
-from uma.engine.policy.layout import LayoutPolicy
+from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.worker.commands import (
     Cancel,
     Command,
@@ -183,6 +183,7 @@ class DecodeWorker:
                 continue
             # Flush also where the last sequence has ended and others arrive: a burst's first waits for these events.
             self._outbox.flush()
+            self._relayout.before_rest(self._runner.attended)
             began = now_ms()
             self._rest()
             self._runner.has_rested(now_ms() - began)

@@ -1,9 +1,9 @@
 """Recreates the KV memory in another layout, with all that is in it, between two ticks.
 
-Sequences with a slot are carried over with their state. Where rows are computed faster than their readers want tokens,
-they first run ahead for as long as the change is expected to take, so that no reader sees it. Cached prefixes become
-snapshots, as far as there is place for them. Limits that clients were told are those of the pool, which is always there
-to return to.
+Sequences with a slot are carried over with their state, what they share once where one buffer takes it. Where rows are
+computed faster than their readers want tokens, they first run ahead for as long as the change is expected to take, so
+that no reader sees it. Cached prefixes come along into the pool; on the way out of it they become snapshots, as far as
+there is place for them. Limits that clients were told are those of the pool, which is always there to return to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Scheduler
-from uma.engine.policy.layout import Attended, Crowd, Layout, LayoutPolicy
+from uma.engine.policy.layout import Attended, Crowd, Held, Layout
+from uma.engine.policy.layout_policy import LayoutPolicy
+from uma.engine.policy.lead import MAX_STEPS
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sequence import Status
 from uma.errors import ModelError
@@ -63,20 +65,31 @@ class Relayout:
         policy = self._policy
         if not policy.can_change:
             return 0.0
-        tokens = self._tokens
-        layout = policy.choose(self._crowd(now, neighbour_load), attended, tokens)
+        held = self._held
+        layout = policy.choose(self._crowd(now, neighbour_load), attended, held)
         if layout == policy.current:
             self._preparations = 0
             return 0.0
         if self._pool.is_copying:
             return 0.0
-        pause_ms = policy.pause.ms(layout, tokens)
+        pause_ms = policy.pause_ms(layout, held)
         if self._preparations < MAX_PREPARATIONS and self._is_felt(pause_ms, now, neighbour_load):
             self._preparations += 1
             return pause_ms
         self._preparations = 0
         self._change(layout, now)
         return 0.0
+
+    def before_rest(self, attended: Attended) -> None:
+        """Nothing is left to compute. If no sequence is there either, go back to the pool where the next prompts would
+        have to wait for that.
+        """
+        policy = self._policy
+        if self._residency.all or not policy.can_change:
+            return
+        layout = policy.resting(attended)
+        if layout != policy.current and not self._pool.is_copying:
+            self._change(layout, now_ms())
 
     def _crowd(self, now: float, neighbour_load: float) -> Crowd:
         rows = [each for each in self._residency.active.values() if each.status is Status.DECODING]
@@ -86,43 +99,52 @@ class Relayout:
         )
 
     @property
-    def _tokens(self) -> int:
-        """Tokens of which a change takes or keeps the state: what several sequences share, it takes for each."""
-        carried = sum(each.computed for each in self._residency.active.values())
-        return carried + self._pool.cached_cells
+    def _held(self) -> Held:
+        """Tokens of which a change takes or keeps the state."""
+        pool = self._pool
+        tokens = sum(each.computed for each in self._residency.active.values()) + pool.cached_cells
+        # Buffers of their own are read whole.
+        return Held(tokens if pool.in_id_order else pool.used_cells, tokens)
 
     def _is_felt(self, pause_ms: float, now: float, neighbour_load: float) -> bool:
         """Whether readers would notice a change that begins now, and not if their rows ran ahead first."""
         if self._residency.has_outgrown:
             return False
         rows = [each for each in self._residency.active.values() if each.status is Status.DECODING and each.is_paced]
+        if self._pool.free_cells < len(rows) * MAX_STEPS:
+            return False  # they cannot run ahead
         return self._scheduler.is_felt(pause_ms, rows, self._pool.used_cells, now, neighbour_load)
 
     def _change(self, layout: Layout, now: float) -> None:
         self._outbox.flush()  # it takes longer than any token can wait
-        tokens = self._tokens
-        expected_ms = self._policy.pause.ms(layout, tokens)
-        carried = self._residency.carry_out(now)
-        self._pool.clear_cells()
+        policy, held = self._policy, self._held
+        expected_ms = policy.pause_ms(layout, held)
+        luggage = self._residency.carry_out(now, shares=layout.is_unified, keeps_cache=layout == policy.pool)
+        keep = self._base if layout.is_unified and layout != policy.pool else None
         try:
-            self._context.remake(sizing.layout_params(self._base, layout))
+            self._context.remake(sizing.layout_params(self._base, layout), keep=keep)
         except ModelError as error:
-            if layout.is_unified:
+            if layout == policy.pool:
                 raise
             _log.warning("the KV memory keeps its layout: %s", error)
-            layout = self._policy.give_up()
-        self._pool.attach(is_for_now=not layout.is_unified)
-        self._scheduler.targets = attrs.evolve(self._scheduler.targets, mixes_prompts=layout.is_unified)
-        self._residency.carry_in(carried, now)
+            layout = policy.give_up()
+        self._pool.attach(is_for_now=layout != policy.pool)
+        self._scheduler.targets = attrs.evolve(
+            self._scheduler.targets,
+            mixes_prompts=layout.is_unified,
+            has_flash_attention=self._base.flash_attn != "off" and not layout.is_plain,
+        )
+        self._residency.carry_in(luggage, now)
         took_ms = now_ms() - now
         made_ms = self._context.opened_ms
-        self._policy.pause.learn(layout, made_ms, tokens, took_ms - made_ms)
-        self._policy.changed(layout, tokens)
+        policy.learn(layout, held, made_ms, took_ms - made_ms)
+        policy.changed(layout, held)
         metrics = self._metrics
         metrics.kv_layout_changes_total += 1
         metrics.kv_cells_total = metrics.cache.total_capacity = self._context.n_ctx
         _log.debug(
-            "KV memory: %s of %d cells, for %d sequences, with %s attention; changed in %.0f ms, %.0f expected",
-            "one buffer" if layout.is_unified else f"{layout.ids} buffers", layout.share, len(carried),
-            "plain" if layout.is_plain else "flash", took_ms, expected_ms,
+            "KV memory: %s of %d cells, for %d sequences and %d cached, with %s attention; changed in %.0f ms, "
+            "%.0f expected",
+            "one buffer" if layout.is_unified else f"{layout.ids} buffers", layout.share, len(luggage.running),
+            len(luggage.cached), "plain" if layout.is_plain else "flash", took_ms, expected_ms,
         )  # fmt: skip

@@ -10,12 +10,13 @@ import logging
 import math
 from collections.abc import Callable
 from itertools import islice
+from typing import NamedTuple
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
+from uma.engine.kv.carry import Carried
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.prefix_tree import common_length
-from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy.layout import Crowd
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
 from uma.engine.policy.state import Row, State
@@ -33,6 +34,13 @@ PATIENCE_MS = 250.0
 """Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
 
 _log = logging.getLogger("uma.engine")
+
+
+class Luggage(NamedTuple):
+    """What a change of layout carries over."""
+
+    running: dict[Sequence, Carried]
+    cached: list[Carried]
 
 
 class Residency:
@@ -146,15 +154,27 @@ class Residency:
         near = [*self.active.values(), *islice(self.all, self.waiting.max_active), *([head] if head else [])]
         near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
         near = [each for each in near if each.holding is not None or not comes_after(each)]
+        # What they write they have not in common, even where it is the same.
+        shared = min((min(each.prompt_tokens, common_length(near[0].tokens, each.tokens)) for each in near), default=0)
         return Crowd.of(
             [len(each.tokens) for each in near],
             [each.max_tokens - each.generated for each in near],
-            shared=min((common_length(near[0].tokens, each.tokens) for each in near), default=0),
+            shared=shared,
+            cells=self._cells([each for each in near if each.key not in self.active], shared),
             most=self.waiting.max_active,
             unread=[self._unread(each) for each in near],
             decodes=self.is_decoding,
             cached=0 if self._pool.is_for_now else self._pool.cached_cells,
         )
+
+    def _cells(self, waiting: list[Sequence], shared: int) -> int:
+        """Cells of those with a slot, when all their tokens are computed, and of these, which share so many tokens."""
+        cells = sum(len(each.tokens) - shared for each in waiting)
+        if not self.active:
+            return cells + shared * bool(waiting)
+        if self._pool.in_id_order:
+            return cells + sum(len(each.tokens) for each in self.active.values())
+        return cells + self._pool.protected_cells + sum(each.missing for each in self.active.values())
 
     def _unread(self, sequence: Sequence) -> int:
         """Tokens of its prompt that it still has to compute, as far as that is known before it starts."""
@@ -164,23 +184,28 @@ class Residency:
             sequence.found_tokens = self._pool.known_tokens(sequence.reusable)
         return len(sequence.tokens) - sequence.found_tokens
 
-    def carry_out(self, now: float) -> list[tuple[Sequence, Snapshot]]:
-        """Take every sequence with a slot out of its cells: `carry_in` has to follow. Their status does not change."""
-        carried: list[tuple[Sequence, Snapshot]] = []
+    def carry_out(self, now: float, *, shares: bool, keeps_cache: bool) -> Luggage:
+        """Empty the cells: `carry_in` has to follow. The sequences with a slot keep their status.
+
+        With `shares` and `keeps_cache` as `KvPool.carry_out`.
+        """
+        holdings = []
         for sequence in self.active.values():
             assert sequence.holding is not None
-            carried.append((sequence, self._pool.carry_out(sequence.holding, now)))
+            holdings.append(sequence.holding)
             sequence.holding = None
-        return carried
+        running, cached = self._pool.carry_out(holdings, now, shares=shares, keeps_cache=keeps_cache)
+        return Luggage(dict(zip(self.active.values(), running, strict=True)), cached)
 
-    def carry_in(self, carried: list[tuple[Sequence, Snapshot]], now: float) -> None:
+    def carry_in(self, luggage: Luggage, now: float) -> None:
         """The counterpart of `carry_out`. A sequence for which there is no space is queued, and computes all again."""
         self.has_outgrown = False
-        for sequence, snapshot in carried:
-            sequence.holding = self._pool.carry_in(snapshot, now)
+        for sequence, carried in luggage.running.items():
+            sequence.holding = self._pool.carry_in(carried, now)
             if sequence.holding is None:
                 self._metrics.preemptions_total += 1
                 self._queue_again(sequence)
+        self._pool.carry_in_cached(luggage.cached, now)
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
@@ -202,6 +227,8 @@ class Residency:
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
         """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
         slots, cells = self.waiting.lacks(head, self.active)
+        if self._pool.is_for_now:
+            cells = 0  # the layout changes for it
         paused = [each for each in self.active.values() if each.is_paused and now - each.paused_ms >= PATIENCE_MS]
         lower = gives_way(head, self.active.values(), now)
         victims: list[Sequence] = []

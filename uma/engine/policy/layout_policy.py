@@ -1,0 +1,175 @@
+"""Which layout of KV memory serves the sequences at hand, and which attention goes over it.
+
+Changing costs a pause, for memory is made and what is in it carried. So this is the ski rental problem, and it is
+answered as usual: change once staying has cost as much as changing does there and back, so that no more than twice the
+least possible time is lost, whatever comes. What the sequences at hand will probably lose counts as lost: a crowd that
+comes together need not lose it first. Where prompts would take longer with the other attention, the pool reads them
+first. Buffers that had to be given up before they had spared what they cost make the next change dearer, twice each
+time: a client that alternates crowds and long prompts brings about few changes.
+
+Beside a small pool the memory of the pool stays as it is, so that the way back costs no more than what is carried.
+After a crowd an engine that has nothing to do is in the pool, where the next crowd is read fastest; a conversation
+mostly goes on with few tokens, which plain attention reads faster. What counts for a small pool is what was lost since
+the engine last had nothing to do; buffers serve from one crowd to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uma.engine.policy.layout import Attended, AttentionCost, Crowd, Held, Layout, PauseCost
+
+LEAST_GAIN_MS = 150.0
+"""Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it,
+and another attention rounds in another way, so that a near tie of two tokens may go either way.
+"""
+MAX_RELUCTANCE = 64
+"""Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
+
+
+class LayoutPolicy:
+    """Chooses among `pool`, which holds whatever is admitted, and `others`."""
+
+    def __init__(
+        self,
+        pool: Layout,
+        others: Sequence[Layout],
+        pause: PauseCost,
+        *,
+        head_ms: float,
+        cost: AttentionCost | None = None,
+    ) -> None:
+        """`head_ms`: milliseconds of a nanosecond of `AttentionCost` in all heads, layers and threads of this model."""
+        self.pool = pool
+        self.current = pool
+        self._pause = pause
+        self._others = tuple(others)
+        self._head_ms = head_ms
+        self._cost = cost or AttentionCost()
+        self._reluctance = 1
+        self._before = Attended()
+        self._lost_ms = 0.0
+        """What staying in the pool has cost since the last change, or what having left it has spared."""
+        self._lost_lately_ms = 0.0
+        """What not being in a small pool has cost since the engine last had nothing to do."""
+        self._change_ms = 0.0
+        """What the last change costs, there and back."""
+        self._had_several = False
+        """Several sequences were there since the engine last had nothing to do."""
+        self._has_pool = True
+        """The pool's memory is there, in use or beside a small pool."""
+
+    @property
+    def can_change(self) -> bool:
+        """Whether there is anything to choose."""
+        return bool(self._others) or self.current != self.pool
+
+    def choose(self, crowd: Crowd, attended: Attended, held: Held) -> Layout:
+        """The layout for the sequences of now. `attended`: what attention went over since the start; `held`: all that
+        is in cells.
+        """
+        since, self._before = attended - self._before, attended
+        self._had_several = self._had_several or crowd.sequences > 1
+        current = self.current
+        if current == self.pool:
+            return self._leaving_pool(crowd, since, held)
+        self._lost_ms += self._spared_ms(since, current)
+        best = self._best(crowd, held, self._others)
+        if not current.holds(crowd.sequences, max(crowd.longest, crowd.longest_next), crowd.cells_next):
+            is_worth = self._worth_ms(crowd, held, best) >= self._worth_ms(crowd, held, self.pool)
+            return best if is_worth and not (self._has_pool and self._reads_first(best, crowd, held)) else self.pool
+        reads_ms = -self._spared_ms(crowd.soon.reads, current)
+        if self._has_pool and not crowd.decodes and reads_ms > self._there_and_back_ms(current, held):
+            return self.pool
+        staying_ms = max(reads_ms, -self._spared_ms(crowd.soon, current))
+        if staying_ms > self._reluctance * self._least_gain_ms(current, held):
+            return self.pool  # long prompts are read there, and then this comes back
+        gain_ms = self._spared_ms(crowd.soon, best) - self._spared_ms(crowd.soon, current)
+        return best if gain_ms > self._reluctance * self._least_gain_ms(best, held) else current
+
+    def resting(self, attended: Attended) -> Layout:
+        """The layout for the time in which no sequence is there: after a crowd the pool, if that is at hand."""
+        since, self._before = attended - self._before, attended
+        if self.current != self.pool:
+            self._lost_ms += self._spared_ms(since, self.current)
+        self._lost_lately_ms = 0.0
+        had_several, self._had_several = self._had_several, False
+        return self.pool if self._has_pool and had_several else self.current
+
+    def changed(self, layout: Layout, held: Held) -> None:
+        """The memory has this layout now, and so much was in cells."""
+        if self.current != self.pool:
+            has_paid = self._lost_ms >= self._change_ms
+            self._reluctance = max(1, self._reluctance // 2) if has_paid else min(2 * self._reluctance, MAX_RELUCTANCE)
+        self._change_ms = self._there_and_back_ms(layout, held)
+        self._has_pool = layout == self.pool or (layout.is_unified and self._has_pool)
+        self.current = layout
+        self._lost_ms = self._lost_lately_ms = 0.0
+
+    def pause_ms(self, layout: Layout, held: Held) -> float:
+        """The pause until memory has this layout."""
+        return self._pause.ms(self._cells_made(layout, has_pool=self._has_pool), held.into(layout))
+
+    def learn(self, layout: Layout, held: Held, made_ms: float, carried_ms: float) -> None:
+        """Take in a change to this layout, before `changed`: what the memory took, and what carrying took."""
+        cells = self._cells_made(layout, has_pool=self._has_pool)
+        self._pause.learn(cells, made_ms, held.into(layout), carried_ms)
+
+    def give_up(self) -> Layout:
+        """The last choice cannot be had: all that is left is what there was before it, and the pool."""
+        self._others = ()
+        return self.current
+
+    def _leaving_pool(self, crowd: Crowd, since: Attended, held: Held) -> Layout:
+        small = self._best(crowd, held, [each for each in self._others if each.is_unified])
+        split = self._best(crowd, held, [each for each in self._others if not each.is_unified])
+        if split != self.pool:
+            self._lost_ms = max(0.0, self._lost_ms + self._spared_ms(since, split))
+        if small != self.pool:
+            self._lost_lately_ms = max(0.0, self._lost_lately_ms + self._spared_ms(since, small))
+        fitting = [
+            each
+            for each, lost_ms in ((small, self._lost_lately_ms), (split, self._lost_ms))
+            if each != self.pool and self._pays(each, crowd, held, lost_ms)
+        ]
+        return self._best(crowd, held, fitting)
+
+    def _pays(self, layout: Layout, crowd: Crowd, held: Held, lost_ms: float) -> bool:
+        """Whether to leave the pool for this layout now, after so much was lost by not having it."""
+        will_spare_ms = self._spared_ms(crowd.soon, layout)
+        least_ms = self._there_and_back_ms(layout, held) if layout.is_unified else 0.0
+        if will_spare_ms <= least_ms or self._reads_first(layout, crowd, held):
+            return False
+        return lost_ms + will_spare_ms >= self._reluctance * self._least_gain_ms(layout, held)
+
+    def _reads_first(self, layout: Layout, crowd: Crowd, held: Held) -> bool:
+        """Whether the pool reads the prompts before this layout pays: they take longer there than to carry them."""
+        reads_ms = -self._spared_ms(crowd.soon.reads, layout)
+        later_ms = max(0.0, self.pause_ms(layout, crowd.held) - self.pause_ms(layout, held))
+        return reads_ms > self._there_and_back_ms(layout, held) or (reads_ms > later_ms and not crowd.decodes)
+
+    def _best(self, crowd: Crowd, held: Held, layouts: Sequence[Layout]) -> Layout:
+        """Of the layouts that hold this crowd for a while, the one that spares most; the pool where none does."""
+        fitting = [
+            each
+            for each in layouts
+            if (each.is_unified or not crowd.is_one_prefix)
+            and each.holds(crowd.sequences, crowd.longest_soon, crowd.cells_soon)
+        ]
+        return max(fitting, key=lambda each: self._worth_ms(crowd, held, each), default=self.pool)
+
+    def _worth_ms(self, crowd: Crowd, held: Held, layout: Layout) -> float:
+        return self._spared_ms(crowd.soon, layout) - self.pause_ms(layout, held)
+
+    def _spared_ms(self, attended: Attended, layout: Layout) -> float:
+        return self._head_ms * self._cost.spared_ns(attended, layout)
+
+    def _least_gain_ms(self, layout: Layout, held: Held) -> float:
+        return max(LEAST_GAIN_MS, self._there_and_back_ms(layout, held))
+
+    def _there_and_back_ms(self, layout: Layout, held: Held) -> float:
+        back = self._cells_made(self.pool, has_pool=self._has_pool and layout.is_unified)
+        return self.pause_ms(layout, held) + self._pause.ms(back, held.into(self.pool))
+
+    def _cells_made(self, layout: Layout, *, has_pool: bool) -> int:
+        return 0 if layout == self.pool and has_pool else layout.cells
