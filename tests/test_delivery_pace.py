@@ -337,6 +337,42 @@ async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_an
     assert [number for _, number in seen[len(due) :]] == [3]
 
 
+async def test_events_that_are_due_after_others_that_wait_do_not_wake_the_thread_and_are_given_at_their_times(
+    mailbox: Mailbox, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings, write = list[int](), mailbox_module._write
+
+    def rung(rope: int, text: bytes, size: int) -> None:
+        rings.append(rope)
+        write(rope, text, size)
+
+    monkeypatch.setattr(mailbox_module, "_write", rung)
+    seen: list[tuple[float, int]] = []
+    first, second, third = (given_to(Sequence().stream, seen) for _ in "abc")
+
+    def posts(event: Token) -> bool:
+        # As the decode thread can while the Trio thread is awake and has not yet said when it looks next.
+        seen.append((1000 * trio.current_time(), event.token_id))
+        if event.token_id == 3:
+            mailbox.post([(third, token(2), 500.0)], None)
+        return True
+
+    second.tap = posts
+    mailbox.post([(first, token(0), 100.0)], None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mailbox.run)
+        await trio.testing.wait_all_tasks_blocked()
+        mailbox.post([(second, token(1), 300.0)], None)
+        await trio.sleep(0.2)
+        assert len(rings) == 1, "for the one with which nothing waited"
+        mailbox.post([(second, token(3), 350.0), (first, token(4), 250.0)], None)
+        assert len(rings) == 2, "one is due before the thread looks"
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [(round(at_ms), number) for at_ms, number in seen] == [(100, 0), (250, 4), (300, 1), (350, 3), (500, 2)]
+    mailbox.close()
+
+
 async def test_a_token_counts_as_late_when_it_is_given_late_whatever_held_it_up(
     mailbox: Mailbox, autojump_clock: trio.testing.MockClock
 ) -> None:

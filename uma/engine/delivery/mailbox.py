@@ -43,28 +43,49 @@ class Mailbox:
         self._early: list[tuple[float, int, RequestStream]] = []
         """A heap: when which stream has to release an event. The number keeps streams from being compared."""
         self._numbers = itertools.count()
+        self._looks_ms = math.inf
+        """When the Trio thread looks here by itself, because an early event is due then; infinite: when it is rung."""
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
-        """Have events delivered soon; `taken` is set when they are, and their readers have had a turn."""
+        """Have events delivered soon; `taken` is set when they are, and their readers have had a turn.
+
+        Events that are all early are no reason to wake the Trio thread, which looks in time. It says when before it
+        looks a last time and sleeps (`_wait`), and the mail is here before that is read: one of both sees the other.
+        """
         self._mail.append((deliveries, taken))
+        looks_ms = self._looks_ms
+        if taken is None and looks_ms < math.inf and all(not_before_ms >= looks_ms for *_, not_before_ms in deliveries):
+            return
         _write(self._rope, b"!", 1)  # (a pipe that is full is a bell that rings)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Deliver what is posted, until cancelled."""
         while True:
-            if self._early and not await self._is_rung_before(self._early[0][0]):
-                self._release(now_ms())
-                continue
-            await trio.lowlevel.wait_readable(self._bell)
-            os.read(self._bell, MAX_RINGS)
+            await self._wait()
             waiting = self.empty()
+            self._release(now_ms())
             if waiting:
                 # First the tasks that it woke have their turns, and write their frames.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 for taken in waiting:
                     taken.set()
+
+    async def _wait(self) -> None:
+        """Sleep until there is something to deliver, or to release."""
+        self._looks_ms = self._early[0][0] if self._early else math.inf
+        if self._mail:
+            await trio.lowlevel.checkpoint()
+        elif self._early:
+            with trio.move_on_after(max(0.0, self._looks_ms - now_ms()) / 1000):
+                await self._rung()
+        else:
+            await self._rung()
+
+    async def _rung(self) -> None:
+        await trio.lowlevel.wait_readable(self._bell)
+        os.read(self._bell, MAX_RINGS)
 
     def empty(self) -> list[threading.Event]:
         """Deliver what is here; returns the events to be set for it. A fault in one stream ends that stream alone."""
@@ -83,12 +104,6 @@ class Mailbox:
             if taken is not None:
                 waiting.append(taken)
         return waiting
-
-    async def _is_rung_before(self, when_ms: float) -> bool:
-        with trio.move_on_after(max(0.0, when_ms - now_ms()) / 1000):
-            await trio.lowlevel.wait_readable(self._bell)
-            return True
-        return False
 
     def _release(self, until_ms: float) -> None:
         while self._early and self._early[0][0] <= until_ms:
