@@ -30,11 +30,12 @@ MAX_STEPS = 16
 MAX_LEAD_STEPS = 8
 """Maximum tokens that are computed and not yet delivered to a reader: enough to cover the longest pieces, and a bound
 on how much later an answer ends for them."""
-TTFT_SHARE = 0.075
+TTFT_SHARE = 0.125
 """Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
+COMPANY_TTFT_SHARE = 0.075
+"""The same after a reader was served since the prompt arrived: its next request can come at any moment."""
 BACKGROUND_TTFT_SHARE = 0.15
-"""Maximum length of a piece while only background prompts wait and no reader was served since they came, as a share of
-`slo_ttft_ms`: large pieces read faster, and no other request is likely to wait for their end."""
+"""The same while only background prompts wait: large pieces read faster, and probably no other prompt waits."""
 
 
 def pace_ms(target_ms: float) -> float:

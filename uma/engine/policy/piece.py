@@ -13,6 +13,7 @@ import attrs
 from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import (
     BACKGROUND_TTFT_SHARE,
+    COMPANY_TTFT_SHARE,
     MAX_STEPS,
     SAFETY,
     TTFT_SHARE,
@@ -224,4 +225,6 @@ class PieceSizes:
 
 
 def _ttft_share(prompts: Prompts) -> float:
-    return BACKGROUND_TTFT_SHARE if prompts.is_background and not prompts.is_in_company else TTFT_SHARE
+    if prompts.is_in_company:
+        return COMPANY_TTFT_SHARE
+    return BACKGROUND_TTFT_SHARE if prompts.is_background else TTFT_SHARE
