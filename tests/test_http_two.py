@@ -134,6 +134,8 @@ def is_listening(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:
         return False
+    except ConnectionResetError:
+        pass  # it was in the queue of a listener that closed meanwhile
     return True
 
 
