@@ -134,13 +134,6 @@ class Scheduler:
             return False  # none waits for tokens, or decoding alone makes all of them late
         return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < min(pause_ms + step_ms, max_lead_ms(pacing.pace_ms))
 
-    def comes_after(self, row: Row, rows: Sequence[Row], used_cells: int, now_ms: float, neighbour_load: float) -> bool:
-        """Whether a prompt that waits is read when the streams among these decode rows have ended, and not before."""
-        step_ms = self.cost.decode_ms(len(rows), used_cells)
-        pacing = self._pacing(rows, step_ms, neighbour_load)
-        prompts = Prompts([row], self.cost, used_cells if self.targets.attends_all else None)
-        return steps_to_end(pacing, step_ms, prompts, self.targets, now_ms) > 0
-
     def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float) -> Pacing:
         budget_ms = self.targets.tick_budget_ms
         return choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load)

@@ -17,7 +17,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Scheduler
-from uma.engine.policy.layout import Attended, Crowd, Held, Layout
+from uma.engine.policy.layout import Attended, Held, Layout
 from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.policy.lead import MAX_STEPS
 from uma.engine.worker.residency import Residency
@@ -66,7 +66,7 @@ class Relayout:
         if not policy.can_change:
             return 0.0
         held = self._held
-        layout = policy.choose(self._crowd(now, neighbour_load), attended, held)
+        layout = policy.choose(self._residency.crowd(), attended, held)
         if layout == policy.current:
             self._preparations = 0
             return 0.0
@@ -90,13 +90,6 @@ class Relayout:
         layout = policy.resting(attended)
         if layout != policy.current and not self._pool.is_copying:
             self._change(layout, now_ms())
-
-    def _crowd(self, now: float, neighbour_load: float) -> Crowd:
-        rows = [each for each in self._residency.active.values() if each.status is Status.DECODING]
-        used_cells = self._pool.used_cells
-        return self._residency.crowd(
-            lambda each: self._scheduler.comes_after(each, rows, used_cells, now, neighbour_load)
-        )
 
     @property
     def _held(self) -> Held:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -145,15 +144,11 @@ class Residency:
         self._vacate(sequence, now)
         self._trace.preempted(sequence)
 
-    def crowd(self, comes_after: Callable[[Sequence], bool]) -> Crowd:
-        """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next.
-
-        `comes_after`: whether one that waits will be read only when the streams of now have ended.
-        """
+    def crowd(self) -> Crowd:
+        """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next."""
         head = self.waiting.head()
         near = [*self.active.values(), *islice(self.all, self.waiting.max_active), *([head] if head else [])]
         near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
-        near = [each for each in near if each.holding is not None or not comes_after(each)]
         # What they write they have not in common, even where it is the same.
         shared = min((min(each.prompt_tokens, common_length(near[0].tokens, each.tokens)) for each in near), default=0)
         return Crowd.of(
