@@ -11,8 +11,9 @@ from itertools import accumulate, takewhile
 import attrs
 
 from uma.engine.policy.cost import TILE_TOKENS, CostModel
-from uma.engine.policy.lead import SAFETY, steps_before_mixed
+from uma.engine.policy.lead import SAFETY, pace_ms, steps_before_mixed
 from uma.engine.policy.mixed import MixedBatches, mixed_position
+from uma.engine.policy.pace import MOST_DECODE_SHARE
 from uma.engine.policy.piece import NOTHING, Piece, PieceSizes, Prompts, Streams
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.state import PlainRow, Row, Targets
@@ -53,6 +54,7 @@ class PrefillPolicy:
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
             tokens = self._sizes.alone(self._in_a_tile(prompts, targets, free_tokens), targets)
+            tokens = max(tokens, self._whole_crowd(prompts, streams, targets, min(free_tokens, targets.batch_tokens)))
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
             filled = self._in_a_tile(prompts, targets, free_tokens)
             piece = Piece(tokens)
@@ -64,6 +66,24 @@ class PrefillPolicy:
         piece = self._in_one_batch(piece, prompts, streams, targets, free_tokens)
         tokens = min(free_tokens - max(0, piece.steps - 1) * len(streams.rows), piece.tokens)
         return Prefill(piece, _allocate(tokens, prompts.rows, targets, is_mixed=piece.is_mixed))
+
+    def _whole_crowd(self, prompts: Prompts, streams: Streams, targets: Targets, most: int) -> int:
+        """Tokens of all prompts of a lane that came together, where they are read at once; 0 where one batch after the
+        other gives first tokens sooner.
+
+        Those that the first batch ends decode, and the others are read beside them. So many that decoding takes most of
+        the time would have them wait several times as long as reading takes.
+        """
+        lane = prompts.rows[0].lane
+        crowd = [row for row in prompts.rows if row.lane == lane]
+        wanted, first = sum(row.remaining for row in crowd), _ends(crowd, targets.solo_tokens)
+        if lane < 0 or prompts.is_in_company or targets.attends_all or wanted > most or first == len(crowd):
+            return 0
+        step_ms = self._cost.decode_ms(first, streams.used_cells + targets.solo_tokens)
+        paces_ms = [pace_ms(min(row.target_tbt_ms, targets.tick_budget_ms)) for row in crowd]
+        is_slow = step_ms > MOST_DECODE_SHARE * min(paces_ms)
+        is_soon = prompts.replaced(crowd).ms(wanted) < targets.slo_ttft_ms
+        return wanted if is_slow and is_soon else 0
 
     def _in_a_tile(self, prompts: Prompts, targets: Targets, free_tokens: int) -> Prompts:
         """The same prompts; where they fill no tile, one of them with tokens before its rest that are computed again,
