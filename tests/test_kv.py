@@ -314,13 +314,16 @@ class TestCarrying:
         pool.carry_in_cached(rest, 6.0)
         return found
 
+    def assert_all_are_there(self, holdings: list[Holding | None], context: FakeContext) -> None:
+        for holding, tokens in zip(holdings, self.running, strict=True):
+            assert holding is not None and context.tokens(holding.seq_id) == list(tokens)
+
     def test_what_they_share_is_there_once_and_cache_is_as_old_as_before(
         self, pool: KvPool, context: FakeContext
     ) -> None:
         holdings = self.carry(pool, context, unified=True, keeps_cache=True)
         assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
-        for holding, tokens in zip(holdings, self.running, strict=True):
-            assert holding is not None and context.tokens(holding.seq_id) == list(tokens)
+        self.assert_all_are_there(holdings, context)
         (cached,) = pool.tree.cached.values()
         assert (cached.whole(), cached.used_at) == (self.cached, 2.0)
         assert [node.reuses for node in cached.path()][-2] == 2, "two began like it"
@@ -343,8 +346,7 @@ class TestCarrying:
     def test_each_has_all_of_it_in_a_buffer_of_its_own(self, pool: KvPool, context: FakeContext) -> None:
         holdings = self.carry(pool, context, unified=False, keeps_cache=False)
         assert context.used() == 100 + 2 + 100 + 3
-        for holding, tokens in zip(holdings, self.running, strict=True):
-            assert holding is not None and context.tokens(holding.seq_id) == list(tokens)
+        self.assert_all_are_there(holdings, context)
 
     def test_what_was_too_much_for_the_last_change_is_evicted_cache(
         self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,7 @@ SHORT_SHARES = (512, 1_024, 2_048)
 LEAST_SHARE = 512
 """Minimum share of theirs."""
 SMALL_POOLS = (2_048, 4_096)
-"""Cells of the small pools: made within 10 to 20 ms."""
+"""Cells of the small pools."""
 HEADROOM_TOKENS = 2 * MAX_STEPS
 """Free cells of its share below which a sequence is about to outgrow it: time to decode ahead of the pause."""
 MAX_CHANGE_MIB = 1_024
