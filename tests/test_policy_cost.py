@@ -249,6 +249,15 @@ def test_a_machine_that_became_slower_for_good_is_believed_within_a_few_batches(
     assert cost.prefill_ms(64, 0) > 0.8 * 320.0
 
 
+@pytest.mark.parametrize(("known", "asked"), [(1, 64), (64, 1)])
+def test_what_other_numbers_of_rows_promise_says_nothing_of_the_machine(known: int, asked: int) -> None:
+    cost, machine = CostModel(), Machine(row_ms=1.6)
+    see(cost, machine, rows=known, cells=100)
+    before = cost.decode_ms(known, 100)
+    see(cost, machine, rows=asked, cells=100)
+    assert cost.decode_ms(known, 100) == pytest.approx(before)
+
+
 def test_each_number_of_threads_has_its_own_costs() -> None:
     cost = CostModel()
     cost.use(2)

@@ -353,10 +353,12 @@ class CostModel:
 
     def observe_decode(self, rows: int, cells: int, ms: float) -> None:
         """Learn from a batch of decode rows that really ran."""
-        expected = self.decode_ms(rows, cells)
+        expected, was_seen = self.decode_ms(rows, cells), self._rows.has_seen(rows)
         ms = _without_hiccup(ms, expected)
         self._rows.learn(rows, cells, ms / self._drift)
-        self._follow(ms, expected)
+        # What other numbers of rows promise says nothing of the machine.
+        if was_seen:
+            self._follow(ms, expected)
 
     def observe_mixed(self, rows: int, cells: int, tokens: int, position: float, ms: float) -> None:
         """Learn from a batch of decode rows and a piece of the prompts that really ran."""

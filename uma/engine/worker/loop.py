@@ -54,7 +54,8 @@ from uma.metrics import EngineMetrics
 
 REPLAN_BATCHES = 32
 """Maximum batches in the steady state that run on one plan. The tick that re-plans also teaches the cost model what
-decode rows take: a fraction of all ticks is enough to follow the machine, and the others have no time to spare."""
+decode rows take: a fraction of all ticks is enough to follow the machine, and the others have no time to spare.
+A number of rows that was never seen teaches it with the first step: what is read next depends on that."""
 IDLE_SEC = 0.25
 """Idle for this long, the thread takes snapshots of cached sequences: a follow-up comes sooner or much later."""
 
@@ -247,7 +248,7 @@ class DecodeWorker:
             is_steady=plan.is_everyday,
             is_one_by_one=plan.is_one_by_one,
             is_trial=plan.is_trial,
-            learns=is_due or not plan.is_everyday,
+            learns=is_due or not plan.is_everyday or not self._scheduler.cost.has_decoded(len(plan.decode)),
             steps=plan.steps,
             is_mixed=plan.is_mixed,
             needed_ms=plan.needed_ms,
