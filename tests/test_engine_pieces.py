@@ -14,6 +14,7 @@ from uma import Request, open_engine
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
+from uma.engine.worker.loop import REPLAN_BATCHES
 from uma.types import Token
 
 DOCUMENT = 1_500
@@ -111,3 +112,32 @@ async def test_a_document_that_waits_for_streams_is_read_once_they_have_ended(
     assert any(is_read for is_read, _ in read)
     assert max(left for _, left in read) > 0
     assert not any(is_read and left for is_read, left in read), "it was read beside a stream that had tokens left"
+
+
+async def test_a_question_that_follows_an_answer_at_once_is_read_before_the_document_goes_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On this model a document is read within what any piece may take, and a machine may be slow.
+    monkeypatch.setattr("uma.engine.policy.plan.COMPANY_TTFT_SHARE", 0.0)
+    monkeypatch.setattr("uma.engine.policy.ending._read_ms", lambda *_: 1e9)
+    monkeypatch.setattr("uma.engine.policy.returns.RETURN_MS", 1e3 * PATIENCE_SEC)
+    read: list[int] = []
+    plan = Scheduler.plan
+
+    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
+        chosen = plan(scheduler, state, *args, **options)
+        prompts = {row.key: row.prompt_tokens for row in state.prefilling}
+        read.extend(prompts[key] for key, _ in chosen.prefill)
+        return chosen
+
+    monkeypatch.setattr(Scheduler, "plan", watched)
+    async with open_engine(config_for(tiny, n_batch=64, n_ubatch=64)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            # What a step takes has to be known, or the document is read beside the first answer.
+            await answer(engine, ask(tokens_for(5, 30), 3 * REPLAN_BATCHES, id="first"))
+            async with engine.generate(ask(tokens_for(1, DOCUMENT), 1, id="document")) as document:
+                for seed in range(2, 5):
+                    await answer(engine, ask(tokens_for(seed, 20), 2, id=f"question {seed}", priority=1))
+                document.cancel()
+    first, last = read.index(20), len(read) - 1 - read[::-1].index(20)
+    assert read[first : last + 1] == [20, 20, 20]

@@ -16,7 +16,7 @@ from uma.engine.policy.piece import Prompts
 from uma.engine.policy.state import Row, Targets
 
 MOST_WAITED = 1.0
-"""Maximum time from a prompt's arrival to the streams' end, as a multiple of what reading it takes."""
+"""Maximum time from a prompt's arrival for which it is put off, as a multiple of what reading it takes."""
 
 
 def steps_to_end(pacing: Pacing, step_ms: float, prompts: Prompts, targets: Targets, now_ms: float) -> int:
@@ -28,10 +28,15 @@ def steps_to_end(pacing: Pacing, step_ms: float, prompts: Prompts, targets: Targ
     if not readers or step_ms <= 0 or min(row.lane for row in readers) < head.lane:
         return 0
     steps = max(row.left_tokens for row in readers)
-    read_ms = _read_ms(head, prompts, targets)
-    if steps * pacing.pace_ms > read_ms or now_ms + steps * step_ms > head.arrived_ms + MOST_WAITED * read_ms:
+    if steps * pacing.pace_ms > _read_ms(head, prompts, targets):
         return 0
-    return steps
+    return steps if now_ms + steps * step_ms <= waits_until_ms(prompts, targets) else 0
+
+
+def waits_until_ms(prompts: Prompts, targets: Targets) -> float:
+    """Until when the first of the prompts is put off for readers at most."""
+    head = prompts.rows[0]
+    return head.arrived_ms + MOST_WAITED * _read_ms(head, prompts, targets)
 
 
 def _read_ms(row: Row, prompts: Prompts, targets: Targets) -> float:

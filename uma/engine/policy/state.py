@@ -159,5 +159,7 @@ class State:
     """Threads of other programs that want the cores that compute."""
     reader_ended_ms: float = -math.inf
     """When the last answer with a reader, of any lane but background, ended for that reader."""
+    reader_back_ms: float = -math.inf
+    """Until when its next request is likely to come (`returns`)."""
     queued: Row | None = None
     """The prompt that begins next, as soon as there is a slot for it."""

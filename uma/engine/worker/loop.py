@@ -112,6 +112,8 @@ class DecodeWorker:
         """The last tick, where the next can be the same."""
         self._planned_at = 0
         """Batches computed before the plan that is in force."""
+        self._rest_ms = 0.0
+        """See `Plan.rest_ms`."""
         self._is_stopping = False
         self.has_failed = False
         """A fault has ended the thread. Any thread can read it."""
@@ -256,6 +258,7 @@ class DecodeWorker:
             embed_tokens=plan.embed_tokens,
         )
         self._output.pace_ms = plan.pace_ms
+        self._rest_ms = plan.rest_ms
         if plan.pace_ms:
             self._metrics.lead_ms = plan.lead_ms
             if plan.prefill:
@@ -282,7 +285,7 @@ class DecodeWorker:
         neighbour_load = self._runner.neighbour_load
         pause_ms = self._relayout.before_plan(self._runner.attended, now, neighbour_load)
         residency.admit(now)
-        state = residency.state()
+        state = residency.state(now)
         state.neighbour_load = neighbour_load
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
@@ -294,6 +297,9 @@ class DecodeWorker:
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
+        if self._rest_ms:
+            self.commands.wait(self._rest_ms / 1000)
+            return
         if self._residency.active and len(self._residency.waiting):
             # All sequences with a slot are paused, and others wait for their slots.
             self.commands.wait(PATIENCE_MS / 1000)

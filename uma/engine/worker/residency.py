@@ -18,6 +18,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.layout import Crowd
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
+from uma.engine.policy.returns import Returns
 from uma.engine.policy.state import Row, State
 from uma.engine.worker.output import Output
 from uma.engine.worker.sequence import Change, Sequence, Status
@@ -68,6 +69,7 @@ class Residency:
         """Every sequence that has not ended, oldest first."""
         self._reader_ended_ms = -math.inf
         """See `State.reader_ended_ms`."""
+        self._returns = Returns()
         self.has_outgrown = False
         """A batch had a row that needs more cells than its share, and the layout must change."""
 
@@ -82,6 +84,8 @@ class Residency:
         """Queue a new sequence."""
         self.all[sequence] = None
         self.waiting.add(sequence)
+        if sequence.has_reader and sequence.lane >= 0:
+            self._returns.came(now_ms())
         self._trace.queued(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
@@ -110,7 +114,7 @@ class Residency:
             for victim in victims:
                 self.preempt(victim, now)
 
-    def state(self) -> State:
+    def state(self, now: float) -> State:
         """What the policy plans with."""
         decoding: list[Row] = []
         prefilling: list[Row] = []
@@ -128,6 +132,7 @@ class Residency:
             free,
             self._pool.used_cells,
             reader_ended_ms=self._reader_ended_ms,
+            reader_back_ms=self._returns.until_ms(now),
             queued=self.waiting.head(),
         )
 
@@ -313,6 +318,8 @@ class Residency:
         is_due = is_paced and sequence.lane >= 0
         if sequence.has_reader and sequence.lane >= 0:
             self._reader_ended_ms = max(now_ms(), sequence.last_token_ms)
+            if isinstance(event, Finished) and event.reason != "cancelled":
+                self._returns.ended(self._reader_ended_ms)
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
