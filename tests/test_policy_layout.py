@@ -141,7 +141,7 @@ def test_changes_that_do_not_pay_grow_rare_and_no_client_brings_about_more_of_th
 @given(
     cell_ms=st.floats(1e-4, 0.1),
     token_ms=st.floats(1e-3, 1.0),
-    layouts=st.lists(st.sampled_from([POOL, *FLASH]), min_size=12, max_size=30),
+    layouts=st.lists(st.sampled_from([POOL, *FLASH]), min_size=24, max_size=40),
 )
 def test_what_a_change_takes_is_learnt_from_changes(cell_ms: float, token_ms: float, layouts: list[Layout]) -> None:
     pause = PauseCost(0.005, 0.012)
@@ -155,6 +155,13 @@ def test_what_a_change_takes_is_learnt_from_changes(cell_ms: float, token_ms: fl
     )
     pause.learn(0, 0.0, 2_000, token_ms * 2_000)
     assert pause.ms(POOL.cells, 3_000) == pytest.approx(expected_ms, rel=0.1), "nothing was made, and it says nothing"
+
+
+def test_one_change_that_took_long_makes_the_next_no_more_than_half_as_dear_again() -> None:
+    pause = PauseCost(0.005, 0.012)
+    expected_ms = pause.ms(POOL.cells, 3_000)
+    pause.learn(SMALL[0].cells, 1e6, 2_000, 1e6)
+    assert pause.ms(POOL.cells, 3_000) <= 1.5 * expected_ms
 
 
 def test_a_sequence_about_to_outgrow_its_share_is_seen_before_it_does() -> None:

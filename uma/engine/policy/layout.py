@@ -41,6 +41,9 @@ SURE_TOKENS = 256
 """Carried tokens from which a change says more of what a token takes than of anything else."""
 LEARN = 0.5
 """Weight of the last change in the predicted cost of the next."""
+MOST_SURPRISE = 2.0
+"""Maximum cost that is learnt from one change, as a multiple of the predicted one. Memory that a machine gives out for
+the first time can take eight times as long to be made as ever after."""
 
 
 @attrs.frozen
@@ -258,6 +261,7 @@ class PauseCost:
     def learn(self, cells: int, made_ms: float, tokens: int, carried_ms: float) -> None:
         """Take in a change: what so many cells took to be made, and what carrying so many tokens took."""
         if cells:
-            self._cell_ms += LEARN * (made_ms / cells - self._cell_ms)
+            self._cell_ms += LEARN * (min(made_ms / cells, MOST_SURPRISE * self._cell_ms) - self._cell_ms)
         weight = LEARN * tokens / (tokens + SURE_TOKENS)
-        self._token_ms += weight * (carried_ms / max(1, tokens) - self._token_ms)
+        token_ms = min(carried_ms / max(1, tokens), MOST_SURPRISE * self._token_ms)
+        self._token_ms += weight * (token_ms - self._token_ms)
