@@ -12,7 +12,7 @@ from policy_world import make_row
 
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
-from uma.engine.policy.lead import COMPANY_TTFT_SHARE, can_be_covered
+from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MOST_PACE_MS, can_be_covered
 from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
 from uma.engine.policy.pace import NEIGHBOUR_PACE_MS, is_kept
 from uma.engine.policy.piece import COMPANY_MS, PATIENT, SMALLEST_CHUNK
@@ -77,7 +77,7 @@ def by_key(every: list[PlainRow]) -> dict[int, PlainRow]:
 
 
 @given(schedulers(), rows(), st.integers(12, 5_000))
-def test_every_interactive_and_normal_stream_decodes_in_every_tick(
+def test_every_interactive_and_normal_stream_is_in_every_plan(
     scheduler: Scheduler, every: list[PlainRow], free: int
 ) -> None:
     plan = scheduler.plan(state_of(every, free), NOW)
@@ -94,7 +94,8 @@ def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
     rows, tokens = len(plan.decode), sum(count for _, count in plan.prefill)
     assert (rows + tokens if plan.is_mixed else max(rows, tokens)) <= scheduler.targets.batch_tokens
     assert rows * (plan.steps + plan.is_mixed) + tokens <= free + sum(known[key].cells for key in plan.preempt)
-    assert plan.steps >= 1 or (plan.is_mixed and plan.decode and plan.prefill), "rows are left out"
+    is_covered = plan.is_mixed or (plan.lead_ms > 0 and plan.pace_ms > MOST_PACE_MS)
+    assert plan.steps >= 1 or (is_covered and plan.decode and plan.prefill), "rows are left out"
     in_plan = [*plan.decode, *(key for key, _ in plan.prefill), *plan.preempt]
     assert len(in_plan) == len(set(in_plan)), "a row is in the plan twice"
     assert all(not known[key].remaining and not known[key].is_paused for key in plan.decode)

@@ -19,7 +19,10 @@ from uma.engine.policy.state import Row
 PACE_SHARE = 0.9
 """Interval of delivery, as a share of `target_tbt_ms`; the rest is for timers and wakeups."""
 MOST_PACE_MS = 250.0
-"""Maximum interval of delivery: a longer target asks for throughput, not for slower reading."""
+"""Maximum interval of delivery where decoding then takes no more than `LITTLE_DECODE_SHARE` of the time: a longer
+target asks for throughput, not for slower reading."""
+LITTLE_DECODE_SHARE = 0.01
+"""Share of the time for decoding below which a longer interval would hardly leave prompts more."""
 SAFETY = 1.1
 """Minimum time that the lead covers, as a multiple of a piece's predicted time."""
 COMFORT = 1.5
@@ -38,9 +41,9 @@ BACKGROUND_TTFT_SHARE = 0.15
 """The same while only background prompts wait: large pieces read faster, and probably no other prompt waits."""
 
 
-def pace_ms(target_ms: float) -> float:
-    """Time between two tokens that are handed out to a reader with this target."""
-    return min(PACE_SHARE * target_ms, MOST_PACE_MS)
+def pace_ms(target_ms: float, step_ms: float = 0.0) -> float:
+    """Time between two tokens that are handed out to a reader with this target, where a decode step takes `step_ms`."""
+    return min(PACE_SHARE * target_ms, max(MOST_PACE_MS, step_ms / LITTLE_DECODE_SHARE))
 
 
 def max_lead_ms(pace: float) -> float:
@@ -77,10 +80,13 @@ def steps_lacking(needed_ms: float, lead: float, pace: float, step_ms: float) ->
 
 
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:
-    """Decode steps before a piece, so that every reader is supplied until after it; at least one.
+    """Decode steps before a piece, so that every reader is supplied until after it; at least one, or at a pace beyond
+    `MOST_PACE_MS` none where the lead does it: more steps than the targets ask for would take time from the prompts.
 
     `pace` must be longer than `step_ms`.
     """
     least_ms, comfortable_ms = SAFETY * piece_ms + step_ms, COMFORT * piece_ms + step_ms
     short_ms = max(least_ms, min(comfortable_ms, max_lead_ms(pace))) - lead
-    return max(1, math.ceil(short_ms / (pace - step_ms))) if short_ms > 0 else 1
+    if short_ms <= 0:
+        return int(pace <= MOST_PACE_MS or lead == math.inf)
+    return max(1, math.ceil(short_ms / (pace - step_ms)))

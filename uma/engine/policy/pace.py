@@ -59,10 +59,10 @@ def choose_pacing(
     kept = [row for row in interactive if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
     usual = [row for row in interactive if not row.has_own_target and row.target_tbt_ms > HOPELESS * step_ms]
     usual_ms = min((row.target_tbt_ms for row in usual), default=math.inf)
-    pace = max(pace_ms(min(budget_ms, usual_ms)), _least_pace_ms(step_ms, neighbour_load))
+    pace = max(pace_ms(min(budget_ms, usual_ms), step_ms), _least_pace_ms(step_ms, neighbour_load))
     if kept:
         kept_ms = min(row.target_tbt_ms for row in kept)
-        pace = min(pace, max(pace_ms(kept_ms), step_ms / (1 - LEAST_READ_SHARE)))
+        pace = min(pace, max(pace_ms(kept_ms, step_ms), step_ms / (1 - LEAST_READ_SHARE)))
     return Pacing(kept + usual or interactive, pace, not (kept or usual))
 
 

@@ -45,7 +45,8 @@ class Plan:
     is_trial: bool = False
     """That, or the contrary, is done to measure it: in the first step alone."""
     steps: int = 1
-    """Decode steps of each row before the prefill: at least one, or with `is_mixed` none."""
+    """Decode steps of each row before the prefill: at least one, or none with `is_mixed` and where the lead covers the
+    prefill at a pace beyond `MOST_PACE_MS`."""
     is_mixed: bool = False
     """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
     pace_ms: float = 0.0
