@@ -350,6 +350,49 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
         assert watched.before_batch() < most
 
 
+@pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
+def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once_when_they_lose_one(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_ms = used_ms = 0.0
+    monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
+    monkeypatch.setattr(neighbours.time, "process_time", lambda: used_ms / 1000)
+    monkeypatch.setattr(neighbours.time, "thread_time", lambda: 0.0)
+    samples = list[float]()
+    take = neighbours._Reading.take
+
+    def reading(proc: Path, now: float) -> neighbours._Reading | None:
+        samples.append(now)
+        return take(proc, now)
+
+    monkeypatch.setattr(neighbours._Reading, "take", reading)
+
+    def compute(wall_ms: float, *, cores: float) -> int:
+        """For so long, of which this process's threads had so many cores, and other programs the rest."""
+        nonlocal clock_ms, used_ms
+        for _ in range(int(wall_ms / 20)):
+            clock_ms, used_ms = clock_ms + 20, used_ms + 20 * cores
+            write_counters(tmp_path, 20 * cores)
+            threads = watched.before_batch()
+        return threads
+
+    write_counters(tmp_path, 1.0)
+    most = len(backend.affinity())
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=most)) as context:
+        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        assert compute(5_000, cores=most) == most
+        assert 5 <= len(samples) <= 8, "one a second"
+        assert compute(2 * neighbours.SAMPLE_MS + 100, cores=most / 4) < most, "as soon as without the look"
+        samples.clear()
+        compute(1_200, cores=1)
+        assert len(samples) >= 9, "all the while that another program is there"
+        assert compute(2_000, cores=most) == most
+        watched.ask_again()
+        samples.clear()
+        compute(20, cores=most)
+        assert len(samples) == 1, "something has shown that the number is wrong"
+
+
 def write_counters(proc: Path, more_ms: float) -> None:
     """Counters of a kernel whose cores are never idle, after this process's one thread ran for so much longer."""
     counters = proc / "self" / "task" / "1" / "schedstat"
