@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from harness import Pair
-from uma.net.link import FAIR_BYTES, Flusher, Link, ReaderStalledError
+from uma.net.link import FAIR_BYTES, Flusher, Link, ReaderStalledError, turn
 
 
 async def test_what_many_tasks_post_before_the_writer_runs_goes_out_in_one_piece(pair: Pair) -> None:
@@ -74,6 +74,53 @@ async def test_what_a_turn_posts_on_many_links_is_sent_in_one_turn_of_one_task()
             assert [peer.recv(100) for peer in peers] == [b"one, two"] * len(peers)
             assert [link.unsent_bytes for link in links] == [0] * len(links)
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("has_flusher", [True, False])
+async def test_what_a_block_of_one_task_posts_on_many_links_is_sent_at_its_end_without_another_task(
+    has_flusher: bool,
+) -> None:
+    with flushed_links(16) as (flusher, links, peers):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flusher.run)
+            for link in links:
+                link._flusher = flusher if has_flusher else None
+                nursery.start_soon(link.write, lambda: False)
+            await trio.testing.wait_all_tasks_blocked()
+            trio.lowlevel.add_instrument(turns := Turns())
+            with turn():
+                for link in links:
+                    link.post(b"one, ")
+                    link.post(b"two")
+                assert [link.unsent_bytes for link in links] == [8] * len(links)
+            assert [peer.recv(100) for peer in peers] == [b"one, two"] * len(peers)
+            await trio.testing.wait_all_tasks_blocked()
+            assert turns.count == 0
+            assert [link.unsent_bytes for link in links] == [0] * len(links)
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_a_block_posts_for_a_slow_peer_is_sent_in_order_by_the_links_own_task(pair: Pair) -> None:
+    sent = [b"a" * 200_000, b"b" * 1_000_000, b"c" * 5, b"d" * 300_000]
+    link, is_over, read = Link(pair[0], 2_000_000, stall_timeout_sec=60), False, b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.write, lambda: is_over)
+        link.post(sent[0])  # before there is a writer
+        with turn():
+            link.post(sent[1])
+        await trio.testing.wait_all_tasks_blocked()
+        with turn():
+            link.post(sent[2])
+            link.post(sent[3])
+        while len(read) < sum(map(len, sent)):
+            await trio.lowlevel.wait_readable(pair[1].fileno())
+            read += pair[1].recv(65_536)
+        await trio.testing.wait_all_tasks_blocked()
+        is_over = True
+        with turn():
+            link.post(b"")  # the end is seen too
+    assert read == b"".join(sent)
+    assert link.unsent_bytes == 0
 
 
 async def test_what_the_system_does_not_take_at_once_is_sent_by_the_links_own_task_and_the_end_is_seen() -> None:

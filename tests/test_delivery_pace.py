@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import RuntimeConfig
 from uma.engine import Engine, open_engine
+from uma.engine.delivery import bell as bell_module
 from uma.engine.delivery import mailbox as mailbox_module
+from uma.engine.delivery.bell import PipeBell
 from uma.engine.delivery.experience import Experience
 from uma.engine.delivery.lateness import Lateness
 from uma.engine.delivery.mailbox import Mailbox
@@ -314,8 +316,9 @@ def given_to(stream: RequestStream, seen: list[tuple[float, int]]) -> RequestStr
 @pytest.fixture
 def mailbox(monkeypatch: pytest.MonkeyPatch) -> Mailbox:
     """One whose time is Trio's."""
-    monkeypatch.setattr(mailbox_module, "now_ms", lambda: 1000 * trio.current_time())
-    return Mailbox()
+    for module in (mailbox_module, bell_module):
+        monkeypatch.setattr(module, "now_ms", lambda: 1000 * trio.current_time())
+    return Mailbox(PipeBell())
 
 
 async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_and_the_rest_at_the_end(
@@ -340,13 +343,13 @@ async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_an
 async def test_events_that_are_due_after_others_that_wait_do_not_wake_the_thread_and_are_given_at_their_times(
     mailbox: Mailbox, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rings, write = list[int](), mailbox_module._write
+    rings, ring = list[bool](), PipeBell.ring
 
-    def rung(rope: int, text: bytes, size: int) -> None:
-        rings.append(rope)
-        write(rope, text, size)
+    def rung(bell: PipeBell, *, is_urgent: bool) -> None:
+        rings.append(is_urgent)
+        ring(bell, is_urgent=is_urgent)
 
-    monkeypatch.setattr(mailbox_module, "_write", rung)
+    monkeypatch.setattr(PipeBell, "ring", rung)
     seen: list[tuple[float, int]] = []
     first, second, third = (given_to(Sequence().stream, seen) for _ in "abc")
 

@@ -356,8 +356,8 @@ def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once
 ) -> None:
     clock_ms = used_ms = 0.0
     monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
-    monkeypatch.setattr(neighbours.time, "process_time", lambda: used_ms / 1000)
-    monkeypatch.setattr(neighbours.time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(time, "process_time", lambda: used_ms / 1000)
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     samples = list[float]()
     take = neighbours._Reading.take
 

@@ -53,6 +53,44 @@ class Flusher:
                 await self._work.wait()
 
 
+@attrs.define(eq=False)
+class Turn:
+    """A block in which what is posted on the links of a Trio thread gathers, and at whose end it is sent.
+
+    For the task that gives all streams their tokens: no other has to be woken to send them. Not to be nested.
+    """
+
+    _is_open: bool = attrs.field(default=False, init=False)
+    _posted: list[Link] = attrs.field(factory=list, init=False)
+
+    def takes(self, link: Link) -> bool:
+        """Whether the link is flushed at the end of the block; False outside of one."""
+        if self._is_open:
+            self._posted.append(link)
+        return self._is_open
+
+    def __enter__(self) -> None:
+        self._is_open = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_open = False
+        posted, self._posted = self._posted, []
+        for link in posted:
+            link.flush()
+
+
+_TURN: trio.lowlevel.RunVar[Turn] = trio.lowlevel.RunVar("TURN")
+
+
+def turn() -> Turn:
+    """That of the Trio thread that calls."""
+    try:
+        return _TURN.get()
+    except LookupError:
+        _TURN.set(found := Turn())
+        return found
+
+
 class ReaderStalledError(Exception):
     """The peer read nothing, or next to nothing, for as long as the link allows."""
 
@@ -69,6 +107,7 @@ class Link:
     stall_timeout_sec: float
     """How long the peer can take to read `FAIR_BYTES` while more than the system will hold waits for it."""
     _flusher: Flusher | None = None
+    _turn: Turn = attrs.field(factory=turn, init=False)
     unsent_bytes: int = attrs.field(default=0, init=False)
     _due: float | None = attrs.field(default=None, init=False)
     """When the peer must have read `FAIR_BYTES`; None while the system takes all there is."""
@@ -90,15 +129,16 @@ class Link:
         """Append to the unsent bytes, and wake the writing task. After `write` has ended this does nothing."""
         if self._is_dead:
             return
-        if self._flusher is None:
-            self._work.ring()
-        elif not self._pending:
-            self._flusher.note(self)
+        if not self._pending and not self._turn.takes(self):
+            if self._flusher is None:
+                self._work.ring()
+            else:
+                self._flusher.note(self)
         self._pending.append(data)
         self.unsent_bytes += len(data)
 
     def flush(self) -> None:
-        """For the flusher: send what is posted as far as the system takes it. The writing task does all the rest."""
+        """For whatever gathers: send what is posted as far as the system takes it. The writing task does the rest."""
         if not self._work.is_awaited:
             return  # it is about it
         data = b"".join(self._pending)

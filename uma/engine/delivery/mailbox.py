@@ -1,33 +1,27 @@
-"""From the decode thread to the Trio thread: events by the batch, a bell, and one timer for those that are early.
+"""From the decode thread to the Trio thread: events by the batch, and a bell (`bell`) that rings for those that are due
+and at the time of the first that is early.
 
-Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket. The Trio thread takes it, and
-the decode thread, which has a batch ready, waits until all events are dealt with. This bell is rung with the GIL held:
-the Trio thread gets it when `llama_decode` begins, and works while that computes.
+Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket, and the decode thread waits for
+it. This bell is rung with the GIL held: the Trio thread gets it when `llama_decode` begins, and works during the batch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 import itertools
 import logging
 import math
-import os
 import threading
 from collections import deque
 
 import trio
 
 from uma.engine.clock import now_ms
+from uma.engine.delivery.bell import Bell, new_bell
 from uma.engine.delivery.outbox import Delivery
 from uma.engine.delivery.stream import RequestStream
 from uma.errors import InternalError
-
-_write = ctypes.PyDLL(None).write
-"""The C library's, called without giving up the GIL: on a pipe that does not block it takes a microsecond."""
-_write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-MAX_RINGS = 4096
-"""Bytes taken from the bell at once: far more rings than can have come."""
+from uma.net.link import turn
 
 _log = logging.getLogger("uma.engine")
 
@@ -35,11 +29,9 @@ _log = logging.getLogger("uma.engine")
 class Mailbox:
     """`post` belongs to the decode thread, everything else to the Trio thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell | None = None) -> None:
         self._mail: deque[tuple[list[Delivery], threading.Event | None]] = deque()
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._rope, False)
+        self._bell = bell or new_bell()
         self._early: list[tuple[float, int, RequestStream]] = []
         """A heap: when which stream has to release an event. The number keeps streams from being compared."""
         self._numbers = itertools.count()
@@ -50,42 +42,34 @@ class Mailbox:
         """Have events delivered soon; `taken` is set when they are, and their readers have had a turn.
 
         Events that are all early are no reason to wake the Trio thread, which looks in time. It says when before it
-        looks a last time and sleeps (`_wait`), and the mail is here before that is read: one of both sees the other.
+        looks a last time and sleeps (`run`), and the mail is here before that is read: one of both sees the other.
         """
         self._mail.append((deliveries, taken))
         looks_ms = self._looks_ms
         if taken is None and looks_ms < math.inf and all(not_before_ms >= looks_ms for *_, not_before_ms in deliveries):
             return
-        _write(self._rope, b"!", 1)  # (a pipe that is full is a bell that rings)
+        self._bell.ring(is_urgent=taken is not None)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Deliver what is posted, until cancelled."""
+        sending = turn()
         while True:
-            await self._wait()
-            waiting = self.empty()
-            self._release(now_ms())
+            with sending:
+                waiting = self.empty()
+                self._release(now_ms())
             if waiting:
                 # First the tasks that it woke have their turns, and write their frames.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 for taken in waiting:
                     taken.set()
-
-    async def _wait(self) -> None:
-        """Sleep until there is something to deliver, or to release."""
-        self._looks_ms = self._early[0][0] if self._early else math.inf
-        if self._mail:
-            await trio.lowlevel.checkpoint()
-        elif self._early:
-            with trio.move_on_after(max(0.0, self._looks_ms - now_ms()) / 1000):
-                await self._rung()
-        else:
-            await self._rung()
-
-    async def _rung(self) -> None:
-        await trio.lowlevel.wait_readable(self._bell)
-        os.read(self._bell, MAX_RINGS)
+            self._looks_ms = self._early[0][0] if self._early else math.inf
+            self._bell.set(self._looks_ms)
+            if self._mail:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._bell.wait()
 
     def empty(self) -> list[threading.Event]:
         """Deliver what is here; returns the events to be set for it. A fault in one stream ends that stream alone."""
@@ -116,8 +100,7 @@ class Mailbox:
     def close(self) -> None:
         """Give out what is early, once no thread posts or runs it any more."""
         self._release(math.inf)
-        os.close(self._bell)
-        os.close(self._rope)
+        self._bell.close()
 
 
 def _fail(stream: RequestStream, fault: Exception) -> None:
