@@ -42,6 +42,12 @@ def test_a_reader_that_is_back_is_not_waited_for_but_those_that_ended_with_it_ar
     assert returns.until_ms(NOW + 3) < NOW
 
 
+def test_a_reader_that_cancelled_is_not_waited_for() -> None:
+    returns = Returns()
+    returns.ended(NOW, is_whole=False)
+    assert returns.until_ms(NOW) < NOW and returns.ended_ms == NOW
+
+
 def test_readers_that_take_their_time_are_not_waited_for_until_others_have_come_back_at_once() -> None:
     returns, now = Returns(), NOW
     for _ in range(4):

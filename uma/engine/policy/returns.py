@@ -20,20 +20,22 @@ LEAST_SHARE = 0.5
 class Returns:
     """Learns from each end of an answer, and each request. Times are in milliseconds of one clock."""
 
-    __slots__ = ("_ended_ms", "_out", "_share")
+    __slots__ = ("_out", "_share", "ended_ms")
 
     def __init__(self) -> None:
+        self.ended_ms = -math.inf
+        """When the last answer ended for its reader."""
         self._out = 0
-        """Readers whose answers ended within `RETURN_MS` of each other, and that are not back."""
-        self._ended_ms = -math.inf
-        """When the last of these answers ended."""
+        """Readers of answers that ended within `RETURN_MS` of each other, and that are not back."""
         self._share = 1.0
 
-    def ended(self, at_ms: float) -> None:
-        """An answer is over for its reader, at a time that can be ahead of now."""
+    def ended(self, at_ms: float, *, is_whole: bool = True) -> None:
+        """An answer is over for its reader, at a time that can be ahead of now. One that is not whole was cancelled or
+        has failed, and says nothing about what its reader does next.
+        """
         self._settle(at_ms)
-        self._out += 1
-        self._ended_ms = max(self._ended_ms, at_ms)
+        self._out += is_whole
+        self.ended_ms = max(self.ended_ms, at_ms)
 
     def came(self, at_ms: float) -> None:
         """A request with a reader has come."""
@@ -45,10 +47,10 @@ class Returns:
     def until_ms(self, now_ms: float) -> float:
         """Until when a reader is likely to be back with its next request; not after now: none is."""
         self._settle(now_ms)
-        return self._ended_ms + RETURN_MS if self._out and self._share >= LEAST_SHARE else -math.inf
+        return self.ended_ms + RETURN_MS if self._out and self._share >= LEAST_SHARE else -math.inf
 
     def _settle(self, now_ms: float) -> None:
         """Those that are not back by now have not come back in time."""
-        if now_ms > self._ended_ms + RETURN_MS:
+        if now_ms > self.ended_ms + RETURN_MS:
             self._share *= (1 - LEARN) ** self._out
             self._out = 0

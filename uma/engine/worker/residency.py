@@ -7,7 +7,6 @@ this file and the table in `sequence.py` are the life of a request. Belongs to t
 from __future__ import annotations
 
 import logging
-import math
 from itertools import islice
 from typing import NamedTuple
 
@@ -67,8 +66,6 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
-        self._reader_ended_ms = -math.inf
-        """See `State.reader_ended_ms`."""
         self._returns = Returns()
         self.has_outgrown = False
         """A batch had a row that needs more cells than its share, and the layout must change."""
@@ -131,7 +128,7 @@ class Residency:
             prefilling,
             free,
             self._pool.used_cells,
-            reader_ended_ms=self._reader_ended_ms,
+            reader_ended_ms=self._returns.ended_ms,
             reader_back_ms=self._returns.until_ms(now),
             queued=self.waiting.head(),
         )
@@ -317,9 +314,8 @@ class Residency:
         is_paced = isinstance(event, Finished) and event.reason != "cancelled" and sequence.is_paced
         is_due = is_paced and sequence.lane >= 0
         if sequence.has_reader and sequence.lane >= 0:
-            self._reader_ended_ms = max(now_ms(), sequence.last_token_ms)
-            if isinstance(event, Finished) and event.reason != "cancelled":
-                self._returns.ended(self._reader_ended_ms)
+            is_whole = isinstance(event, Finished) and event.reason != "cancelled"
+            self._returns.ended(max(now_ms(), sequence.last_token_ms), is_whole=is_whole)
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
