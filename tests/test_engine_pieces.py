@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from engine_world import answer, ask, config_for, tokens_for
@@ -15,6 +16,8 @@ from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
 from uma.engine.worker.loop import REPLAN_BATCHES
+from uma.engine.worker.runner import ModelRunner
+from uma.engine.worker.sequence import Sequence
 from uma.types import Token
 
 DOCUMENT = 1_500
@@ -141,3 +144,36 @@ async def test_a_question_that_follows_an_answer_at_once_is_read_before_the_docu
                 document.cancel()
     first, last = read.index(20), len(read) - 1 - read[::-1].index(20)
     assert read[first : last + 1] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("is_trial", [True, False])
+async def test_a_trial_of_rows_one_by_one_is_over_with_the_first_step(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, is_trial: bool
+) -> None:
+    rows, steps = 2, 4
+    ticks: list[list[int]] = []
+    plan, decode = Scheduler.plan, ModelRunner.decode
+
+    def planned(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
+        chosen = plan(scheduler, state, *args, **options)
+        if len(chosen.decode) < rows or chosen.prefill:
+            return chosen
+        ticks.append([])
+        return attrs.evolve(chosen, is_everyday=False, is_one_by_one=True, is_trial=is_trial, steps=steps)
+
+    def watched(runner: ModelRunner, sequences: list[Sequence], *args: Any) -> Any:
+        sizes = len(sequences)
+        code, done = decode(runner, sequences, *args)
+        if ticks:
+            ticks[-1] += [sizes] * len(done)
+        return code, done
+
+    monkeypatch.setattr(Scheduler, "plan", planned)
+    monkeypatch.setattr(ModelRunner, "decode", watched)
+    async with open_engine(config_for(tiny)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                for seed in range(rows):
+                    nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
+    later = [rows] * (steps - 1) if is_trial else [1] * rows * (steps - 1)
+    assert [1] * rows + later in ticks
