@@ -7,7 +7,7 @@ decode rows run several steps without re-planning (a stride). When a token is du
 - A stream's first token, its last event, and any event for a reader that is nearly out of credit are due at once.
 - Every other token is due `hold_ms` after it was sampled.
 - While prompts are read, rows decode ahead (`policy.lead`), and their readers are given each token at its time
-  (`reader_ms`): the Trio side keeps those that are early.
+  (`reader_ms`), all readers together (`Beat`): the Trio side keeps those that are early.
 - A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
 
 The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
@@ -25,10 +25,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from uma.engine.delivery.flow import LOW_CREDITS
-from uma.engine.policy.lead import max_lead_ms
+from uma.engine.policy.lead import MAX_LEAD_STEPS, max_lead_ms
 
 HOLD_SHARE = 0.4
 """Maximum buffering delay of a token, as a share of its stream's `target_tbt_ms`. More would be felt as a gap."""
+BEAT_SHARE = 0.125
+"""Maximum time by which a token comes before its pace for the sake of the common beat, as a share of the pace: two
+streams meet within eight tokens, and no reader sees it."""
+ROUNDING_MS = 0.01
+"""Maximum difference (ms) between two beats that are the same: a sum of floats is not always exact."""
 AT_ONCE = -math.inf
 """A due time: before anything else is computed."""
 STRIDE_STEPS = 16
@@ -45,15 +50,42 @@ def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, credits: int) -
     return AT_ONCE if is_first or credits <= LOW_CREDITS else sampled_ms + hold_ms
 
 
-def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float) -> float:
+def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float, beat: Beat | None = None) -> float:
     """When the reader is given a token that was sampled at `sampled_ms`, after one that it is given at `last_ms`.
 
-    Tokens that were computed ahead go out `pace_ms` apart, and never out of order. The first is given at once. Where
-    rows are computed faster than that for long, each waits no longer than the longest lead that is of use.
+    Tokens that were computed ahead go out `pace_ms` apart, or a little closer where they come to a `beat` so, and never
+    out of order. The first is given at once. Where rows are computed faster than that for long, each waits no longer
+    than the longest lead that is of use.
     """
     if not pace_ms or not last_ms:
         return max(sampled_ms, last_ms)
-    return max(sampled_ms, last_ms, min(last_ms + pace_ms, sampled_ms + max_lead_ms(pace_ms)))
+    due_ms = last_ms + pace_ms
+    if beat is not None and due_ms > sampled_ms:
+        due_ms = beat.near(due_ms, pace_ms)
+    return max(sampled_ms, last_ms, min(due_ms, sampled_ms + max_lead_ms(pace_ms)))
+
+
+class Beat:
+    """Brings streams together that have one pace, so that one wakeup gives all of them their tokens.
+
+    A wakeup of the Trio thread costs as much as ten tokens. Streams keep the distance with which they began; so each of
+    them has its tokens a little early until they come with those of the others.
+    """
+
+    __slots__ = ("_at_ms",)
+
+    def __init__(self) -> None:
+        self._at_ms = 0.0
+        """One beat; the others are a pace apart."""
+
+    def near(self, due_ms: float, pace_ms: float) -> float:
+        """The last beat before a token is due, or where that is too early, as near to it as can be."""
+        if due_ms - self._at_ms > 2 * MAX_LEAD_STEPS * pace_ms:
+            self._at_ms = due_ms  # no stream is on it any more
+        # Rounded, so that sums of different terms make the same moment; and what is due then is not before it.
+        beats = math.floor((due_ms - self._at_ms + ROUNDING_MS) / pace_ms)
+        self._at_ms = round(self._at_ms + beats * pace_ms, 3)
+        return max(self._at_ms, due_ms - BEAT_SHARE * pace_ms)
 
 
 def uniform_steps(
