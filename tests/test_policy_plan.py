@@ -347,8 +347,8 @@ def beside(step_ms: float, *, neighbour_load: float = 0.0, **stream: object) -> 
 def test_on_a_slow_machine_streams_leave_two_fifths_of_the_time_to_prompts(step_ms: float) -> None:
     plan, piece_ms = beside(step_ms)
     assert piece_ms >= 0.35 * (piece_ms + plan.steps * step_ms)
-    # At the pace they ask for, as long as decoding leaves so much of it.
-    assert (plan.pace_ms == 72.0) == (step_ms <= 0.6 * 72.0)
+    # At the pace they ask for, as long as decoding leaves so much of it, with their whole target where it is half.
+    assert plan.pace_ms == pytest.approx(max(72.0, min(2 * step_ms, 80.0), step_ms / 0.6))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The pace at which readers are given tokens while prompts are read, and which targets it keeps.
 
-The pace is nine tenths of the tightest target in play. A faster pace leaves the prompts less time, so a machine that is
-too slow for a target must give up one of them:
+The pace is nine tenths of the tightest target in play, and all of a default one where decoding takes half of the time.
+A faster pace leaves the prompts less time, so a machine that is too slow for a target must give up one of them:
 
 - A target that a request names is kept wherever prompts have `LEAST_READ_SHARE` of the time beside it. Where even that
   is too much, the target is ignored: reading more slowly would not keep it either.
@@ -21,6 +21,9 @@ from uma.engine.policy.state import Row
 
 LEAST_READ_SHARE = 0.1
 """Minimum share of the time for prompts while a requested target is kept: it bounds their wait."""
+EVEN_SHARE = 0.5
+"""Share of the time for decoding beyond which default targets are not undercut: a tenth more between tokens leaves
+prompts a quarter more of the time there."""
 MOST_DECODE_SHARE = 0.6
 """Maximum share of the time for decoding where targets are the default ones: at their full pace, decoding on a machine
 that is slow for a while would leave prompts no time."""
@@ -59,7 +62,9 @@ def choose_pacing(
     kept = [row for row in interactive if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
     usual = [row for row in interactive if not row.has_own_target and row.target_tbt_ms > HOPELESS * step_ms]
     usual_ms = min((row.target_tbt_ms for row in usual), default=math.inf)
-    pace = max(pace_ms(min(budget_ms, usual_ms), step_ms), _least_pace_ms(step_ms, neighbour_load))
+    aimed_ms = min(budget_ms, usual_ms)
+    pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
+    pace = max(pace, _least_pace_ms(step_ms, neighbour_load))
     if kept:
         kept_ms = min(row.target_tbt_ms for row in kept)
         pace = min(pace, max(pace_ms(kept_ms, step_ms), step_ms / (1 - LEAST_READ_SHARE)))
