@@ -68,8 +68,9 @@ class Neighbours:
         self._cost_ms = 0.0
         """CPU time of the last sample."""
         self._last = _Reading.take(proc, now_ms())
-        self._used_ms, self._looked_ms = math.inf, 0.0
-        """CPU time of this process when it was last looked at, and when that was; infinite: a sample must be next."""
+        self._used_ms = math.inf
+        """CPU time of this process when it was last looked at; infinite: a sample must be next."""
+        self._sampled_ms = 0.0
         metrics.compute_threads = self._policy.threads
 
     @property
@@ -100,19 +101,23 @@ class Neighbours:
 
     def _has_its_cores(self, now: float) -> bool:
         """Whether the compute threads have run all the while, so that a sample would show no other program."""
-        used_ms, looked_ms = self._used_ms, self._looked_ms
-        self._used_ms, self._looked_ms = time.process_time() * 1000, now
-        policy, last = self._policy, self._last
-        return (
-            self._used_ms - used_ms >= QUIET_SHARE * policy.threads * (now - looked_ms)
-            and last is not None
-            and now - last.wall_ms < MAX_QUIET_MS
-            and max(policy.load, policy.stolen) <= QUIET_LOAD
-        )
+        policy, last, before_ms = self._policy, self._last, self._used_ms
+        self._used_ms = time.process_time() * 1000
+        used_ms = self._used_ms - before_ms
+        wanted_ms = 0.0 if last is None else policy.threads * (now - last.wall_ms)
+        if (
+            last is None
+            or used_ms < QUIET_SHARE * wanted_ms
+            or now - self._sampled_ms > MAX_QUIET_MS
+            or max(policy.load, policy.stolen) > QUIET_LOAD
+        ):
+            return False
+        self._last = last.after(now, used_ms, max(0.0, wanted_ms - used_ms))
+        return True
 
     def _sample(self, now: float, observe: Callable[[CpuSample], int]) -> None:
         cpu_began = time.thread_time()
-        self._used_ms, self._looked_ms = time.process_time() * 1000, now
+        self._used_ms, self._sampled_ms = time.process_time() * 1000, now
         reading, last = _Reading.take(self._proc, now), self._last
         self._last = reading
         if reading is None:
@@ -155,6 +160,14 @@ class _Reading:
         cores = backend.available_cores()
         quota_use = cgroup.quota_use() if cores < len(cpus) else None
         return cls(now, cpus, cores, *scheduled, Unused.take(proc / "stat", cpus), quota_use)
+
+    def after(self, now: float, used_ms: float, waited_ms: float) -> _Reading:
+        """About what they are `now`, where this process has had so much CPU time since, and has waited for more. What
+        it did not have is taken for used by others, so that the next sample shows no more of them than there are.
+        """
+        running_ms, waiting_ms = self.running_ms + used_ms, self.waiting_ms + waited_ms
+        quota_use = self.quota_use and attrs.evolve(self.quota_use, used_ms=self.quota_use.used_ms + used_ms)
+        return attrs.evolve(self, wall_ms=now, running_ms=running_ms, waiting_ms=waiting_ms, quota_use=quota_use)
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
