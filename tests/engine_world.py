@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import trio
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, SamplingParams
 from uma.engine import Engine
+from uma.engine.delivery.flow import CREDITS
+from uma.engine.worker.sequence import Sequence as EngineSequence
 from uma.types import Finished, Source, Token
 
 
@@ -26,6 +29,24 @@ def config_for(model: Path, **settings: Any) -> RuntimeConfig:
     plain: dict[str, Any] = {"model": str(model), "n_ctx": 2_048, "n_gpu_layers": 0, "threads": 1, "threads_batch": 1}
     plain |= {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32", "speculate": "off"}
     return RuntimeConfig(**(plain | settings))
+
+
+def sequence_for(request: Request, tokens: Sequence[int], **fields: Any) -> EngineSequence:
+    """A sequence outside of any engine, which nothing has begun to compute."""
+    plain: dict[str, Any] = {
+        "key": 1,
+        "tokens": array("i", tokens),
+        "prompt_tokens": len(tokens),
+        "max_tokens": request.sampling.max_tokens,
+        "seed": 0,
+        "lane": 0,
+        "arrived_ms": 0.0,
+        "target_ttft_ms": None,
+        "expected_ttft_ms": 2_000.0,
+        "target_tbt_ms": 80.0,
+        "credits": CREDITS,
+    }
+    return EngineSequence(request=request, **(plain | fields))
 
 
 def tokens_for(seed: int, count: int) -> tuple[int, ...]:

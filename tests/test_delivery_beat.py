@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from array import array
 
-from engine_world import ask, tokens_for
+from engine_world import ask, sequence_for, tokens_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from uma.engine.delivery.outbox import Delivery, Outbox
 from uma.engine.delivery.pacing import BEAT_SHARE, ROUNDING_MS, Beat, reader_ms
 from uma.engine.worker.output import Output
 from uma.engine.worker.sampling import Sampled
-from uma.engine.worker.sequence import Sequence
 from uma.metrics import EngineMetrics
 
 
@@ -74,25 +72,8 @@ def test_the_events_of_several_streams_are_due_at_one_time_for_all() -> None:
     output = Output(Letters(), EngineMetrics(), outbox)  # type: ignore[arg-type]
     output.pace_ms = 72.0
     prompt = tokens_for(1, 12)
-    streams = [
-        Sequence(
-            key=key,
-            request=ask(prompt, 64, id=str(key)),
-            tokens=array("i", prompt),
-            prompt_tokens=len(prompt),
-            max_tokens=64,
-            seed=0,
-            lane=0,
-            arrived_ms=0.0,
-            target_ttft_ms=None,
-            expected_ttft_ms=1_000.0,
-            target_tbt_ms=80.0,
-            credits=64,
-            is_paced=True,
-            stream=key,
-        )
-        for key in range(3)
-    ]
+    request = ask(prompt, 64)
+    streams = [sequence_for(request, prompt, key=key, stream=key, is_paced=True) for key in range(3)]
     for step in range(20):
         for stream in streams:
             output.accept(stream, (Sampled(1),), 1_000.0 + 20 * stream.key + 50 * step)

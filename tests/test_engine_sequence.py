@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from engine_world import Answer, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, answer, answers, ask, config_for, sequence_for, settled, tokens_for
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC
 from uma import open_engine
-from uma.engine.delivery.flow import CREDITS
 from uma.engine.worker.sampling import Given, Sampled, Sampling
 from uma.engine.worker.sequence import (
     HAS_SLOT,
@@ -30,21 +28,7 @@ from uma.types import Finished
 
 
 def make_sequence() -> Sequence:
-    request = ask("x", 4)
-    return Sequence(
-        key=1,
-        request=request,
-        tokens=array("i", [1, 2]),
-        prompt_tokens=2,
-        max_tokens=4,
-        seed=0,
-        lane=0,
-        arrived_ms=0.0,
-        target_ttft_ms=None,
-        expected_ttft_ms=2_000.0,
-        target_tbt_ms=80.0,
-        credits=CREDITS,
-    )
+    return sequence_for(ask("x", 4), [1, 2])
 
 
 # The table
