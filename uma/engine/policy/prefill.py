@@ -54,7 +54,7 @@ class PrefillPolicy:
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
         if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
             tokens = self._sizes.alone(self._in_a_tile(prompts, targets, free_tokens), targets)
-            tokens = max(tokens, self._whole_crowd(prompts, streams, targets, min(free_tokens, targets.batch_tokens)))
+            tokens = max(tokens, self._whole_crowd(prompts, streams, targets, free_tokens))
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
             filled = self._in_a_tile(prompts, targets, free_tokens)
             piece = Piece(tokens)

@@ -311,10 +311,9 @@ class Residency:
         self._count_end(sequence, event)
         # The end comes behind tokens that were computed ahead; a cancel or a fault waits for nothing, nor does the
         # end of a background stream: a program reads it, which needs all of it rather than an even pace.
-        is_paced = isinstance(event, Finished) and event.reason != "cancelled" and sequence.is_paced
-        is_due = is_paced and sequence.lane >= 0
+        is_whole = isinstance(event, Finished) and event.reason != "cancelled"
+        is_due = is_whole and sequence.is_paced and sequence.lane >= 0
         if sequence.has_reader and sequence.lane >= 0:
-            is_whole = isinstance(event, Finished) and event.reason != "cancelled"
             self._returns.ended(max(now_ms(), sequence.last_token_ms), is_whole=is_whole)
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
