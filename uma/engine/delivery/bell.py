@@ -11,7 +11,6 @@ a batch ready, waits until all events are dealt with.
 from __future__ import annotations
 
 import ctypes
-import errno
 import math
 import os
 import sys
@@ -109,9 +108,11 @@ class TimerBell:
     """A bell of Linux: a timer that is a file. Setting it makes it unreadable until its time has come."""
 
     def __init__(self) -> None:
-        self._timer = int(_libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
+        create = ctypes.PyDLL(None, use_errno=True).timerfd_create
+        self._timer = int(create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
         if self._timer < 0:
-            raise OSError(errno.EMFILE, "a timer for the delivery of events: no file can be opened any more")
+            error = ctypes.get_errno()
+            raise OSError(error, f"no timer for the delivery of events: {os.strerror(error)}")
         self._settime = _libc.timerfd_settime
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Timer), ctypes.c_void_p)
         self._urgent, self._soon, self._at = _Timer(nsec=1), _Timer(nsec=RING_NS), _Timer()
