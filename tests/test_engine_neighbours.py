@@ -25,9 +25,9 @@ from uma import cgroup
 from uma.engine import Engine, open_engine
 from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample
-from uma.engine.worker import neighbours, stall
-from uma.engine.worker.schedstat import TICK_MS, Unused, scheduled_ms
-from uma.engine.worker.stall import CpuTime, StallWatch, is_starved
+from uma.engine.worker import neighbours, schedstat, stall
+from uma.engine.worker.schedstat import TICK_MS, CpuTime, Unused, runnable_threads, scheduled_ms
+from uma.engine.worker.stall import StallWatch, is_starved
 from uma.llama import backend
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
@@ -216,7 +216,7 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
     monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
     monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
     monkeypatch.setattr(stall, "LEAST_MS", 0.0)
-    monkeypatch.setattr(stall, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(schedstat, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
     with Model.load(tiny) as model, Context(model, params) as context:
         watch = StallWatch(context)
@@ -233,6 +233,63 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
         assert context.decode(batch) == DONE
 
 
+@pytest.mark.parametrize(
+    ("is_suspected", "runnable", "idle", "code"),
+    [
+        pytest.param(True, 4, 0, ABORTED, id="another program has a core"),
+        pytest.param(False, 4, 0, DONE, id="without suspicion"),
+        pytest.param(True, 3, 0, DONE, id="nothing but its threads and the one that looks is runnable"),
+        pytest.param(True, 4, 2, DONE, id="its threads wait for each other beside an idle core"),
+    ],
+)
+def test_where_others_are_suspected_a_batch_whose_threads_wait_is_broken_off_whatever_it_was_to_take(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_suspected: bool,
+    runnable: int,
+    idle: int,
+    code: int,
+) -> None:
+    counts = itertools.count(1)
+    (tmp_path / "loadavg").write_text(f"0 0 0 {runnable}/90 1981\n")
+    (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(max(backend.affinity()) + 1)))
+    monkeypatch.setattr(stall, "CLOSE_MS", 1.0)
+    monkeypatch.setattr(schedstat, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=4096, n_batch=4096, n_ubatch=64)) as context:
+        watch = StallWatch(context, proc=tmp_path)
+        batch = Batch(4096)
+        batch.add([1] * 4096, 0, 0, last_logits=True)
+        with watch.watching():
+            watch.begin(now_ms(), math.inf, threads=2, since=CpuTime(0.0, 0.0, 0.0) if is_suspected else None)
+            assert context.decode(batch) == code
+            assert watch.end() == (code == ABORTED)
+
+
+async def test_batches_after_a_rest_that_others_used_are_watched_closely(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[CpuTime | None]()
+    rested = CpuTime(1.0, 2.0, 3.0)
+    begin = StallWatch.begin
+
+    def watched(
+        watch: StallWatch, began_ms: float, expected_ms: float, threads: int, since: CpuTime | None = None
+    ) -> None:
+        seen.append(since)
+        begin(watch, began_ms, expected_ms, threads)
+
+    def suspects(self: neighbours.Neighbours, rested_ms: float) -> None:
+        self.suspected, self.due_ms = rested, math.inf
+
+    monkeypatch.setattr(StallWatch, "begin", watched)
+    monkeypatch.setattr(neighbours.Neighbours, "has_rested", suspects)
+    async with open_engine(config_for(tiny)) as engine:
+        # The first can be there before the decode thread has begun, which then has not rested.
+        await alone(engine, [ask(max_tokens=1, id=name) for name in ("first", "second")])
+    assert rested in seen
+
+
 def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +297,7 @@ def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
     monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
     monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
     monkeypatch.setattr(stall, "LEAST_MS", 0.0)
-    monkeypatch.setattr(stall, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(schedstat, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
         watch = StallWatch(context)
@@ -278,6 +335,14 @@ def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
     assert Unused.take(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
     assert Unused.take(tmp_path / "stat", frozenset({0})) is None
+
+
+def test_threads_that_are_runnable_now_are_counted_where_the_kernel_tells(tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text("0.10 0.20 0.30 3/90 1981\n")
+    assert runnable_threads(tmp_path) == 3
+    (tmp_path / "loadavg").write_text("0.10 0.20\n")
+    assert runnable_threads(tmp_path) == 0
+    assert runnable_threads(tmp_path / "missing") == 0
 
 
 def test_idle_and_stolen_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
@@ -350,6 +415,51 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
         assert watched.before_batch() < most
 
 
+@pytest.mark.parametrize(
+    ("at_first", "later", "waits", "threads"),
+    [
+        pytest.param(2, 3, True, 1, id="a program that goes on"),
+        pytest.param(2, 3, False, 2, id="one that yields its core or has another"),
+        pytest.param(2, 2, True, 2, id="one that has ended since"),
+        pytest.param(1, 2, False, 2, id="one that took its turn"),
+    ],
+)
+def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_a_sample_is_due(
+    tiny: Path,
+    tmp_path: Path,
+    told_quota: SetQuota,
+    monkeypatch: pytest.MonkeyPatch,
+    at_first: int,
+    later: int,
+    waits: bool,
+    threads: int,
+) -> None:
+    told_quota(2.0)
+    clock_ms = 0.0
+    monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(backend, "affinity", lambda: frozenset({0, 1}))
+    (tmp_path / "loadavg").write_text(f"0 0 0 {at_first}/90 1981\n")
+    write_counters(tmp_path, 1.0)
+    params = ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)
+    with Model.load(tiny) as model, Context(model, params) as context:
+        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        clock_ms += 2_000
+        watched.has_rested(2_000)
+        assert (watched.suspected is not None) == (at_first > 1)
+        assert watched.before_batch() == 2, "all threads begin"
+        # Behind a batch both threads that computed it are runnable.
+        (tmp_path / "loadavg").write_text(f"0 0 0 {later}/90 1981\n")
+        clock_ms += stall.CLOSE_MS
+        write_counters(tmp_path, *((27.0, 13.0) if waits else (40.0, 0.0)))
+        assert watched.before_batch() == threads
+        assert (watched.suspected is None) == (at_first == 1 or threads == 1)
+        clock_ms += neighbours.SAMPLE_MS
+        write_counters(tmp_path, neighbours.SAMPLE_MS * threads)
+        assert watched.before_batch() == threads
+        assert watched.suspected is None
+
+
 @pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
 def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once_when_they_lose_one(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -394,10 +504,10 @@ def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once
         assert len(samples) == 1, "something has shown that the number is wrong"
 
 
-def write_counters(proc: Path, more_ms: float) -> None:
-    """Counters of a kernel whose cores are never idle, after this process's one thread ran for so much longer."""
+def write_counters(proc: Path, more_ms: float, waited_ms: float = 0.0) -> None:
+    """Counters of a kernel whose cores are never idle, after this process's one thread ran and waited so much more."""
     counters = proc / "self" / "task" / "1" / "schedstat"
     counters.parent.mkdir(parents=True, exist_ok=True)
-    before_ns = int(counters.read_text().split()[0]) if counters.exists() else 0
-    counters.write_text(f"{before_ns + int(more_ms * 1e6)} 0 1\n")
+    ran_ns, waited_ns, _ = map(int, counters.read_text().split()) if counters.exists() else (0, 0, 0)
+    counters.write_text(f"{ran_ns + int(more_ms * 1e6)} {waited_ns + int(waited_ms * 1e6)} 1\n")
     (proc / "stat").write_text("".join(f"cpu{cpu} 0 0 0 0 0 0 0 0\n" for cpu in range(max(backend.affinity()) + 1)))

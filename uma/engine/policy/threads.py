@@ -84,6 +84,13 @@ class CpuSample:
         used_ms = max(0.0, self.cores * self.wall_ms - unused_ms - self.running_ms)
         return used_ms / max(self.wall_ms, 1e-9) / max(self.share, 0.05)
 
+    def load_beside(self, threads: int) -> float:
+        """Threads of other programs beside which `threads` of ours wait as they did: the model of `rate`, solved.
+
+        Waits alone say it: the kernel counts them exactly, and idle time in steps. 0 where no thread waited.
+        """
+        return max(0.0, self.cores / max(self.share, 0.05) - threads) if self.share < 1.0 else 0.0
+
 
 def rate(threads: int, load: float, cores: float, stolen: float = 0.0) -> float:
     """Relative speed of `threads` compute threads beside `load` runnable threads of other programs."""
@@ -123,10 +130,7 @@ class ThreadPolicy:
         self.load = max(seen.load for seen in self._recent)
         # The host takes its time in large pieces: the mean says more of the next batch than the worst sample does.
         self.stolen = sum(seen.stolen for seen in self._recent) / len(self._recent)
-        best = max(range(1, sample.most + 1), key=lambda threads: self._rate(threads, sample.cores))
-        is_too_many = self.threads > sample.most
-        if is_too_many or self._rate(best, sample.cores) > WORTH * self._rate(self.threads, sample.cores):
-            self.threads = best
+        self.threads = self._best(sample, self.load)
         return self.threads
 
     def observe_rest(self, sample: CpuSample) -> int:
@@ -139,5 +143,30 @@ class ThreadPolicy:
             self.observe(sample)
         return self.threads
 
-    def _rate(self, threads: int, cores: float) -> float:
-        return rate(threads, self.load, cores, self.stolen)
+    def would_yield(self, sample: CpuSample) -> bool:
+        """Whether what others did in `sample`, a rest, takes threads away if they go on with it."""
+        return sample.wall_ms >= SETTLED_MS and self._best(sample, sample.load) < self.threads
+
+    def observe_waits(self, sample: CpuSample) -> int:
+        """Take in a sample of any length, in which batches were computed, by what this process's threads waited.
+
+        It can take threads away and gives none back, and only where no core was idle: threads of ours wait for each
+        other where the scheduler has woken two of them on one core. The next sample that is `observe`d decides alone
+        whether that was right: a program that wanted a core for some milliseconds is over by then.
+        """
+        load = sample.load_beside(self.threads)
+        threads = self._best(sample, load)
+        if threads < self.threads and not sample.idle_ms:
+            self._recent.clear()
+            self.threads, self.load = threads, load
+        return self.threads
+
+    def _best(self, sample: CpuSample, load: float) -> int:
+        """The number of threads to compute with beside `load`: the present one, unless another is well worth it."""
+
+        def speed(threads: int) -> float:
+            return rate(threads, load, sample.cores, self.stolen)
+
+        best = max(range(1, sample.most + 1), key=speed)
+        is_too_many = self.threads > sample.most
+        return best if is_too_many or speed(best) > WORTH * speed(self.threads) else self.threads

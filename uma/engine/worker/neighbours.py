@@ -11,8 +11,13 @@ that is used up included, are in `schedstat`. Neither tells whether others still
 to them, which decides when its threads come back: idle time does, and under a quota what the group used of it.
 
 The decode thread samples, since a context's threads can change between two of its batches only. After a rest it begins
-a new sample: what others did meanwhile, as programs that take turns with this one do, is over. It measures for this
-decision alone: benchmarks measure CPU time from outside (`benchmarks/measure.py`).
+a new sample: what others did meanwhile, as programs that take turns with this one do, is over. Where something else
+is runnable still, they are suspected to go on. All threads begin nevertheless, since neither a program that yields to
+this one by its priority or its group's weight, nor one that works elsewhere, can be told from a neighbour until
+threads wait for it; but until the first full sample the batches are watched closely: what their threads wait says it
+after some 20 ms, and a batch that waits so long is aborted (`worker/stall.py`).
+
+It measures for this decision alone: benchmarks measure CPU time from outside (`benchmarks/measure.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ import attrs
 from uma import cgroup
 from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample, ThreadPolicy
-from uma.engine.worker.schedstat import PROC, Unused, scheduled_ms
+from uma.engine.worker.schedstat import PROC, CpuTime, Unused, runnable_threads, scheduled_ms
+from uma.engine.worker.stall import CLOSE_MS
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
@@ -71,6 +77,10 @@ class Neighbours:
         self._used_ms = math.inf
         """CPU time of this process when it was last looked at; infinite: a sample must be next."""
         self._sampled_ms = 0.0
+        self.suspected: CpuTime | None = None
+        """The counters at the end of a rest behind which others may go on; None where nothing is suspected."""
+        self._is_asked = False
+        """Something has shown since the last look that the number of threads is wrong."""
         metrics.compute_threads = self._policy.threads
 
     @property
@@ -81,23 +91,52 @@ class Neighbours:
     def ask_again(self) -> None:
         """Sample before the next batch: something has just shown that the number of threads is wrong."""
         self._used_ms = math.inf
+        self._is_asked = True
         if self.due_ms < math.inf:
             self.due_ms = 0.0
 
     def has_rested(self, rested_ms: float) -> None:
         """The decode thread had nothing to compute for so long, until now."""
         if rested_ms >= max(REST_MS, self._cost_ms / REST_COST_SHARE) and self.due_ms < math.inf:
-            self._sample(now_ms(), self._policy.observe_rest)
+            now, self.suspected = now_ms(), None
+            self._sample(now, self._observe_rest)
+            if self.suspected is not None:
+                self.due_ms = now + CLOSE_MS
 
     def before_batch(self) -> int:
         """Sample, if it is time; returns the number of compute threads in force."""
         now = now_ms()
         if now >= self.due_ms:
-            if self._has_its_cores(now):
-                self.due_ms = now + SAMPLE_MS
+            if self.suspected is not None and now - self._sampled_ms < SAMPLE_MS:
+                self._look_closely(now)
+            elif self._has_its_cores(now):
+                self.due_ms, self.suspected = now + SAMPLE_MS, None
             else:
+                self.suspected = None
                 self._sample(now, self._policy.observe)
         return self._policy.threads
+
+    def _observe_rest(self, sample: CpuSample) -> int:
+        threads = self._policy.observe_rest(sample)
+        if self._policy.would_yield(sample) and runnable_threads(self._proc) > 1:
+            self.suspected = None if self._last is None else self._last.cpu_time
+        return threads
+
+    def _look_closely(self, now: float) -> None:
+        """Whether compute threads have waited for others since the rest: too soon for a sample, soon enough to tell."""
+        self.due_ms = now + CLOSE_MS
+        is_asked, self._is_asked = self._is_asked, False
+        # Behind a batch all its threads spin for a moment still.
+        if not is_asked and runnable_threads(self._proc) <= self._policy.threads:
+            return
+        reading, last, before = _Reading.take(self._proc, now), self._last, self._policy.threads
+        if reading is None or last is None:
+            return
+        self._choose(reading.since(last, self._wanted), self._policy.observe_waits)
+        if self._policy.threads != before:
+            # The next sample is of these threads alone, and in full.
+            self._last, self._sampled_ms, self._used_ms = reading, now, math.inf
+            self.due_ms, self.suspected = now + SAMPLE_MS, None
 
     def _has_its_cores(self, now: float) -> bool:
         """Whether the compute threads have run all the while, so that a sample would show no other program."""
@@ -160,6 +199,11 @@ class _Reading:
         cores = backend.available_cores()
         quota_use = cgroup.quota_use() if cores < len(cpus) else None
         return cls(now, cpus, cores, *scheduled, Unused.take(proc / "stat", cpus), quota_use)
+
+    @property
+    def cpu_time(self) -> CpuTime:
+        """The counters of waits alone."""
+        return CpuTime.of(self.running_ms, self.waiting_ms, self.unused)
 
     def after(self, now: float, used_ms: float, waited_ms: float) -> _Reading:
         """About what they are `now`, where this process has had so much CPU time since, and has waited for more. What

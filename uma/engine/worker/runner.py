@@ -400,7 +400,7 @@ class ModelRunner:
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
         """
         began_ms = self.began_ms = now_ms()
-        self.stall_watch.begin(began_ms, expected_ms, self._threads)
+        self.stall_watch.begin(began_ms, expected_ms, self._threads, self._neighbours.suspected)
         code = self._context.decode(self._batch)
         is_stalled = self.stall_watch.end()
         took_ms = now_ms() - began_ms

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from uma.llama import backend
+
 PROC = Path("/proc")
 TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
 """The unit of /proc/stat."""
@@ -28,6 +30,42 @@ def scheduled_ms(proc: Path = PROC) -> tuple[float, float] | None:
         except (OSError, ValueError, IndexError):  # a thread that has just ended
             continue
     return (running_ns / 1e6, waiting_ns / 1e6) if running_ns else None
+
+
+def runnable_threads(proc: Path = PROC) -> int:
+    """Threads on this machine that run or wait for a core just now, this one included; 0 where that is not told.
+
+    `/proc/stat` tells the same number behind much that takes time to write on a machine with many cores.
+    """
+    try:
+        with (proc / "loadavg").open("rb", buffering=0) as file:
+            return int(file.read(128).split()[3].partition(b"/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class CpuTime(NamedTuple):
+    """Counters of the kernel, in milliseconds since an arbitrary start."""
+
+    running: float
+    """Time of this process's threads on a core."""
+    waiting: float
+    """Time for which they were runnable without one."""
+    stolen: float
+    """Time that the host of a virtual machine took from the cores."""
+    idle: float = 0.0
+    """Time for which the cores had nothing to run, added up."""
+
+    @classmethod
+    def take(cls, proc: Path) -> CpuTime | None:
+        """The counters of now; None where the system does not have them."""
+        scheduled = scheduled_ms(proc)
+        return scheduled and cls.of(*scheduled, Unused.take(proc / "stat", backend.affinity()))
+
+    @classmethod
+    def of(cls, running_ms: float, waiting_ms: float, unused: Unused | None) -> CpuTime:
+        """The same of counters that were read."""
+        return cls(running_ms, waiting_ms, *((unused.stolen_ms, unused.idle_ms) if unused else (0.0, 0.0)))
 
 
 class Unused(NamedTuple):
