@@ -24,8 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from uma.engine.kv import idle_copy, snapshots
+from uma.engine.kv import idle_copy, leaving, snapshots
 from uma.engine.kv import pool as kv
+from uma.engine.kv.leaving import Left, Pays
 from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -104,6 +105,22 @@ class FakeContext:
         return True
 
 
+def always(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
+    """Cache leaves its cells whenever it can."""
+    return True
+
+
+def never(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
+    """Only what is copied quickly does."""
+    return False
+
+
+def if_it_frees_more(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
+    """Where it frees more than it shares."""
+    assert freed + kept == tokens and freed > 0
+    return freed > kept
+
+
 class PoolLives(RuleBasedStateMachine):
     """Sequences are admitted, computed, preempted and ended, as the worker does it."""
 
@@ -153,6 +170,8 @@ class PoolLives(RuleBasedStateMachine):
         assert 0 <= length < len(tokens)
         assert self.context.tokens(holding.seq_id) == tokens[:length], "told that tokens are there which are not"
         self.running.append(holding)
+        while self.leaves_early and self.pool.make_way(if_it_frees_more, 4, [wanted]).has_more:
+            pass
         assert len(tokens) - length <= self.pool.free_cells, "what was promised does not fit"
         if computes:
             self.compute(holding, tokens[length:])
@@ -271,6 +290,8 @@ class TestPool:
         for module, name, value in (
             (kv, "LEAST_SHARED_TOKENS", 2),
             (kv, "WORTH_RESTORING_TOKENS", 3),
+            (leaving, "WORTH_RESTORING_TOKENS", 3),
+            (leaving, "MOST_QUICK_BYTES", 100),
             (kv, "LEAST_EVICTED_TOKENS", 3),
             (idle_copy, "MOST_IDLE_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
@@ -385,9 +406,19 @@ class TestCacheThatLeavesEarly:
         pool.release(holding, 2.0, keep=True)
         return found
 
+    def begin(self, pool: KvPool, tokens: array[int], *, pays: Pays = never, most_tokens: int = 1_000) -> Holding:
+        """A sequence begins, and way is made for it."""
+        holding, _ = pool.acquire(tokens, 3.0)
+        pool.make_way(pays, most_tokens, [tokens])
+        return holding
+
+    def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No cached sequence is copied quickly."""
+        monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", 0)
+
     def test_it_is_in_memory_and_found_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, context, archived = self.ended_pool(monkeypatch, leaves_early=True)
-        holding, _ = pool.acquire(self.other, 3.0)
+        holding = self.begin(pool, self.other)
         assert context.used() == 0, "cells of cache that the new sequence's rows would go over in vain"
         assert not archived, "what is used once is worth no disk"
         pool.release(holding, 4.0, keep=False)
@@ -395,27 +426,97 @@ class TestCacheThatLeavesEarly:
 
     def test_what_the_new_sequence_uses_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        _, found = pool.acquire(self.ended + array("i", [7]), 3.0)
-        assert found == context.used() == len(self.ended)
+        holding = self.begin(pool, self.ended + array("i", [7]), pays=always)
+        assert holding.tip.end == context.used() == len(self.ended)
 
     def test_what_begins_like_it_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, _, _ = self.ended_pool(monkeypatch, leaves_early=True)
         half = self.ended[:100]
-        pool.acquire(half + array("i", [7]), 3.0)
+        self.begin(pool, half + array("i", [7]))
         assert pool.continuation(half, 4) == self.ended[100:104], "what another sequence went on with is a draft"
+
+    def test_what_begins_with_all_of_it_stays_whatever_it_costs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, _, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        half = self.ended[:100]
+        self.begin(pool, half, pays=always)
+        assert pool.continuation(half, 4) == self.ended[100:104], "what another sequence went on with is a draft"
+
+    def test_of_what_begins_like_it_the_rest_leaves_where_that_pays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        prompt = self.ended[:50] + array("i", [7, 7])
+        holding = self.begin(pool, prompt, pays=if_it_frees_more)
+        assert context.used() == 50, "what both begin with"
+        pool.release(holding, 4.0, keep=False)
+        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
 
     def test_what_takes_long_to_copy_or_would_not_come_back_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        short = array("i", range(2_000, 2_000 + kv.WORTH_RESTORING_TOKENS - 1))
+        short = array("i", range(2_000, 2_000 + leaving.WORTH_RESTORING_TOKENS - 1))
         self.run(pool, context, short)
-        monkeypatch.setattr(kv, "MOST_QUICK_BYTES", len(self.ended) - 1)
-        self.run(pool, context, self.ended)
-        pool.acquire(self.other, 3.0)
+        monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", len(self.ended) - 1)
+        self.begin(pool, self.other)
         assert context.used() == len(self.ended) + len(short)
+
+    @pytest.mark.parametrize("is_in_memory", [True, False])
+    def test_what_takes_long_to_copy_leaves_where_that_pays(
+        self, monkeypatch: pytest.MonkeyPatch, *, is_in_memory: bool
+    ) -> None:
+        pool, context, archived = self.ended_pool(monkeypatch, leaves_early=True)
+        self.slow(monkeypatch)
+        if is_in_memory:
+            pool.store.add(Snapshot(self.ended, (context.state_get(next(iter(pool.tree.cached))),)), is_lasting=False)
+        asked = []
+
+        def pays(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
+            asked.append((freed, kept, tokens, has_snapshot))
+            return has_snapshot or not is_in_memory
+
+        holding = self.begin(pool, self.other, pays=pays)
+        expected = [(200, 0, 200, True)] if is_in_memory else [(200, 0, 200, True), (200, 0, 200, False)]
+        assert asked == expected, "a snapshot that is there is not paid for"
+        assert context.used() == 0 and not archived
+        pool.release(holding, 4.0, keep=False)
+        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
+
+    def test_no_more_is_copied_at_a_time_than_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        self.slow(monkeypatch)
+        monkeypatch.setattr(kv, "MOST_PLAIN_TOKENS", 1_000)
+        other = array("i", range(3_000, 3_100))
+        self.run(pool, context, other)
+        pool.acquire(self.other, 3.0)
+        steps = list[Left]()
+        while not steps or steps[-1].has_more:
+            steps.append(pool.make_way(always, 70, [self.other]))
+        assert [each.copied for each in steps] == [70, 70, 70, 70, 20], "the second begins in what the first leaves"
+        assert context.used() == 0
+        for tokens in (self.ended, other):
+            assert pool.known_tokens(tokens + array("i", [7])) == len(tokens)
+
+    def test_a_sequence_that_goes_on_before_its_copy_is_whole_is_not_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        self.slow(monkeypatch)
+        assert pool.make_way(always, 150, [self.other]).has_more
+        longer = self.ended + array("i", range(5_000, 5_050))
+        assert self.run(pool, context, longer) == len(self.ended)
+        while pool.make_way(always, 150, [self.other]).has_more:
+            pass
+        assert context.used() == 0 and self.run(pool, context, longer + array("i", [7])) == len(longer)
+
+    def test_nothing_is_lost_where_memory_has_no_place_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
+        worth_more = Snapshot(array("i", range(9_000, 9_300)), (bytes(10**6 - 1_300),), reuses=9)
+        assert pool.store.add(worth_more)
+        holding = self.begin(pool, self.other, pays=always)
+        assert context.used() == len(self.ended) and list(pool.store) == [worth_more]
+        pool.release(holding, 4.0, keep=False)
+        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
 
     def test_it_stays_where_its_cells_were_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, context, _ = self.ended_pool(monkeypatch)
-        pool.acquire(self.other, 3.0)
+        self.begin(pool, self.other, pays=always)
         assert context.used() == len(self.ended)
 
 

@@ -162,7 +162,8 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
     is, and with `flash_attn` on or off only that attention.
 
-    Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified.
+    Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified. What
+    attention costs on a GPU is not known: there nothing is expected to be spared.
     """
     params, model = context.params, context.model
     pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
@@ -170,14 +171,19 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     pause = PauseCost(context.opened_ms / context.n_ctx, token_bytes * CARRY_NS / 1e6)
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
-    return LayoutPolicy(pool, _others(context, config), pause, head_ms=heads / threads / 1e6)
+    head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6
+    return LayoutPolicy(pool, _others(context, config), pause, head_ms=head_ms)
+
+
+def _computes_on_gpu(config: RuntimeConfig) -> bool:
+    return config.n_gpu_layers != 0 and backend.has_gpu()
 
 
 def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     params, model = context.params, context.model
     can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
     mib = context.n_ctx * model.kv_bytes_per_token(*_cache_types(params)) / 2**20
-    if not can_change or mib > MAX_CHANGE_MIB or (config.n_gpu_layers != 0 and backend.has_gpu()):
+    if not can_change or mib > MAX_CHANGE_MIB or _computes_on_gpu(config):
         return []
     splits = split_layouts(context.n_ctx, max_active(context, config))
     if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
@@ -241,8 +247,7 @@ def map_above_bytes(config: RuntimeConfig) -> float:
     """
     if config.use_mmap != "auto":
         return 0 if config.use_mmap == "on" else math.inf
-    has_gpu = config.n_gpu_layers != 0 and backend.has_gpu()
-    return 0 if has_gpu or not hugepages.available() else free_memory_bytes() // WEIGHTS_SHARE
+    return 0 if _computes_on_gpu(config) or not hugepages.available() else free_memory_bytes() // WEIGHTS_SHARE
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:

@@ -1,4 +1,4 @@
-"""Snapshots of cached sequences, taken in parts while nothing runs.
+"""Snapshots of cached sequences, taken in parts while nothing runs, or between batches.
 
 Copying a large cache takes longer than a request can wait, so a copy is made part by part, and the worker looks for
 commands between two. Owned by the decode thread.
@@ -72,12 +72,26 @@ class IdleCopies:
         copy = self._copy if self._copy is not None and self._is_unchanged(self._copy) else self._begin()
         if copy is None:
             return False
-        self._copy = copy if self._copy_part(copy) else None
+        self._advance(copy, max(1, MOST_IDLE_BYTES // self._cells.bytes_per_token))
+        return True
+
+    def go_on_with(self, seq_id: int, most_tokens: int) -> int:
+        """Copy the next tokens of this cached sequence; how many that were."""
+        copy = self._copy
+        if copy is None or copy.seq_id != seq_id or not self._is_unchanged(copy):
+            node = self._tree.cached[seq_id]
+            copy = _Copy(seq_id, node, node.whole())
+        before = copy.copied
+        self._advance(copy, most_tokens)
+        return copy.copied - before
+
+    def _advance(self, copy: _Copy, most_tokens: int) -> None:
+        self._copy = copy if self._copy_part(copy, most_tokens) else None
         if copy.copied == len(copy.tokens):
             self._copy = None
-            if not self._store.add(Snapshot(copy.tokens, tuple(copy.parts), copy.node.reuses, copy.node.used_at)):
+            snapshot = Snapshot(copy.tokens, tuple(copy.parts), copy.node.reuses, copy.node.used_at)
+            if not self._store.add(snapshot, is_lasting=self._is_worth_saving(copy.node)):
                 self._in_vain.add(copy.seq_id)
-        return True
 
     def _begin(self) -> _Copy | None:
         for seq_id, node in self._tree.cached.items():
@@ -95,9 +109,9 @@ class IdleCopies:
         node = self._tree.cached.get(copy.seq_id)
         return node is copy.node and node.end == len(copy.tokens) and node.whole() == copy.tokens
 
-    def _copy_part(self, copy: _Copy) -> bool:
+    def _copy_part(self, copy: _Copy, most_tokens: int) -> bool:
         """Copy the next tokens of a sequence; False where its own id was the only one to be had."""
-        end = min(len(copy.tokens), copy.copied + max(1, MOST_IDLE_BYTES // self._cells.bytes_per_token))
+        end = min(len(copy.tokens), copy.copied + most_tokens)
         is_part = self._cells.has_parts and end - copy.copied < len(copy.tokens)
         spare = self._spare_id(copy.node) if is_part else None
         if spare is None:

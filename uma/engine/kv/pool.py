@@ -7,7 +7,7 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import attrs
 
@@ -15,6 +15,7 @@ from uma.engine.kv.carry import Carried, Carrier
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.idle_copy import IdleCopies
+from uma.engine.kv.leaving import WORTH_RESTORING_TOKENS, EarlyLeaving, Left, Pays
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -22,17 +23,12 @@ from uma.llama.context import Context
 PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
-WORTH_RESTORING_TOKENS = 48
-"""Minimum tokens that a snapshot must save beyond what the cells do, to be restored."""
 MOST_PLAIN_TOKENS = 256
 """Maximum cells of cache in which prefixes stay that are short and unused so far, or have a snapshot."""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
 MOST_CARRIED_CACHE = 4_096
 """Maximum cells of cache that a change of layout carries over: as many as the largest small pool holds."""
-MOST_QUICK_BYTES = 8 * 2**20
-"""Maximum size of a cached sequence that leaves its cells for memory when another sequence begins: its copy is short
-beside the prompt that begins."""
 MOST_STALL_BYTES = 32 * 2**20
 """Maximum size of a snapshot taken while any sequence decodes: to copy a larger one would be a gap in the stream."""
 
@@ -78,6 +74,7 @@ class KvPool:
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
         self._copies = IdleCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
+        self._leaving = EarlyLeaving(self.cells, self.tree, store, self._copies)
         self.is_for_now = False
         """Sequences can outgrow their share, or all of them this buffer: the layout is changed then."""
 
@@ -170,7 +167,6 @@ class KvPool:
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
         if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
             self.store.used(kept[0], now_ms)
-            self._leave_cells()
             return holding, kept[1]
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
@@ -179,36 +175,15 @@ class KvPool:
             node, length = self.tree.root, 0
             seq_id = self._take_id(keep=None)
         assert seq_id is not None, "asked for a sequence id when none can be had"
-        holding = Holding(seq_id, self.tree.start(seq_id, node, length, now_ms))
-        self._leave_cells()
-        return holding, length
+        return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
 
-    def _leave_cells(self) -> None:
-        """A sequence has begun: move cache that has nothing in common with a running one to memory, where it is quick.
-
-        What begins like a running one stays: drafts are made of it.
+    def make_way(self, pays: Pays, most_tokens: int, running: Collection[array[int]]) -> Left:
+        """Sequences have begun: move cache that they have no use for to memory, where `pays` says so or its copy is
+        quick. `most_tokens` are copied, `running` has the tokens of all running sequences.
         """
         if not (self._leaves_early and self.cells.is_unified and self.store.is_enabled):
-            return
-        for seq_id in self.tree.leaves():
-            node = self.tree.cached[seq_id]
-            is_quick = node.end * self.cells.bytes_per_token <= MOST_QUICK_BYTES
-            # A shorter one would not be restored: it stays, as far as all such do (`trim_cache`).
-            is_long = node.end >= WORTH_RESTORING_TOKENS
-            is_apart = not any(each.locks for each in node.path() if each.parent is not None)
-            if is_quick and is_long and is_apart and self._is_in_memory(seq_id):
-                self.tree.drop(seq_id)
-
-    def _is_in_memory(self, seq_id: int) -> bool:
-        """Whether a cached sequence has a snapshot, which is taken now if there is a place for it."""
-        node = self.tree.cached[seq_id]
-        if self.store.covers(node.whole()):
-            return True
-        if self.cells.waits_for_copy(seq_id):
-            return False
-        if not self.store.has_place_for(self.cells.state_size(seq_id), node.end, node.reuses, node.used_at):
-            return False
-        return self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
+            return Left()
+        return self._leaving.go_on(pays, most_tokens, running)
 
     def borrow_id(self) -> int | None:
         """An empty sequence id for a computation that leaves nothing behind; None where running sequences have all."""
@@ -376,11 +351,8 @@ class KvPool:
 
         Cells that another id shares are not lost: the part that counts begins behind them.
         """
-        start, reuses = node, node.reuses
-        while start.parent is not None and not start.parent.ids and len(start.parent.children) == 1:
-            start = start.parent
-            reuses = max(reuses, start.reuses)
-        return self.store.accepts(node.whole(), node.end - start.start, reuses)
+        own = node.alone()
+        return self.store.accepts(node.whole(), node.end - own[-1].start, max(each.reuses for each in own))
 
     def _snapshot_of(self, seq_id: int) -> Snapshot:
         node = self.tree.cached[seq_id]

@@ -57,6 +57,15 @@ class Node:
             yield node
             node = node.parent
 
+    def alone(self) -> list[Node]:
+        """This node and those above it that no other sequence goes through or ends in, without the root."""
+        found = [self]
+        while (above := found[-1].parent) is not None and above.parent is not None:
+            if above.ids or len(above.children) > 1:
+                break
+            found.append(above)
+        return found
+
     def whole(self) -> array[int]:
         """All tokens from the root to the end of this run."""
         tokens: array[int] = array("i")

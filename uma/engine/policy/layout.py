@@ -122,6 +122,12 @@ class AttentionCost:
         flash_ns = self.flash_row_ns * attended.rows_own + self.flash_read_ns * attended.reads_own
         return self._masked_ns(attended) + flash_ns - self.plain_row_ns * rows - self.plain_read_ns * reads
 
+    def passing_ns(self, reads: float, rows: float, *, is_plain: bool) -> float:
+        """What a masked cell takes with so many tokens of prompts and decode rows, in units of heads."""
+        if is_plain:  # computes it in full
+            return self.plain_read_ns * reads + self.plain_row_ns * rows
+        return self.masked_read_ns * reads + self.masked_row_ns * rows
+
     def _masked_ns(self, attended: Attended) -> float:
         rows, reads = attended.rows_masked + attended.rows_cached, attended.reads_masked + attended.reads_cached
         return self.masked_row_ns * rows + self.masked_read_ns * reads

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uma.engine.policy.layout import Attended, AttentionCost, Crowd, Held, Layout, PauseCost
+from uma.engine.policy.leaving import WAY_BACK, Leaving
 
 LEAST_GAIN_MS = 150.0
 """Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it,
@@ -114,6 +115,15 @@ class LayoutPolicy:
         """Take in a change to this layout, before `changed`: what the memory took, and what carrying took."""
         cells = self._cells_made(layout, has_pool=self._has_pool)
         self._pause.learn(cells, made_ms, held.into(layout), carried_ms)
+
+    def leaving(self, reads: float, rows: float) -> Leaving:
+        """What decides which cache leaves its cells, while so many tokens of prompts and decode rows are ahead."""
+        passing_ns = self._cost.passing_ns(reads, rows, is_plain=self.current.is_plain)
+        return Leaving(self._head_ms * passing_ns, self._pause.ms(0, 1))
+
+    def learn_copy(self, tokens: int, took_ms: float) -> None:
+        """Take in what it took to copy the state of so many tokens out of their cells."""
+        self._pause.learn(0, 0.0, tokens, took_ms / (1 - WAY_BACK))
 
     def give_up(self) -> Layout:
         """The last choice cannot be had: all that is left is what there was before it, and the pool."""

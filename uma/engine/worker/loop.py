@@ -40,6 +40,7 @@ from uma.engine.worker.drafts.model_drafter import ModelDrafter
 from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
+from uma.engine.worker.making_way import MakingWay
 from uma.engine.worker.output import Output
 from uma.engine.worker.probes import Probes
 from uma.engine.worker.relayout import Relayout
@@ -108,6 +109,7 @@ class DecodeWorker:
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._relayout = Relayout(context, pool, scheduler, self._residency, self._outbox, metrics, layouts)
+        self._way = MakingWay(pool, self._residency, layouts)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
@@ -285,6 +287,7 @@ class DecodeWorker:
         neighbour_load = self._runner.neighbour_load
         pause_ms = self._relayout.before_plan(self._runner.attended, now, neighbour_load)
         residency.admit(now)
+        self._way.go_on()
         state = residency.state(now)
         state.neighbour_load = neighbour_load
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)

@@ -66,6 +66,8 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
+        self.begun = 0
+        """How often a sequence was given a slot."""
         self._returns = Returns()
         self.has_outgrown = False
         """A batch had a row that needs more cells than its share, and the layout must change."""
@@ -244,6 +246,7 @@ class Residency:
         self._unpin(sequence)
         sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
         self.active[sequence.key] = sequence
+        self.begun += 1
         if is_first:
             try:
                 self._note_started(sequence, now)

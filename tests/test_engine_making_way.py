@@ -1,0 +1,162 @@
+"""Cache that leaves its cells for a prompt that has no use for it: no batch of that prompt passes it by, and what has
+left is found again, token for token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+from engine_world import Answer, answer, ask, config_for, tokens_for
+
+from uma import Request, RuntimeConfig, open_engine
+from uma.engine import Engine
+from uma.engine.kv import leaving, pool
+from uma.engine.policy.layout import AttentionCost
+from uma.engine.policy.leaving import Leaving
+from uma.llama.batch import Batch
+from uma.llama.context import Context
+from uma.types import Token
+
+FEW_TOKENS = 100
+"""Prompts shorter than half of that send no cache away, those of several times as many all of it."""
+EARLIER, LONG, SHORT = ask(tokens_for(1, 300), 8), ask(tokens_for(2, 600), 8), ask(tokens_for(3, 40), 8)
+MOST_COPIED = 50
+
+
+@attrs.define
+class Watch:
+    """What each batch went over, and what was copied before it."""
+
+    engine: Engine | None = None
+    cached: list[int] = attrs.field(factory=list)
+    """Cells of cache."""
+    copied: list[int] = attrs.field(factory=list)
+    """Bytes."""
+    copied_now: int = 0
+
+    def begin(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Watch this engine, in which masked cells cost prompts of `FEW_TOKENS` what copies do, and rows nothing."""
+        self.engine = engine
+        policy = engine.worker._relayout._policy
+        read_ns = policy.leaving(0, 0).carrying_ms / policy._head_ms / FEW_TOKENS
+        costs = dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0) | {"masked_read_ns": read_ns}
+        monkeypatch.setattr(policy, "_cost", AttentionCost(**costs))
+        monkeypatch.setattr(policy, "learn_copy", lambda tokens, took_ms: None)
+
+    def batch(self) -> None:
+        """One is computed now."""
+        if self.engine is not None:
+            self.cached.append(self.engine.worker._pool.cached_cells)
+            self.copied.append(self.copied_now)
+            self.copied_now = 0
+
+    def clear(self) -> None:
+        """Forget what was."""
+        self.cached.clear()
+        self.copied.clear()
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Watches an engine in which no cached sequence is small enough to leave whatever begins."""
+    found = Watch()
+
+    class WatchedContext(Context):
+        def state_get(self, seq: int) -> bytes:
+            data = super().state_get(seq)
+            found.copied_now += len(data)
+            return data
+
+        def decode(self, batch: Batch) -> int:
+            found.batch()
+            return super().decode(batch)
+
+    monkeypatch.setattr("uma.engine.open.Context", WatchedContext)
+    monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", 0)
+    monkeypatch.setattr(pool, "MOST_PLAIN_TOKENS", 2_048)
+    # Copies of idle times come later than anything here.
+    monkeypatch.setattr("uma.engine.worker.loop.IDLE_SEC", 3_600.0)
+    return found
+
+
+def config(model: Path, **settings: object) -> RuntimeConfig:
+    return config_for(model, **({"kv_unified": "on", "cache_ram_mb": 64} | settings))
+
+
+async def expected(model: Path, request: Request) -> tuple[int, ...]:
+    """What it says alone."""
+    async with open_engine(config(model, cache_tokens=0, cache_ram_mb=0)) as engine:
+        return (await answer(engine, request)).token_ids
+
+
+def assert_found(again: Answer, first: Answer) -> None:
+    assert again.token_ids == first.token_ids
+    assert again.finished.usage.cached_tokens >= 290
+
+
+async def test_a_long_prompt_passes_no_cache_by_and_the_cache_is_found_afterwards(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    async with open_engine(config(tiny)) as engine:
+        watch.begin(engine, monkeypatch)
+        first = await answer(engine, EARLIER)
+        assert engine.snapshot()["kv_cells_used"] >= 300
+        watch.clear()
+        long = await answer(engine, LONG)
+        assert set(watch.cached) == {0}
+        assert_found(await answer(engine, EARLIER), first)
+        assert engine.snapshot()["cache_ram_hits"] == 1
+    assert long.token_ids == await expected(tiny, LONG)
+
+
+async def test_cache_stays_where_few_tokens_pass_it_by(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    async with open_engine(config(tiny)) as engine:
+        watch.begin(engine, monkeypatch)
+        first = await answer(engine, EARLIER)
+        watch.clear()
+        await answer(engine, SHORT)
+        assert min(watch.cached) >= 300 and not any(watch.copied)
+        assert_found(await answer(engine, EARLIER), first)
+        assert engine.snapshot()["cache_ram_hits"] == 0
+
+
+async def test_cache_stays_where_memory_has_no_place_for_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    async with open_engine(config(tiny)) as engine:
+        watch.begin(engine, monkeypatch)
+        first = await answer(engine, EARLIER)
+        monkeypatch.setattr(engine.worker._pool.store, "has_place_for", lambda *_: False)
+        watch.clear()
+        await answer(engine, LONG)
+        assert min(watch.cached) >= 300 and not any(watch.copied)
+        assert_found(await answer(engine, EARLIER), first)
+
+
+async def test_beside_a_stream_it_leaves_in_small_parts(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    monkeypatch.setattr(Leaving, "max_tokens", lambda self, *, decodes: MOST_COPIED if decodes else 10**6)
+    streamed, written = ask(tokens_for(4, 20), 300, id="stream"), list[int]()
+    async with open_engine(config(tiny)) as engine:
+        watch.begin(engine, monkeypatch)
+        async with engine.generate(streamed) as stream:
+            async for event in stream:
+                if not isinstance(event, Token):
+                    continue
+                written.append(event.token_id)
+                if len(written) == 1:
+                    first = await answer(engine, EARLIER)
+                    watch.clear()
+                    await answer(engine, LONG)
+                    token_bytes = engine.worker._pool.cells.bytes_per_token
+                    # A state has a few bytes of each cell's place too.
+                    assert 0 < max(watch.copied) < 2 * MOST_COPIED * token_bytes
+                    assert sum(each > 0 for each in watch.copied) >= 300 // MOST_COPIED
+                    assert watch.cached[-1] == 0
+                    assert_found(await answer(engine, EARLIER), first)
+    assert tuple(written) == await expected(tiny, streamed)

@@ -1,0 +1,44 @@
+"""Makes way for sequences that have begun: cache that they have no use for leaves its cells.
+
+Once for each tick in which any has begun, after all of that tick have what they share; where more is to be copied than
+readers and newcomers can wait for, the rest follows before the next batches. Belongs to the decode thread.
+"""
+
+from __future__ import annotations
+
+from uma.engine.clock import now_ms
+from uma.engine.kv.pool import KvPool
+from uma.engine.policy.layout import EXPECTED_TOKENS
+from uma.engine.policy.layout_policy import LayoutPolicy
+from uma.engine.worker.residency import Residency
+from uma.engine.worker.sequence import Status
+
+
+class MakingWay:
+    """Asks the pool for it, with what the policy expects of the sequences of now."""
+
+    def __init__(self, pool: KvPool, residency: Residency, policy: LayoutPolicy) -> None:
+        self._pool = pool
+        self._residency = residency
+        self._policy = policy
+        self._begun = 0
+        self._has_more = False
+
+    def go_on(self) -> None:
+        """After admission, before the next batch."""
+        residency, pool = self._residency, self._pool
+        if residency.begun == self._begun and not self._has_more:
+            return
+        self._begun, self._has_more = residency.begun, False
+        if not pool.cached_cells:
+            return
+        active = residency.active.values()
+        reads = sum(each.missing for each in active if each.status is Status.PREFILLING)
+        rows = sum(min(each.max_tokens - each.generated, EXPECTED_TOKENS) for each in active) / 2
+        leaving = self._policy.leaving(reads, rows)
+        most_tokens = leaving.max_tokens(decodes=residency.is_decoding)
+        began = now_ms()
+        left = pool.make_way(leaving.pays, most_tokens, [each.tokens for each in active])
+        if left.copied:
+            self._policy.learn_copy(left.copied, now_ms() - began)
+        self._has_more = left.has_more
