@@ -23,6 +23,7 @@ FEW_TOKENS = 100
 """Prompts shorter than half of that send no cache away, those of several times as many all of it."""
 EARLIER, LONG, SHORT = ask(tokens_for(1, 300), 8), ask(tokens_for(2, 600), 8), ask(tokens_for(3, 40), 8)
 MOST_COPIED = 50
+"""Maximum tokens copied before one batch, where a test bounds them."""
 
 
 @attrs.define
@@ -137,10 +138,11 @@ async def test_cache_stays_where_memory_has_no_place_for_it(
         assert_found(await answer(engine, EARLIER), first)
 
 
-async def test_beside_a_stream_it_leaves_in_small_parts(
+async def test_it_leaves_in_parts_as_small_as_the_policy_says_and_a_stream_writes_the_same_beside_it(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
-    monkeypatch.setattr(Leaving, "max_tokens", lambda self, *, decodes: MOST_COPIED if decodes else 10**6)
+    # Whether the stream decodes or is paused: it is not read while the others are.
+    monkeypatch.setattr(Leaving, "max_tokens", lambda self, *, decodes: MOST_COPIED)
     streamed, written = ask(tokens_for(4, 20), 300, id="stream"), list[int]()
     async with open_engine(config(tiny)) as engine:
         watch.begin(engine, monkeypatch)
