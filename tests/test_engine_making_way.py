@@ -22,6 +22,8 @@ from uma.types import Token
 FEW_TOKENS = 100
 """Prompts shorter than half of that send no cache away, those of several times as many all of it."""
 EARLIER, LONG, SHORT = ask(tokens_for(1, 300), 8), ask(tokens_for(2, 600), 8), ask(tokens_for(3, 40), 8)
+LONG_WITH_A_LONG_ANSWER = ask(tokens_for(2, 600), 200)
+"""There are many batches between its beginning and its end."""
 MOST_COPIED = 50
 """Maximum tokens copied before one batch, where a test bounds them."""
 
@@ -37,12 +39,16 @@ class Watch:
     """Bytes."""
     copied_now: int = 0
 
-    def begin(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Watch this engine, in which masked cells cost prompts of `FEW_TOKENS` what copies do, and rows nothing."""
+    def begin(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, rows_cost: bool = False) -> None:
+        """Watch this engine, in which masked cells cost prompts of `FEW_TOKENS` what copies do, and rows nothing, or as
+        much as a prompt's tokens.
+        """
         self.engine = engine
         policy = engine.worker._relayout._policy
         read_ns = policy.leaving(0, 0).carrying_ms / policy._head_ms / FEW_TOKENS
-        costs = dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0) | {"masked_read_ns": read_ns}
+        row_ns = read_ns if rows_cost else 0.0
+        costs = dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0)
+        costs |= {"masked_read_ns": read_ns, "masked_row_ns": row_ns}
         monkeypatch.setattr(policy, "_cost", AttentionCost(**costs))
         monkeypatch.setattr(policy, "learn_copy", lambda tokens, took_ms: None)
 
@@ -145,7 +151,8 @@ async def test_it_leaves_in_parts_as_small_as_the_policy_says_and_a_stream_write
     monkeypatch.setattr(Leaving, "max_tokens", lambda self, *, decodes: MOST_COPIED)
     streamed, written = ask(tokens_for(4, 20), 300, id="stream"), list[int]()
     async with open_engine(config(tiny)) as engine:
-        watch.begin(engine, monkeypatch)
+        # While it leaves, less and less of the prompt is unread: what pays at first has to pay to the end.
+        watch.begin(engine, monkeypatch, rows_cost=True)
         async with engine.generate(streamed) as stream:
             async for event in stream:
                 if not isinstance(event, Token):
@@ -154,7 +161,7 @@ async def test_it_leaves_in_parts_as_small_as_the_policy_says_and_a_stream_write
                 if len(written) == 1:
                     first = await answer(engine, EARLIER)
                     watch.clear()
-                    await answer(engine, LONG)
+                    await answer(engine, LONG_WITH_A_LONG_ANSWER)
                     token_bytes = engine.worker._pool.cells.bytes_per_token
                     # A state has a few bytes of each cell's place too.
                     assert 0 < max(watch.copied) < 2 * MOST_COPIED * token_bytes

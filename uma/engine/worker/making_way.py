@@ -22,14 +22,15 @@ class MakingWay:
         self._residency = residency
         self._policy = policy
         self._begun = 0
-        self._has_more = False
+        self.has_more = False
+        """More is to leave before the next batch."""
 
     def go_on(self) -> None:
         """After admission, before the next batch."""
         residency, pool = self._residency, self._pool
-        if residency.begun == self._begun and not self._has_more:
+        if residency.begun == self._begun and not self.has_more:
             return
-        self._begun, self._has_more = residency.begun, False
+        self._begun, self.has_more = residency.begun, False
         if not pool.cached_cells:
             return
         active = residency.active.values()
@@ -41,4 +42,4 @@ class MakingWay:
         left = pool.make_way(leaving.pays, most_tokens, [each.tokens for each in active])
         if left.copied:
             self._policy.learn_copy(left.copied, now_ms() - began)
-        self._has_more = left.has_more
+        self.has_more = left.has_more
