@@ -271,8 +271,9 @@ class DecodeWorker:
         return tick, bool(plan.preempt)
 
     def _is_steady(self, tick: Tick) -> bool:
-        """Whether re-planning would give the same tick: no sequence came, ended, paused or lacks cells, and no cache is on
-        its way out of its cells."""
+        """Whether re-planning would give the same tick: no sequence came, ended, paused or lacks cells, and no cache is
+        on its way out of its cells.
+        """
         rows = tick.decode
         if self._embedder or self._way.has_more:
             return False
