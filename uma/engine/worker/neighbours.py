@@ -80,7 +80,7 @@ class Neighbours:
         self.suspected: CpuTime | None = None
         """The counters at the end of a rest behind which others may go on; None where nothing is suspected."""
         self._is_asked = False
-        """Something has shown since the last look that the number of threads is wrong."""
+        """Something has shown since the rest, or the last look, that the number of threads is wrong."""
         metrics.compute_threads = self._policy.threads
 
     @property
@@ -98,7 +98,7 @@ class Neighbours:
     def has_rested(self, rested_ms: float) -> None:
         """The decode thread had nothing to compute for so long, until now."""
         if rested_ms >= max(REST_MS, self._cost_ms / REST_COST_SHARE) and self.due_ms < math.inf:
-            now, self.suspected = now_ms(), None
+            now, self.suspected, self._is_asked = now_ms(), None, False
             self._sample(now, self._observe_rest)
             if self.suspected is not None:
                 self.due_ms = now + CLOSE_MS
