@@ -117,6 +117,8 @@ class StallWatch:
         idle_looks = 0
         while True:
             self._called.wait(self._interval_sec)
+            if self._interval_sec is None:
+                idle_looks = 0
             # Clear before reading what was begun: a call that comes between the two costs one look, and none is lost.
             self._called.clear()
             if self._is_over:
