@@ -12,6 +12,7 @@ from engine_world import Answer, answer, ask, config_for, tokens_for
 
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
+from uma.engine.delivery.pacing import STRIDE_STEPS
 from uma.engine.kv import leaving, pool
 from uma.engine.policy.layout import AttentionCost
 from uma.engine.policy.leaving import Leaving
@@ -103,6 +104,14 @@ def assert_found(again: Answer, first: Answer) -> None:
     assert again.finished.usage.cached_tokens >= 290
 
 
+async def assert_stays(engine: Engine, watch: Watch, request: Request, first: Answer) -> None:
+    """No cell of what `EARLIER` left leaves for this request."""
+    watch.clear()
+    await answer(engine, request)
+    assert min(watch.cached) >= 300 and not any(watch.copied)
+    assert_found(await answer(engine, EARLIER), first)
+
+
 async def test_a_long_prompt_passes_no_cache_by_and_the_cache_is_found_afterwards(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
@@ -124,10 +133,7 @@ async def test_cache_stays_where_few_tokens_pass_it_by(
     async with open_engine(config(tiny)) as engine:
         watch.begin(engine, monkeypatch)
         first = await answer(engine, EARLIER)
-        watch.clear()
-        await answer(engine, SHORT)
-        assert min(watch.cached) >= 300 and not any(watch.copied)
-        assert_found(await answer(engine, EARLIER), first)
+        await assert_stays(engine, watch, SHORT, first)
         assert engine.snapshot()["cache_ram_hits"] == 0
 
 
@@ -138,10 +144,7 @@ async def test_cache_stays_where_memory_has_no_place_for_it(
         watch.begin(engine, monkeypatch)
         first = await answer(engine, EARLIER)
         monkeypatch.setattr(engine.worker._pool.store, "has_place_for", lambda *_: False)
-        watch.clear()
-        await answer(engine, LONG)
-        assert min(watch.cached) >= 300 and not any(watch.copied)
-        assert_found(await answer(engine, EARLIER), first)
+        await assert_stays(engine, watch, LONG, first)
 
 
 async def test_it_leaves_in_parts_as_small_as_the_policy_says_and_a_stream_writes_the_same_beside_it(
@@ -169,3 +172,18 @@ async def test_it_leaves_in_parts_as_small_as_the_policy_says_and_a_stream_write
                     assert watch.cached[-1] == 0
                     assert_found(await answer(engine, EARLIER), first)
     assert tuple(written) == await expected(tiny, streamed)
+
+
+async def test_while_nothing_else_changes_the_next_part_leaves_after_each_stride(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    monkeypatch.setattr(Leaving, "max_tokens", lambda self, *, decodes: MOST_COPIED)
+    async with open_engine(config(tiny)) as engine:
+        watch.begin(engine, monkeypatch, rows_cost=True)
+        await answer(engine, EARLIER)
+        watch.clear()
+        await answer(engine, ask(tokens_for(3, 40), 400))
+        copies = [batch for batch, copied in enumerate(watch.copied) if copied]
+        assert len(copies) >= 300 // MOST_COPIED
+        assert copies[-1] <= len(copies) * STRIDE_STEPS
+        assert watch.cached[-1] == 0
