@@ -85,7 +85,8 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
-        # Ids cost nothing in one buffer of cells; a recurrent state, or a buffer of its own, costs each its size.
+        # In one buffer of cells all ids together cost a batch some 50 us (llama.cpp compares them in pairs). A
+        # recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else streams,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
