@@ -20,7 +20,7 @@ from engine_world import Answer, answer, answers, ask, config_for, settled, toke
 from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine.kv.events import Run, Tier
-from uma.engine.policy.layout import AttentionCost, Layout
+from uma.engine.policy.layout import AttentionCost, Layout, PauseCost
 from uma.engine.policy.lead import PACE_SHARE
 from uma.engine.policy.state import Row
 from uma.engine.worker.relayout import Relayout
@@ -146,8 +146,7 @@ async def test_rows_run_ahead_of_a_change_until_no_reader_feels_it(
         change(relayout, layout, now)
 
     monkeypatch.setattr(Relayout, "_change", watched)
-    monkeypatch.setattr("uma.engine.policy.layout.LEARN", 0.0)
-    monkeypatch.setattr(Context, "opened_ms", property(lambda _: pause_ms, lambda _, __: None), raising=False)
+    monkeypatch.setattr(PauseCost, "ms", lambda *_: pause_ms)
     requests, long = crowd(tokens=150), ask(tokens_for(71, 1_200), 10, id="long")
     async with open_engine(config(model)) as engine:
         got = await answers(engine, [*requests, long])

@@ -39,7 +39,7 @@ SMALL = small_pools(N_CTX, 2_048, POOL.ids)
 CELL_MS, PAUSE_MS = 0.001, 300.0
 CHANGE_MS = 2 * PAUSE_MS
 """There and back, whatever the layout."""
-NO_COST = AttentionCost(0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+NO_COST = AttentionCost(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """But for the cells of others."""
 CROWDS = st.builds(
     lambda sequences, longest, more: Crowd(sequences, longest, longest + more),
@@ -353,7 +353,7 @@ def test_a_small_pool_holds_a_batch_and_is_smaller_than_the_pool(n_ctx: int, n_b
 
 
 def test_what_the_pool_keeps_for_none_of_them_is_a_loss_too() -> None:
-    tokens, more, unread = [300] * 8, [8] * 8, [0] * 2 + [256] * 6
+    tokens, more, unread = [300] * 4, [8] * 4, [0] * 2 + [256] * 2
 
     def layout(cached: int) -> Layout:
         return machine().choose(
@@ -388,6 +388,17 @@ def test_where_no_other_can_be_had_the_pool_is_all_there_is() -> None:
 def test_a_long_conversation_decodes_with_plain_attention_and_a_short_one_is_not_worth_the_pause() -> None:
     assert machine().choose(alone(900, 400), Attended(), Held(900, 900)).is_plain
     assert machine().choose(alone(60, 100), Attended(), Held(60, 60)) == POOL
+
+
+@pytest.mark.parametrize("size", [8, 32])
+def test_a_crowd_of_short_sequences_has_flash_attention_and_plain_attention_once_they_are_longer(size: int) -> None:
+    def crowd(tokens: int) -> Crowd:
+        return Crowd.of([tokens] * size, [128] * size, shared=0, most=64)
+
+    short = machine().choose(crowd(16), Attended(), Held(16 * size, 16 * size))
+    assert not short.is_unified and not short.is_plain
+    longer = machine().choose(crowd(200), Attended(), Held(200 * size, 200 * size))
+    assert not longer.is_unified and longer.is_plain
 
 
 def test_streams_beside_long_prompts_have_buffers_and_flash_attention() -> None:

@@ -27,8 +27,10 @@ from uma.llama import backend, hugepages
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
 
-MOST_SEQUENCE_IDS = 256
-"""llama.cpp's LLAMA_MAX_SEQ: running sequences and cached prefixes share them."""
+POOL_SEQUENCE_IDS = 128
+"""Ids that running sequences and cached prefixes share in one buffer of cells, where no more are asked for. llama.cpp
+compares them in pairs for each batch: 256 take it some 50 us, 128 a quarter of that. Cache without an id is a snapshot
+in memory."""
 POOL_SEQUENCES = 8
 """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
@@ -57,8 +59,10 @@ CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
-CARRY_NS = 1.0
-"""Initial estimate of what a byte of a sequence's state takes to be carried to another layout."""
+MAKE_NS, CARRY_NS = 0.15, 1.0
+"""Initial estimates of what a byte of KV memory takes to be made for another layout, and a byte of a sequence's state
+to be carried there. What the first memory took says little: a machine that gives it out for the first time is slower.
+"""
 COSTED_HEAD_SIZE = 64
 """Values of a head that `AttentionCost` speaks of."""
 SCORE_BYTES = 4
@@ -73,7 +77,7 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
     if not model.is_causal:
         return embed_params(model, config)
-    streams = min(config.max_sequences + 1, MOST_SEQUENCE_IDS)
+    streams = min(config.max_sequences + 1, backend.MAX_SEQUENCES)
     # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
     # nothing is lost by it, and `auto` takes it.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
@@ -85,9 +89,8 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
-        # In one buffer of cells all ids together cost a batch some 50 us (llama.cpp compares them in pairs). A
-        # recurrent state, or a buffer of its own, costs each its size.
-        n_seq_max=MOST_SEQUENCE_IDS if unified and has_cells else streams,
+        # A recurrent state, or a buffer of its own, costs each its size.
+        n_seq_max=max(streams, POOL_SEQUENCE_IDS) if unified and has_cells else streams,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
         kv_unified=unified,
@@ -169,7 +172,7 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     params, model = context.params, context.model
     pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
     token_bytes = model.kv_bytes_per_token(*_cache_types(params))
-    pause = PauseCost(context.opened_ms / context.n_ctx, token_bytes * CARRY_NS / 1e6)
+    pause = PauseCost(token_bytes * MAKE_NS / 1e6, token_bytes * CARRY_NS / 1e6)
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
     head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6

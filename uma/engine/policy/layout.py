@@ -3,9 +3,9 @@
 With one buffer (the pool) any sequence can be as long as all memory, and a prefix is shared at no cost; but attention
 goes over every cell in use for every row, and a crowd pays for each other's cells. With a buffer for each sequence, as
 long as they are short, rows pay for their own; and there llama.cpp's plain attention can be had too, which on a CPU
-takes a quarter of flash attention's time for each cell of a decode row, and half as long again for a prompt's. It
-computes the cells of others in full, so in one buffer it is of use where that is small, and holds one conversation or a
-crowd with a common prefix: a small pool.
+takes a fifth of flash attention's time for each cell of a decode row, a third as long again for a prompt's, and some
+time for each row besides. It computes the cells of others in full, so in one buffer it is of use where that is small,
+and holds one conversation or a crowd with a common prefix: a small pool.
 
 This file says what each layout holds and takes; `layout_policy` chooses.
 """
@@ -85,6 +85,9 @@ class Attended:
     rows_cached: float = 0.0
     """Of cache, which leaves its cells when the layout changes; what was measured counts it among the masked."""
     reads_cached: float = 0.0
+    rows: float = 0.0
+    """Decode rows, and below tokens of prompts: each takes plain attention some time whatever it attends to."""
+    read_tokens: float = 0.0
 
     def __sub__(self, other: Attended) -> Attended:
         pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
@@ -93,24 +96,40 @@ class Attended:
     @property
     def reads(self) -> Attended:
         """Those of prompts alone."""
-        return Attended(reads_own=self.reads_own, reads_masked=self.reads_masked, reads_cached=self.reads_cached)
+        return Attended(
+            reads_own=self.reads_own,
+            reads_masked=self.reads_masked,
+            reads_cached=self.reads_cached,
+            read_tokens=self.read_tokens,
+        )
 
 
 @attrs.frozen
 class AttentionCost:
     """What a cell costs, in nanoseconds for each attention head of 64 values and each layer, on one thread.
 
-    By `llama_decode` alone, on an Intel Xeon with AVX-512, in memory of f16: 1,500 cells more took a decode row 9.7 ms
-    with flash attention and 2.3 ms with the plain one, 256 tokens of a prompt 170 and 244 ms, by two threads with 144
-    heads in all layers.
+    By `llama_decode` alone, on an Intel Xeon with AVX-512, in memory of f16, by two threads with 144 heads in all
+    layers, milliseconds of a row in a batch of 8 that attends to so many cells:
+
+    | cells | 16 | 64 | 128 | 200 | 300 | 500 | 1,000 |
+    | --- | --- | --- | --- | --- | --- | --- | --- |
+    | flash attention | 2.3 | 2.6 | 2.9 | 3.4 | 4.1 | 5.2 | 8.3 |
+    | plain attention | 2.7 | 2.8 | 2.7 | 2.7 | 3.1 | 3.1 | 4.0 |
+
+    Plain attention goes over multiples of 256 cells, and copies what it multiplies. 256 tokens of a prompt behind 1,500
+    others took 170 ms with flash attention and 244 with the plain one, 8 prompts of 16 tokens 131 and 154.
     """
 
-    flash_row_ns: float = 90.0
-    plain_row_ns: float = 22.0
-    masked_row_ns: float = 3.0
+    flash_row_ns: float = 85.0
+    plain_row_ns: float = 16.0
+    masked_row_ns: float = 4.5
     flash_read_ns: float = 6.0
-    plain_read_ns: float = 8.7
+    plain_read_ns: float = 8.3
     masked_read_ns: float = 1.0
+    plain_least_row_ns: float = 6_000.0
+    """Of a decode row, besides its cells."""
+    plain_least_read_ns: float = 1_400.0
+    """The same of a prompt's token."""
 
     def spared_ns(self, attended: Attended, layout: Layout) -> float:
         """What this layout spares of what the pool takes, in units of heads; below 0 where it takes longer."""
@@ -120,7 +139,9 @@ class AttentionCost:
         if layout.is_unified:
             rows, reads = attended.rows_own + attended.rows_masked, reads + attended.reads_masked
         flash_ns = self.flash_row_ns * attended.rows_own + self.flash_read_ns * attended.reads_own
-        return self._masked_ns(attended) + flash_ns - self.plain_row_ns * rows - self.plain_read_ns * reads
+        plain_ns = self.plain_row_ns * rows + self.plain_read_ns * reads
+        least_ns = self.plain_least_row_ns * attended.rows + self.plain_least_read_ns * attended.read_tokens
+        return self._masked_ns(attended) + flash_ns - plain_ns - least_ns
 
     def passing_ns(self, reads: float, rows: float, *, is_plain: bool) -> float:
         """What a masked cell takes with so many tokens of prompts and decode rows, in units of heads."""
@@ -210,6 +231,8 @@ class Crowd:
             sum(left * (sum(tokens) - own - (size - 1) * shared) / 2 for own, left in zip(tokens, reads, strict=False)),
             sum(steps) * cached,
             sum(reads) * cached,
+            sum(steps),
+            sum(reads),
         )
         return cls(
             min(size, most),

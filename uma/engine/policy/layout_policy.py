@@ -24,6 +24,10 @@ LEAST_GAIN_MS = 150.0
 """Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it,
 and another attention rounds in another way, so that a near tie of two tokens may go either way.
 """
+RETURN_SHARE = 0.25
+"""Of the time that making the pool anew takes, what counts against leaving it: buffers serve one crowd after another,
+and most crowds are not followed by what needs the pool.
+"""
 MAX_RELUCTANCE = 64
 """Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
 
@@ -131,18 +135,23 @@ class LayoutPolicy:
         return self.current
 
     def _leaving_pool(self, crowd: Crowd, since: Attended, held: Held) -> Layout:
-        small = self._best(crowd, held, [each for each in self._others if each.is_unified])
-        split = self._best(crowd, held, [each for each in self._others if not each.is_unified])
-        if split != self.pool:
-            self._lost_ms = max(0.0, self._lost_ms + self._spared_ms(since, split))
-        if small != self.pool:
-            self._lost_lately_ms = max(0.0, self._lost_lately_ms + self._spared_ms(since, small))
-        fitting = [
+        fitting = self._fitting(crowd, self._others)
+        small = [each for each in fitting if each.is_unified]
+        split = [each for each in fitting if not each.is_unified]
+        self._lost_ms = self._lost_without(split, since, self._lost_ms)
+        self._lost_lately_ms = self._lost_without(small, since, self._lost_lately_ms)
+        paying = [
             each
-            for each, lost_ms in ((small, self._lost_lately_ms), (split, self._lost_ms))
-            if each != self.pool and self._pays(each, crowd, held, lost_ms)
+            for each in (self._best(crowd, held, small), self._best(crowd, held, split))
+            if each != self.pool
+            and self._pays(each, crowd, held, self._lost_lately_ms if each.is_unified else self._lost_ms)
         ]
-        return self._best(crowd, held, fitting)
+        return self._best(crowd, held, paying)
+
+    def _lost_without(self, layouts: Sequence[Layout], since: Attended, before_ms: float) -> float:
+        """What the pool has cost by now, with what it has cost since by not being the best of these at the time."""
+        spared_ms = max((self._spared_ms(since, each) for each in layouts), default=0.0)
+        return max(0.0, before_ms + spared_ms)
 
     def _pays(self, layout: Layout, crowd: Crowd, held: Held, lost_ms: float) -> bool:
         """Whether to leave the pool for this layout now, after so much was lost by not having it."""
@@ -160,13 +169,16 @@ class LayoutPolicy:
 
     def _best(self, crowd: Crowd, held: Held, layouts: Sequence[Layout]) -> Layout:
         """Of the layouts that hold this crowd for a while, the one that spares most; the pool where none does."""
-        fitting = [
+        fitting = self._fitting(crowd, layouts)
+        return max(fitting, key=lambda each: self._worth_ms(crowd, held, each), default=self.pool)
+
+    def _fitting(self, crowd: Crowd, layouts: Sequence[Layout]) -> list[Layout]:
+        return [
             each
             for each in layouts
             if (each.is_unified or not crowd.is_one_prefix)
             and each.holds(crowd.sequences, crowd.longest_soon, crowd.cells_soon)
         ]
-        return max(fitting, key=lambda each: self._worth_ms(crowd, held, each), default=self.pool)
 
     def _worth_ms(self, crowd: Crowd, held: Held, layout: Layout) -> float:
         return self._spared_ms(crowd.soon, layout) - self.pause_ms(layout, held)
@@ -178,8 +190,8 @@ class LayoutPolicy:
         return max(LEAST_GAIN_MS, self._there_and_back_ms(layout, held))
 
     def _there_and_back_ms(self, layout: Layout, held: Held) -> float:
-        back = self._cells_made(self.pool, has_pool=self._has_pool and layout.is_unified)
-        return self.pause_ms(layout, held) + self._pause.ms(back, held.into(self.pool))
+        back = RETURN_SHARE * self._cells_made(self.pool, has_pool=self._has_pool and layout.is_unified)
+        return self.pause_ms(layout, held) + self._pause.ms(round(back), held.into(self.pool))
 
     def _cells_made(self, layout: Layout, *, has_pool: bool) -> int:
         return 0 if layout == self.pool and has_pool else layout.cells

@@ -87,7 +87,7 @@ class ModelRunner:
         """What the last batch of decode rows took: the next takes about as long."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
-        self._rows_own = self._rows_masked = self._reads_own = self._reads_masked = 0
+        self._rows_own = self._rows_masked = self._reads_own = self._reads_masked = self._rows = self._read_tokens = 0
 
     @property
     def is_called(self) -> bool:
@@ -103,6 +103,8 @@ class ModelRunner:
             rows_longest=self._rows_own,  # near enough: rows that run together are mostly of a length
             reads_own=self._reads_own,
             reads_masked=self._reads_masked,
+            rows=self._rows,
+            read_tokens=self._read_tokens,
         )
 
     @property
@@ -178,6 +180,7 @@ class ModelRunner:
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
         cells = pool.used_cells
+        self._rows += size
         self._rows_own += own_cells
         self._rows_masked += size * cells - own_cells
         if learns:
@@ -227,6 +230,7 @@ class ModelRunner:
             self._metrics.prefill_tokens_total += tokens
             self._metrics.mixed_batches_total += 1
             own_cells = sum(sequence.computed for sequence in rows)
+            self._rows += size
             self._rows_own += own_cells
             self._rows_masked += size * cells - own_cells
             self._cost.observe_mixed(size, cells, tokens, position, took_ms)
@@ -331,6 +335,7 @@ class ModelRunner:
         cells = self._pool.used_cells
         for sequence, count in work:
             assert sequence.holding is not None
+            self._read_tokens += count
             self._reads_own += count * (sequence.computed + count // 2)
             self._reads_masked += count * (cells - sequence.computed)
             if reads_logits(sequence):
