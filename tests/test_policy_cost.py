@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -177,6 +178,19 @@ def test_the_begin_of_the_next_prompt_is_predicted_after_the_end_of_a_long_one()
     machine, cost = Machine(cell_ms=2e-4), CostModel()
     read_prompt(cost, machine, 4_000, 64)
     assert cost.prefill_ms(64, 0) == pytest.approx(machine.prefill_ms(64, 0), rel=0.2)
+
+
+@given(st.permutations([64, 64, 64, 128, 128, 192, 192, 256, 256]))
+def test_the_first_prompt_that_is_read_tells_what_attention_costs_pieces_of_any_size_anywhere_in_it(
+    sizes: list[int],
+) -> None:
+    # As measured with 100 M parameters on two cores: at 1,500 tokens a piece takes nearly twice as long as at none.
+    machine, cost, position = Machine(base_ms=15.0, cell_ms=4.5e-4), CostModel(), 0
+    for size in sizes:
+        see(cost, machine, tokens=size, at=position)
+        position += size
+    for size, at in itertools.product((64, 128, 192, 256), (0, 600, 1_200)):
+        assert cost.prefill_ms(size, at) == pytest.approx(machine.prefill_ms(size, at), rel=0.15)
 
 
 @pytest.mark.parametrize("size", [16, 256])

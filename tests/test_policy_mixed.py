@@ -46,7 +46,7 @@ def test_no_reader_waits_whatever_a_mixed_batch_takes(mixing: float, slowdown: f
 
 def test_what_is_faster_in_one_batch_is_computed_in_one_and_prompts_are_read_sooner() -> None:
     world, _, took_ms = storm(Machine(row_ms=30.0, mixing=0.1))
-    assert mixed_share(world) > 0.9
+    assert mixed_share(world) > 0.8, "each size is read alone once"
     apart, _, apart_ms = storm(Machine(row_ms=30.0, mixing=1.5))
     assert mixed_share(apart) < 0.1
     assert took_ms < 0.95 * apart_ms

@@ -437,6 +437,24 @@ def test_a_prompt_is_read_in_whole_tiles_but_for_its_first_piece() -> None:
     assert sum(-(-tokens // TILE_TOKENS) for tokens in pieces) == -(-1_500 // TILE_TOKENS), "a tile more than it needs"
 
 
+def test_whole_tiles_are_not_judged_by_what_a_part_of_one_seems_to_take() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    scheduler.cost.observe_decode(1, 0, 9.0)
+    # As measured in a process that has just begun: its first whole tile touches memory for the first time.
+    for tokens, position, ms in ((32, 0, 42.6), (64, 0, 92.5), (28, 0, 34.2), (32, 28, 43.8), (32, 60, 51.4)):
+        scheduler.cost.observe_prefill(tokens, position, ms)
+    stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+    row = make_row(2, remaining=1_408, prompt_tokens=1_500)
+    sizes = []
+    for _ in range(8):
+        plan = scheduler.plan(state_of([stream, row], 100_000), NOW)
+        tokens = plan.prefill[0][1] + plan.is_mixed
+        scheduler.cost.observe_prefill(tokens, row.position, 15.0 + tokens * 1.25)
+        sizes.append(tokens)
+    assert sizes[0] > TILE_TOKENS, "a size that was never seen is tried"
+    assert sorted(sizes)[2] > TILE_TOKENS, "larger pieces, which read faster, are taken"
+
+
 def test_a_chunk_is_smaller_the_deeper_in_its_prompt_it_is_read() -> None:
     scheduler = Scheduler(Targets(80.0, 2048, 64))
     for size in SIZES[:9] * 3:
@@ -481,7 +499,7 @@ def test_without_flash_attention_the_cells_of_others_make_a_piece_smaller(
     scheduler = Scheduler(Targets(80.0, 2048, 64, has_flash_attention=has_flash_attention))
     for size in SIZES[:9] * 3:
         for attended in (0, 8_000, 16_000):
-            scheduler.cost.observe_prefill(size, attended, size * (0.3 + attended / 20_000))
+            scheduler.cost.observe_prefill(size, attended, 10.0 + size * (0.3 + attended / 20_000))
     decoding = [make_row(1, last_token_ms=NOW)] if has_stream else []
     prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
 

@@ -20,8 +20,8 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEARN = 0.3
 """Weight of a new observation: a few ticks forget an old machine speed."""
 LEARN_SLOPE = 0.05
-"""Weight of a new observation of how cost grows with the tokens attended to: that changes little, and shows only in
-long prompts."""
+"""Minimum weight of a new observation of how cost grows with the tokens attended to: that changes little, and shows
+only in long prompts. The first observations weigh the same each, so that one prompt tells most of it."""
 SURE_TOKENS = 200
 """Minimum spread of the observations from which a slope is believed; below it what other sizes show counts for more."""
 SURE_SEEN = 3
@@ -50,19 +50,20 @@ Position = Callable[[int], float]
 class _Line:
     """Milliseconds of one size by the tokens attended to: the level of late, and a slope that is learnt slowly."""
 
-    __slots__ = ("_cov", "_far_ms", "_far_x", "_ms", "_var", "_x", "seen")
+    __slots__ = ("_far_ms", "_far_x", "_ms", "_x", "cov", "seen", "var")
 
     def __init__(self, x: float, ms: float) -> None:
         self.seen = 1
         """Observations."""
         self._x = self._far_x = x
         self._ms = self._far_ms = ms
-        self._var = self._cov = 0.0
+        self.var = self.cov = 0.0
+        """Of the tokens attended to, and of these with the milliseconds."""
 
     def slope(self, usual: float) -> float:
         """Milliseconds an attended token; near `usual` while little is known."""
         sure = SURE_TOKENS * SURE_TOKENS
-        slope = (self._cov + usual * sure) / (self._var + sure)
+        slope = (self.cov + usual * sure) / (self.var + sure)
         return min(max(slope, 0.0), MOST_ATTENTION * self._ms / max(self._x, 1.0))
 
     def scaled(self, factor: float) -> _Line:
@@ -70,7 +71,7 @@ class _Line:
         copy = _Line(self._x, self._ms * factor)
         copy.seen = self.seen
         copy._far_x, copy._far_ms = self._far_x, self._far_ms * factor
-        copy._var, copy._cov = self._var, self._cov * factor
+        copy.var, copy.cov = self.var, self.cov * factor
         return copy
 
     def at(self, x: float, usual: float) -> float:
@@ -82,11 +83,12 @@ class _Line:
         self.seen += 1
         self._x += (x - self._x) * LEARN
         self._ms += (ms - self._ms) * LEARN
+        weight = max(LEARN_SLOPE, 1 / self.seen)
         dx, dms = x - self._far_x, ms - self._far_ms
-        self._far_x += dx * LEARN_SLOPE
-        self._far_ms += dms * LEARN_SLOPE
-        self._var = (1 - LEARN_SLOPE) * (self._var + LEARN_SLOPE * dx * dx)
-        self._cov = (1 - LEARN_SLOPE) * (self._cov + LEARN_SLOPE * dx * dms)
+        self._far_x += dx * weight
+        self._far_ms += dms * weight
+        self.var = (1 - weight) * (self.var + weight * dx * dx)
+        self.cov = (1 - weight) * (self.cov + weight * dx * dms)
 
 
 class _Table:
@@ -175,8 +177,20 @@ class _Table:
             # (From a tile on, a part of one costs as much as the whole: it says nothing of it. Below, tokens cost about
             # the same each.)
             line.learn(x, ms * own / size)
-            usual = self._usual[_kind(own)]
-            self._usual[_kind(own)] += (line.slope(usual * own) / own - usual) * LEARN_SLOPE
+            self._usual[_kind(own)] = self._shared_slope(_kind(own))
+
+    def _shared_slope(self, kind: int) -> float:
+        """Milliseconds that an attended token costs each of a piece, from all sizes that attention computes in one way.
+
+        It costs about the same in each of them; one size alone is mostly seen in a few places of a prompt.
+        """
+        cov = var = 0.0
+        for size, line in zip(self._sizes, self._lines, strict=True):
+            if line is not None and _kind(size) == kind:
+                count = min(line.seen, 1 / LEARN_SLOPE)
+                cov += line.cov * count / size
+                var += line.var * count
+        return max(0.0, cov / (var + SURE_TOKENS * SURE_TOKENS))
 
     def _slot(self, size: int) -> int:
         return _slot(self._sizes, size)
@@ -316,9 +330,11 @@ class CostModel:
         plain_ms = self.decode_ms(rows, cells)
         return max(plain_ms, self.verify_ms(smaller[-1], cells, rows)) if smaller else plain_ms
 
-    def best_chunk(self, longest_ms: float, position: Position, most: int, beside_ms: float = 0.0) -> int:
-        """The prefill tokens, up to `most`, that read most tokens a millisecond and take `longest_ms` at most; 0 if not
-        even the smallest chunk does.
+    def best_chunk(
+        self, longest_ms: float, position: Position, most: int, *, least: int = SIZES[0], beside_ms: float = 0.0
+    ) -> int:
+        """The prefill tokens, from `least` to `most`, that read most tokens a millisecond and take `longest_ms` at
+        most; 0 if not even the smallest chunk does.
 
         `position` says where a chunk of so many tokens would stand, on the average, and `beside_ms` what has to be
         computed beside a chunk of any size: it counts as the chunk's time. Of sizes that read nearly as fast, all that
@@ -328,7 +344,7 @@ class CostModel:
         # A prompt's rest fills no tile: its cost must be known from a smaller size first.
         rest = (most,) if most <= SIZES[0] or self._chunks.has_seen_below(most) else ()
         rates: dict[int, float] = {}
-        for size in (*(size for size in SIZES if size <= most), *rest):
+        for size in (*(size for size in SIZES if least <= size <= most), *rest):
             ms = self.prefill_ms(size, position(size))
             if ms <= longest_ms:
                 rates[size] = size / (ms + beside_ms) if ms > 0 else math.inf

@@ -182,30 +182,33 @@ class PieceSizes:
     def _tokens_for_cycle(self, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int) -> int:
         """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
 
-        Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well.
+        Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well: there no
+        piece is less than a tile, and none is judged by what a part of one seems to take.
         """
-        tokens = self._tokens_within(longest_ms, min(covered_ms, PATIENT * longest_ms), prompts, wanted)
         is_deep = prompts.position(TILE_TOKENS) >= TILE_TOKENS
-        if is_deep and tokens < TILE_TOKENS <= wanted and prompts.ms(TILE_TOKENS) <= covered_ms:
-            tokens = TILE_TOKENS
-        tokens = self._larger(tokens, longest_ms, covered_ms, prompts, wanted)
+        is_tiled = is_deep and wanted >= TILE_TOKENS and prompts.ms(TILE_TOKENS) <= covered_ms
+        least = TILE_TOKENS if is_tiled else min(SMALLEST_CHUNK, wanted)
+        tokens = self._tokens_within(longest_ms, min(covered_ms, PATIENT * longest_ms), prompts, wanted, least)
+        tokens = self._larger(tokens, longest_ms, covered_ms, prompts, wanted, least)
         if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and prompts.ms(wanted) <= covered_ms:
             tokens = wanted  # the rest would fill no tile
         return tokens
 
-    def _tokens_within(self, longest_ms: float, trial_ms: float, prompts: Prompts, wanted: int) -> int:
-        """Prefill tokens for a batch of at most `longest_ms`, or the fewest that are read at all.
+    def _tokens_within(self, longest_ms: float, trial_ms: float, prompts: Prompts, wanted: int, least: int) -> int:
+        """Prefill tokens for a batch of at most `longest_ms`, or `least`.
 
         A larger batch that was never tried, of at most `trial_ms`, is tried now and then.
         """
-        chunk = self._cost.best_chunk(longest_ms, prompts.position, wanted)
+        chunk = max(least, self._cost.best_chunk(longest_ms, prompts.position, wanted, least=least))
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self._cost.has_tried_beyond(chunk):
                 chunk = self._cost.worth_trying(chunk, trial_ms, prompts.position, wanted)
-        return max(chunk, min(SMALLEST_CHUNK, wanted))
+        return chunk
 
-    def _larger(self, tokens: int, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int) -> int:
+    def _larger(
+        self, tokens: int, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int, least: int
+    ) -> int:
         """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too.
 
         The longer it takes, the more it must gain.
@@ -213,7 +216,7 @@ class PieceSizes:
         rate = tokens / max(prompts.ms(tokens), 1e-9)
         most_ms = min(covered_ms, PATIENT * longest_ms)
         while most_ms > longest_ms:
-            larger = self._cost.best_chunk(most_ms, prompts.position, wanted)
+            larger = self._cost.best_chunk(most_ms, prompts.position, wanted, least=least)
             if larger <= tokens:
                 break
             larger_ms = prompts.ms(larger)
