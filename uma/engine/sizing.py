@@ -59,7 +59,7 @@ CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
-MAKE_NS, CARRY_NS = 0.15, 1.0
+MAKE_NS, CARRY_NS = 0.55, 1.0
 """Initial estimates of what a byte of KV memory takes to be made for another layout, and a byte of a sequence's state
 to be carried there. What the first memory took says little: a machine that gives it out for the first time is slower.
 """
