@@ -14,6 +14,7 @@ from engine_world import answer, ask, config_for
 from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
+from uma.engine.policy.layout import Held, Layout
 from uma.errors import ConfigError
 from uma.llama import backend
 from uma.llama.catalog import builtin_path
@@ -128,6 +129,32 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
     model = write_model(tmp_path / "model.gguf", kind=kind)
     async with open_engine(config_for(model, kv_unified=layout, max_sequences=2, cache_ram_mb=16)) as engine:
         assert engine.info.capabilities.prefix_sharing.split()[0].rstrip(":") == how
+
+
+def test_one_buffer_has_ids_for_cache_beside_the_sequences_and_as_many_as_llama_has_where_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    with Model.load(write_model(tmp_path / "model.gguf")) as model:
+
+        def ids(max_sequences: int) -> int:
+            return sizing.context_params(model, RuntimeConfig(max_sequences=max_sequences, kv_unified="on")).n_seq_max
+
+        assert ids(64) == sizing.POOL_SEQUENCE_IDS > 65
+        assert ids(200) == 201
+        assert ids(backend.MAX_SEQUENCES - 1) == backend.MAX_SEQUENCES
+
+
+def test_what_a_first_change_is_expected_to_take_does_not_depend_on_what_the_start_took(tmp_path: Path) -> None:
+    with (
+        Model.load(write_model(tmp_path / "model.gguf")) as model,
+        Context(model, ContextParams(n_ctx=4_096, n_seq_max=65)) as context,
+    ):
+        expected_ms = []
+        for opened_ms in (1.0, 10_000.0):
+            context.opened_ms = opened_ms
+            layouts = sizing.layouts(context, RuntimeConfig())
+            expected_ms.append(layouts.pause_ms(Layout(8, 512), Held()))
+        assert expected_ms[0] == expected_ms[1] > 0
 
 
 def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from uma.llama.model import Model, Pooling, llama_version
 
 POOL_SEQUENCE_IDS = 128
 """Ids that running sequences and cached prefixes share in one buffer of cells, where no more are asked for. llama.cpp
-compares them in pairs for each batch: 256 take it some 50 us, 128 a quarter of that. Cache without an id is a snapshot
-in memory."""
+compares them in pairs for each batch: 256 take it some 50 us, 128 (by their square) a quarter of that. Cache without an
+id is a snapshot in memory."""
 POOL_SEQUENCES = 8
 """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768

@@ -117,7 +117,8 @@ class AttentionCost:
     | plain attention | 2.7 | 2.8 | 2.7 | 2.7 | 3.1 | 3.1 | 4.0 |
 
     Plain attention goes over multiples of 256 cells, and copies what it multiplies. 256 tokens of a prompt behind 1,500
-    others took 170 ms with flash attention and 244 with the plain one, 8 prompts of 16 tokens 131 and 154.
+    others took 170 ms with flash attention and 244 with the plain one, 8 prompts of 16 tokens 131 and 154. A cell
+    that is masked took flash attention 4.9 ns in a batch of 8 rows and 3.4 in one of 32.
     """
 
     flash_row_ns: float = 85.0

@@ -1,16 +1,18 @@
 """Which layout of KV memory serves the sequences at hand, and which attention goes over it.
 
 Changing costs a pause, for memory is made and what is in it carried. So this is the ski rental problem, and it is
-answered as usual: change once staying has cost as much as changing does there and back, so that no more than twice the
-least possible time is lost, whatever comes. What the sequences at hand will probably lose counts as lost: a crowd that
-comes together need not lose it first. Where prompts would take longer with the other attention, the pool reads them
-first. Buffers that had to be given up before they had spared what they cost make the next change dearer, twice each
-time: a client that alternates crowds and long prompts brings about few changes.
+answered as usual: change once staying has cost as much as changing does there and back, so that not much more is lost
+than twice the least possible time, whatever comes. To make the pool again counts in part only (`RETURN_SHARE`): what is
+made anew for a few sequences mostly serves more of them, and the pool is rarely needed soon. What the sequences at hand
+will probably lose counts as lost: a crowd that comes together need not lose it first. Where prompts would take longer
+with the other attention, the pool reads them first. Buffers that had to be given up before they had spared what they
+cost make the next change dearer, twice each time: a client that alternates crowds and long prompts brings about few
+changes.
 
 Beside a small pool the memory of the pool stays as it is, so that the way back costs no more than what is carried.
 After a crowd an engine that has nothing to do is in the pool, where the next crowd is read fastest; a conversation
-mostly goes on with few tokens, which plain attention reads faster. What counts for a small pool is what was lost since
-the engine last had nothing to do; buffers serve from one crowd to the next.
+mostly goes on with few tokens, and what it has in cells need not be carried for them. What counts for a small pool is
+what was lost since the engine last had nothing to do; buffers serve from one crowd to the next.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ LEAST_GAIN_MS = 150.0
 and another attention rounds in another way, so that a near tie of two tokens may go either way.
 """
 RETURN_SHARE = 0.25
-"""Of the time that making the pool anew takes, what counts against leaving it: buffers serve one crowd after another,
-and most crowds are not followed by what needs the pool.
+"""Of the time that making the pool anew takes, what counts against leaving it. Chosen, not measured: with all of it
+eight short streams would not leave, though each of their crowds loses four times what their buffers take to be made.
 """
 MAX_RELUCTANCE = 64
 """Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
