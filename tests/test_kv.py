@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from uma.engine.kv import idle_copy, leaving, snapshots
+from uma.engine.kv import leaving, snapshot_copies, snapshots
 from uma.engine.kv import pool as kv
 from uma.engine.kv.leaving import Left, Pays
 from uma.engine.kv.pool import Holding, KvPool
@@ -293,7 +293,7 @@ class TestPool:
             (leaving, "WORTH_RESTORING_TOKENS", 3),
             (leaving, "MOST_QUICK_BYTES", 100),
             (kv, "LEAST_EVICTED_TOKENS", 3),
-            (idle_copy, "MOST_IDLE_BYTES", 7),
+            (snapshot_copies, "MOST_IDLE_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
         ):
             monkeypatch.setattr(module, name, value)

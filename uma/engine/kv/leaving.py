@@ -16,8 +16,8 @@ from typing import Protocol
 import attrs
 
 from uma.engine.kv.cells import SequenceCells
-from uma.engine.kv.idle_copy import IdleCopies
 from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
+from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import SnapshotStore
 
 WORTH_RESTORING_TOKENS = 48
@@ -45,7 +45,7 @@ class Left:
 class EarlyLeaving:
     """Moves cached sequences out of one buffer of cells."""
 
-    def __init__(self, cells: SequenceCells, tree: PrefixTree, store: SnapshotStore, copies: IdleCopies) -> None:
+    def __init__(self, cells: SequenceCells, tree: PrefixTree, store: SnapshotStore, copies: SnapshotCopies) -> None:
         self._cells = cells
         self._tree = tree
         self._store = store

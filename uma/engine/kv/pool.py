@@ -14,9 +14,9 @@ import attrs
 from uma.engine.kv.carry import Carried, Carrier
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.events import KvListener, Run, Tier
-from uma.engine.kv.idle_copy import IdleCopies
 from uma.engine.kv.leaving import WORTH_RESTORING_TOKENS, EarlyLeaving, Left, Pays
 from uma.engine.kv.prefix_tree import Node, PrefixTree
+from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
 
@@ -73,7 +73,7 @@ class KvPool:
         self._carrier = Carrier(self.cells, self.tree)
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
-        self._copies = IdleCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
+        self._copies = SnapshotCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
         self._leaving = EarlyLeaving(self.cells, self.tree, store, self._copies)
         self.is_for_now = False
         """Sequences can outgrow their share, or all of them this buffer: the layout is changed then."""

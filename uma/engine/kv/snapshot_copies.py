@@ -32,8 +32,8 @@ class _Copy:
     """Tokens in the parts."""
 
 
-class IdleCopies:
-    """Copies cached sequences that have no snapshot and are worth one.
+class SnapshotCopies:
+    """Copies cached sequences: those that have no snapshot and are worth one, and those that leave their cells.
 
     `is_worth_saving` says which; `spare_id` gives an empty id other than those that a node needs, or None.
     """
