@@ -88,5 +88,6 @@ def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> i
     least_ms, comfortable_ms = SAFETY * piece_ms + step_ms, COMFORT * piece_ms + step_ms
     short_ms = max(least_ms, min(comfortable_ms, max_lead_ms(pace))) - lead
     if short_ms <= 0:
-        return int(pace <= MOST_PACE_MS or lead == math.inf)
+        is_slow_pace = pace > MOST_PACE_MS and lead < math.inf
+        return 0 if is_slow_pace else 1
     return max(1, math.ceil(short_ms / (pace - step_ms)))

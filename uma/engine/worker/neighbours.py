@@ -151,7 +151,7 @@ class Neighbours:
             or max(policy.load, policy.stolen) > QUIET_LOAD
         ):
             return False
-        self._last = last.after(now, used_ms, max(0.0, wanted_ms - used_ms))
+        self._last = last.advanced(now, used_ms, wanted_ms)
         return True
 
     def _sample(self, now: float, observe: Callable[[CpuSample], int]) -> None:
@@ -205,13 +205,23 @@ class _Reading:
         """The counters of waits alone."""
         return CpuTime.of(self.running_ms, self.waiting_ms, self.unused)
 
-    def after(self, now: float, used_ms: float, waited_ms: float) -> _Reading:
-        """About what they are `now`, where this process has had so much CPU time since, and has waited for more. What
-        it did not have is taken for used by others, so that the next sample shows no more of them than there are.
+    def advanced(self, now: float, used_ms: float, wanted_ms: float) -> _Reading:
+        """An estimate of the counters at `now`: since these, this process has had `used_ms` of CPU time, where its
+        threads could have had `wanted_ms`.
+
+        The difference counts as waited for, although others need not have used it: so the next sample shows no more of
+        them than there are. What the cores did not use stays as it was.
         """
-        running_ms, waiting_ms = self.running_ms + used_ms, self.waiting_ms + waited_ms
-        quota_use = self.quota_use and attrs.evolve(self.quota_use, used_ms=self.quota_use.used_ms + used_ms)
-        return attrs.evolve(self, wall_ms=now, running_ms=running_ms, waiting_ms=waiting_ms, quota_use=quota_use)
+        quota_use = self.quota_use
+        if quota_use is not None:
+            quota_use = attrs.evolve(quota_use, used_ms=quota_use.used_ms + used_ms)
+        return attrs.evolve(
+            self,
+            wall_ms=now,
+            running_ms=self.running_ms + used_ms,
+            waiting_ms=self.waiting_ms + max(0.0, wanted_ms - used_ms),
+            quota_use=quota_use,
+        )
 
     def since(self, last: _Reading, wanted: int) -> CpuSample:
         """What happened since `last`. Threads that ended meanwhile took their counts along."""
