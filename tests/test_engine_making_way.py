@@ -137,6 +137,18 @@ async def test_cache_stays_where_few_tokens_pass_it_by(
         assert engine.snapshot()["cache_ram_hits"] == 0
 
 
+async def test_cache_leaves_for_the_tokens_that_a_short_answer_can_have(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    async with open_engine(config(tiny)) as engine:
+        watch.begin(engine, monkeypatch, rows_cost=True)
+        first = await answer(engine, EARLIER)
+        watch.clear()
+        await answer(engine, ask(tokens_for(3, 40), FEW_TOKENS - 20))
+        assert set(watch.cached) == {0}
+        assert_found(await answer(engine, EARLIER), first)
+
+
 async def test_cache_stays_where_memory_has_no_place_for_it(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:

@@ -215,8 +215,7 @@ class Crowd:
         """
         size = len(tokens)
         more = [min(each, EXPECTED_TOKENS) for each in most_more]
-        # A bound as low as this is mostly reached.
-        steps = [min(each, EXPECTED_TOKENS / 2) for each in most_more]
+        steps = [expected_steps(each) for each in most_more]
         little = [min(each, HEADROOM_TOKENS) for each in most_more]
         longest = max(tokens, default=0)
         distinct = sum(tokens) - max(0, size - 1) * shared if cells is None else cells
@@ -247,6 +246,14 @@ class Crowd:
             distinct + sum(more),
             distinct + sum(little),
         )
+
+
+def expected_steps(most_more: int) -> float:
+    """Decode steps that a sequence probably still takes, which can have so many more tokens.
+
+    Half of `EXPECTED_TOKENS`, or the bound where it is lower: one as low as that is mostly reached.
+    """
+    return min(most_more, EXPECTED_TOKENS / 2)
 
 
 def split_layouts(n_ctx: int, max_sequences: int) -> tuple[Layout, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
-from uma.engine.policy.layout import EXPECTED_TOKENS
+from uma.engine.policy.layout import expected_steps
 from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sequence import Status
@@ -35,7 +35,7 @@ class MakingWay:
             return
         active = residency.active.values()
         reads = sum(each.missing for each in active if each.status is Status.PREFILLING)
-        rows = sum(min(each.max_tokens - each.generated, EXPECTED_TOKENS) for each in active) / 2
+        rows = sum(expected_steps(each.left_tokens) for each in active)
         leaving = self._policy.leaving(reads, rows)
         most_tokens = leaving.max_tokens(decodes=residency.is_decoding)
         began = now_ms()

@@ -157,7 +157,7 @@ class Residency:
         shared = min((min(each.prompt_tokens, common_length(near[0].tokens, each.tokens)) for each in near), default=0)
         return Crowd.of(
             [len(each.tokens) for each in near],
-            [each.max_tokens - each.generated for each in near],
+            [each.left_tokens for each in near],
             shared=shared,
             cells=self._cells([each for each in near if each.key not in self.active], shared),
             most=self.waiting.max_active,

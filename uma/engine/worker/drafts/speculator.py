@@ -178,5 +178,5 @@ class Speculator:
 
 def _most(sequence: Sequence, room: int) -> int:
     """Maximum tokens of a draft, as far as the row's bounds allow."""
-    most = min(room, sequence.max_tokens - sequence.generated - 1)
+    most = min(room, sequence.left_tokens - 1)
     return min(most, sequence.credits - 1) if sequence.request.stream else most
