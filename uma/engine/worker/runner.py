@@ -19,6 +19,7 @@ from uma.engine.policy import CostModel
 from uma.engine.policy.layout import Attended
 from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.speculation import saved_ms
+from uma.engine.worker.attending import AttentionSums
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.neighbours import Neighbours
@@ -87,7 +88,7 @@ class ModelRunner:
         """What the last batch of decode rows took: the next takes about as long."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
-        self._rows_own = self._rows_masked = self._reads_own = self._reads_masked = self._rows = self._read_tokens = 0
+        self._attention = AttentionSums()
 
     @property
     def is_called(self) -> bool:
@@ -97,15 +98,7 @@ class ModelRunner:
     @property
     def attended(self) -> Attended:
         """Cells that attention went over since the start, as it would have in one buffer."""
-        return Attended(
-            rows_own=self._rows_own,
-            rows_masked=self._rows_masked,
-            rows_longest=self._rows_own,  # near enough: rows that run together are mostly of a length
-            reads_own=self._reads_own,
-            reads_masked=self._reads_masked,
-            rows=self._rows,
-            read_tokens=self._read_tokens,
-        )
+        return self._attention.attended()
 
     @property
     def neighbour_load(self) -> float:
@@ -180,9 +173,7 @@ class ModelRunner:
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
         cells = pool.used_cells
-        self._rows += size
-        self._rows_own += own_cells
-        self._rows_masked += size * cells - own_cells
+        self._attention.decoded(size, own_cells, cells)
         if learns:
             self._cost.observe_decode(size, cells, took_ms)
         if self._trace.is_on:
@@ -229,10 +220,7 @@ class ModelRunner:
             cells = self._pool.used_cells
             self._metrics.prefill_tokens_total += tokens
             self._metrics.mixed_batches_total += 1
-            own_cells = sum(sequence.computed for sequence in rows)
-            self._rows += size
-            self._rows_own += own_cells
-            self._rows_masked += size * cells - own_cells
+            self._attention.decoded(size, sum(sequence.computed for sequence in rows), cells)
             self._cost.observe_mixed(size, cells, tokens, position, took_ms)
             self._trace.batch("mixed", size + tokens, len(work), took_ms, cells)
         return code, ends
@@ -335,9 +323,7 @@ class ModelRunner:
         cells = self._pool.used_cells
         for sequence, count in work:
             assert sequence.holding is not None
-            self._read_tokens += count
-            self._reads_own += count * (sequence.computed + count // 2)
-            self._reads_masked += count * (cells - sequence.computed)
+            self._attention.read(count, sequence.computed, cells)
             if reads_logits(sequence):
                 self._read_prompt(sequence, count)
             self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
