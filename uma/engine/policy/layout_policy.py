@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from uma.engine.policy.layout import Attended, AttentionCost, Crowd, Held, Layout, PauseCost
 from uma.engine.policy.leaving import WAY_BACK, Leaving
 
@@ -32,6 +34,14 @@ eight short streams would not leave, though each of their crowds loses four time
 """
 MAX_RELUCTANCE = 64
 """Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
+
+
+@attrs.define
+class _Kind:
+    """Layouts for which the pool is left alike, and what it has cost by now not to have left it for any of them."""
+
+    layouts: tuple[Layout, ...]
+    lost_ms: float = 0.0
 
 
 class LayoutPolicy:
@@ -50,15 +60,16 @@ class LayoutPolicy:
         self.pool = pool
         self.current = pool
         self._pause = pause
-        self._others = tuple(others)
+        self._small = _Kind(tuple(each for each in others if each.is_unified))
+        """What is lost without them counts since the engine last had nothing to do."""
+        self._split = _Kind(tuple(each for each in others if not each.is_unified))
+        """What is lost without them counts since the last change."""
         self._head_ms = head_ms
         self._cost = cost or AttentionCost()
         self._reluctance = 1
         self._before = Attended()
-        self._lost_ms = 0.0
-        """What staying in the pool has cost since the last change, or what having left it has spared."""
-        self._lost_lately_ms = 0.0
-        """What not being in a small pool has cost since the engine last had nothing to do."""
+        self._spared_since_ms = 0.0
+        """What having left the pool has spared since the last change."""
         self._change_ms = 0.0
         """What the last change costs, there and back."""
         self._had_several = False
@@ -71,47 +82,41 @@ class LayoutPolicy:
         """Whether there is anything to choose."""
         return bool(self._others) or self.current != self.pool
 
+    @property
+    def _others(self) -> tuple[Layout, ...]:
+        return self._split.layouts + self._small.layouts
+
     def choose(self, crowd: Crowd, attended: Attended, held: Held) -> Layout:
         """The layout for the sequences of now. `attended`: what attention went over since the start; `held`: all that
         is in cells.
         """
         since, self._before = attended - self._before, attended
         self._had_several = self._had_several or crowd.sequences > 1
-        current = self.current
-        if current == self.pool:
+        if self.current == self.pool:
             return self._leaving_pool(crowd, since, held)
-        self._lost_ms += self._spared_ms(since, current)
-        best = self._best(crowd, held, self._others)
-        if not current.holds(crowd.sequences, max(crowd.longest, crowd.longest_next), crowd.cells_next):
-            is_worth = self._worth_ms(crowd, held, best) >= self._worth_ms(crowd, held, self.pool)
-            return best if is_worth and not (self._has_pool and self._reads_first(best, crowd, held)) else self.pool
-        reads_ms = -self._spared_ms(crowd.soon.reads, current)
-        if self._has_pool and not crowd.decodes and reads_ms > self._there_and_back_ms(current, held):
-            return self.pool
-        staying_ms = max(reads_ms, -self._spared_ms(crowd.soon, current))
-        if staying_ms > self._reluctance * self._least_gain_ms(current, held):
-            return self.pool  # long prompts are read there, and then this comes back
-        gain_ms = self._spared_ms(crowd.soon, best) - self._spared_ms(crowd.soon, current)
-        return best if gain_ms > self._reluctance * self._least_gain_ms(best, held) else current
+        self._spared_since_ms += self._spared_ms(since, self.current)
+        if self.current.holds(crowd.sequences, max(crowd.longest, crowd.longest_next), crowd.cells_next):
+            return self._having_left(crowd, held)
+        return self._outgrowing(crowd, held)
 
     def resting(self, attended: Attended) -> Layout:
         """The layout for the time in which no sequence is there: after a crowd the pool, if that is at hand."""
         since, self._before = attended - self._before, attended
         if self.current != self.pool:
-            self._lost_ms += self._spared_ms(since, self.current)
-        self._lost_lately_ms = 0.0
+            self._spared_since_ms += self._spared_ms(since, self.current)
+        self._small.lost_ms = 0.0
         had_several, self._had_several = self._had_several, False
         return self.pool if self._has_pool and had_several else self.current
 
     def changed(self, layout: Layout, held: Held) -> None:
         """The memory has this layout now, and so much was in cells."""
         if self.current != self.pool:
-            has_paid = self._lost_ms >= self._change_ms
+            has_paid = self._spared_since_ms >= self._change_ms
             self._reluctance = max(1, self._reluctance // 2) if has_paid else min(2 * self._reluctance, MAX_RELUCTANCE)
         self._change_ms = self._there_and_back_ms(layout, held)
         self._has_pool = layout == self.pool or (layout.is_unified and self._has_pool)
         self.current = layout
-        self._lost_ms = self._lost_lately_ms = 0.0
+        self._spared_since_ms = self._small.lost_ms = self._split.lost_ms = 0.0
 
     def pause_ms(self, layout: Layout, held: Held) -> float:
         """The pause until memory has this layout."""
@@ -133,27 +138,42 @@ class LayoutPolicy:
 
     def give_up(self) -> Layout:
         """The last choice cannot be had: all that is left is what there was before it, and the pool."""
-        self._others = ()
+        self._small.layouts = self._split.layouts = ()
         return self.current
 
     def _leaving_pool(self, crowd: Crowd, since: Attended, held: Held) -> Layout:
-        fitting = self._fitting(crowd, self._others)
-        small = [each for each in fitting if each.is_unified]
-        split = [each for each in fitting if not each.is_unified]
-        self._lost_ms = self._lost_without(split, since, self._lost_ms)
-        self._lost_lately_ms = self._lost_without(small, since, self._lost_lately_ms)
-        paying = [
-            each
-            for each in (self._best(crowd, held, small), self._best(crowd, held, split))
-            if each != self.pool
-            and self._pays(each, crowd, held, self._lost_lately_ms if each.is_unified else self._lost_ms)
-        ]
+        """The best layout for which it pays to leave the pool now, or the pool."""
+        paying = []
+        for kind in (self._small, self._split):
+            fitting = self._fitting(crowd, kind.layouts)
+            # What it was worth to have the best of them at each time.
+            kind.lost_ms += max((self._spared_ms(since, each) for each in fitting), default=0.0)
+            kind.lost_ms = max(0.0, kind.lost_ms)
+            best = self._best(crowd, held, fitting)
+            if best != self.pool and self._pays(best, crowd, held, kind.lost_ms):
+                paying.append(best)
         return self._best(crowd, held, paying)
 
-    def _lost_without(self, layouts: Sequence[Layout], since: Attended, before_ms: float) -> float:
-        """What the pool has cost by now, with what it has cost since by not being the best of these at the time."""
-        spared_ms = max((self._spared_ms(since, each) for each in layouts), default=0.0)
-        return max(0.0, before_ms + spared_ms)
+    def _outgrowing(self, crowd: Crowd, held: Held) -> Layout:
+        """The layout in place of the current one, which does not hold this crowd."""
+        best = self._best(crowd, held, self._others)
+        if self._has_pool and self._reads_first(best, crowd, held):
+            return self.pool
+        return best if self._worth_ms(crowd, held, best) >= self._worth_ms(crowd, held, self.pool) else self.pool
+
+    def _having_left(self, crowd: Crowd, held: Held) -> Layout:
+        """The layout for a crowd that the current one holds: the pool for prompts that are read sooner there, and then
+        this comes back; else a better one, or the current one.
+        """
+        current, reads_ms = self.current, -self._spared_ms(crowd.soon.reads, self.current)
+        if self._has_pool and not crowd.decodes and reads_ms > self._there_and_back_ms(current, held):
+            return self.pool
+        staying_ms = max(reads_ms, -self._spared_ms(crowd.soon, current))
+        if staying_ms > self._reluctance * self._least_gain_ms(current, held):
+            return self.pool
+        best = self._best(crowd, held, self._others)
+        gain_ms = self._spared_ms(crowd.soon, best) - self._spared_ms(crowd.soon, current)
+        return best if gain_ms > self._reluctance * self._least_gain_ms(best, held) else current
 
     def _pays(self, layout: Layout, crowd: Crowd, held: Held, lost_ms: float) -> bool:
         """Whether to leave the pool for this layout now, after so much was lost by not having it."""
