@@ -455,6 +455,23 @@ def test_whole_tiles_are_not_judged_by_what_a_part_of_one_seems_to_take() -> Non
     assert sorted(sizes)[2] > TILE_TOKENS, "larger pieces, which read faster, are taken"
 
 
+def test_parts_of_a_tile_that_seem_to_read_faster_make_no_piece_of_whole_tiles_smaller() -> None:
+    def tokens(*, part_ms: float) -> int:
+        """Those of a piece deep in a prompt, where each token of a part of a tile took so long."""
+        scheduler = Scheduler(Targets(80.0, 2_048, 64))
+        scheduler.cost.observe_decode(1, 0, 9.0)
+        for _ in range(5):
+            for size in reversed(SIZES[:9]):
+                ms = size * part_ms if size < TILE_TOKENS else 20.0 + size
+                scheduler.cost.observe_prefill(size, 1_000, ms)
+        stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+        row = make_row(2, remaining=1_000, prompt_tokens=2_000, cells=1_000)
+        plan = scheduler.plan(state_of([stream, row], 100_000), NOW)
+        return plan.prefill[0][1] + plan.is_mixed
+
+    assert tokens(part_ms=0.2) == tokens(part_ms=3.0) > TILE_TOKENS
+
+
 def test_a_chunk_is_smaller_the_deeper_in_its_prompt_it_is_read() -> None:
     scheduler = Scheduler(Targets(80.0, 2048, 64))
     for size in SIZES[:9] * 3:
