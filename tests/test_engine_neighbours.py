@@ -290,9 +290,25 @@ async def test_batches_after_a_rest_that_others_used_are_watched_closely(
     assert rested in seen
 
 
-def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Looks(threading.Event):
+    """What wakes the watching thread. Tells how long it waits before each look, and when it rests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intervals_sec = list[float]()
+        self.rests = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None:
+            self.rests.set()
+            return super().wait()
+        self.intervals_sec.append(timeout)
+        return super().wait(timeout)
+
+
+@pytest.fixture
+def starving(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StallWatch, Looks, threading.Event]]:
+    """A watch that sees every batch wait for cores as soon as it looks twice; its looks; and whether it has aborted."""
     counts, aborted = itertools.count(), threading.Event()
     monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
     monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
@@ -301,12 +317,51 @@ def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
     monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
         watch = StallWatch(context)
-        with watch.watching():
-            watch.begin(now_ms(), expected_ms=0.0, threads=2)
-            assert aborted.wait(PATIENCE_SEC)
-            assert watch.end()
-            watch.begin(now_ms(), expected_ms=0.0, threads=2)
-            assert not watch.end()
+        looks = watch._called = Looks()
+        yield watch, looks, aborted
+
+
+def test_an_abort_that_comes_too_late_is_not_meant_for_the_next_batch(
+    starving: tuple[StallWatch, Looks, threading.Event],
+) -> None:
+    watch, _, aborted = starving
+    with watch.watching():
+        watch.begin(now_ms(), expected_ms=0.0, threads=2)
+        assert aborted.wait(PATIENCE_SEC)
+        assert watch.end()
+        watch.begin(now_ms(), expected_ms=0.0, threads=2)
+        assert not watch.end()
+
+
+def test_without_batches_the_watch_stops_to_look_until_one_begins(
+    starving: tuple[StallWatch, Looks, threading.Event],
+) -> None:
+    watch, looks, aborted = starving
+    with watch.watching():
+        assert looks.rests.wait(PATIENCE_SEC)
+        assert len(looks.intervals_sec) == stall.REST_LOOKS + 1
+        watch.begin(now_ms(), expected_ms=0.0, threads=2)
+        assert aborted.wait(PATIENCE_SEC), "the rest goes on beside a batch"
+        looks.rests.clear()
+        watch.end()
+        assert looks.rests.wait(PATIENCE_SEC), "it rests once only"
+
+
+def test_a_batch_that_begins_as_the_watch_goes_to_rest_is_looked_at(
+    starving: tuple[StallWatch, Looks, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, _, aborted = starving
+
+    class Fewest(int):
+        def __lt__(self, looks: int) -> bool:
+            """Asked behind a look that saw no batch: before the thread rests, one begins."""
+            if looks:
+                watch.begin(now_ms(), expected_ms=0.0, threads=2)
+            return looks > 0
+
+    monkeypatch.setattr(stall, "REST_LOOKS", Fewest())
+    with watch.watching():
+        assert aborted.wait(PATIENCE_SEC)
 
 
 def test_only_threads_that_wait_for_cores_are_starved() -> None:
