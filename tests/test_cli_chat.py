@@ -60,6 +60,11 @@ def wait_for_prompt(terminal: Terminal) -> None:
     )
 
 
+def wait_for_answer(terminal: Terminal) -> None:
+    """Wait until an answer is under way. The dots that stand for it can be gone before the screen is looked at."""
+    terminal.wait_until(lambda: "…".encode() in terminal.raw, "an answer")
+
+
 def last_line(terminal: Terminal) -> str:
     return next((line for line in reversed(terminal.screen) if line), "")
 
@@ -252,7 +257,7 @@ def test_the_chat_works_at_40_columns_and_when_the_window_changes(server: Server
 def test_what_is_typed_during_an_answer_is_there_afterwards_and_not_in_it(server: ServerProcess, home: Path) -> None:
     with chat(server, home, "--max-tokens", "400", *LONG) as terminal:
         terminal.type("Tell me a story\r")
-        terminal.wait_for("…")
+        wait_for_answer(terminal)
         terminal.type("zzqzz")
         terminal.wait_for("> zzqzz")
         assert terminal.text.count("zzqzz") == 1
@@ -376,7 +381,7 @@ def test_a_chat_in_this_process_needs_no_server(home: Path, tiny: Path) -> None:
         wait_for_prompt(terminal)
         assert "loaded in this process" in terminal.text
         terminal.type("hello\r")
-        terminal.wait_for("…")
+        wait_for_answer(terminal)
         terminal.type("\x03")
         terminal.wait_for("Stopped")
         wait_for_prompt(terminal)

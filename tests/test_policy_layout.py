@@ -414,6 +414,21 @@ def test_a_prompt_with_nothing_beside_it_is_read_in_the_pool_before_anything_cha
     )
 
 
+@pytest.mark.parametrize(("size", "short", "long"), [(8, 200, 800), (32, 32, 200), (64, 16, 100)])
+def test_prompts_that_come_together_are_read_before_the_change_where_first_tokens_are_sooner_so(
+    size: int, short: int, long: int
+) -> None:
+    def chosen(prompt: int, *, is_read: bool = False) -> Layout:
+        prompts = [prompt] * size
+        unread = [0 if is_read else prompt] * size
+        crowd = Crowd.of(prompts, [400] * size, shared=0, most=64, unread=unread, decodes=is_read)
+        return machine().choose(crowd, Attended(), crowd.held if is_read else Held())
+
+    assert chosen(short) == POOL
+    assert not chosen(short, is_read=True).is_unified, "it is the order that changes, and not the layout"
+    assert not chosen(long).is_unified, "others are in the way in the pool, for longer than the change takes"
+
+
 def test_plain_attention_is_left_for_a_prompt_that_takes_longer_with_it_than_changes_take() -> None:
     layouts = machine()
     layouts.changed(Layout(8, 4_352, is_plain=True), Held(2_000, 2_000))

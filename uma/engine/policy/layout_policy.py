@@ -5,7 +5,8 @@ answered as usual: change once staying has cost as much as changing does there a
 than twice the least possible time, whatever comes. To make the pool again counts in part only (`RETURN_SHARE`): what is
 made anew for a few sequences mostly serves more of them, and the pool is rarely needed soon. What the sequences at hand
 will probably lose counts as lost: a crowd that comes together need not lose it first. Where prompts would take longer
-with the other attention, the pool reads them first. Buffers that had to be given up before they had spared what they
+with the other attention, the pool reads them first; and where nothing decodes yet, also where their first tokens come
+sooner so than behind the change. Buffers that had to be given up before they had spared what they
 cost make the next change dearer, twice each time: a client that alternates crowds and long prompts brings about few
 changes.
 
@@ -184,10 +185,17 @@ class LayoutPolicy:
         return lost_ms + will_spare_ms >= self._reluctance * self._least_gain_ms(layout, held)
 
     def _reads_first(self, layout: Layout, crowd: Crowd, held: Held) -> bool:
-        """Whether the pool reads the prompts before this layout pays: they take longer there than to carry them."""
+        """Whether the pool reads the prompts before this layout pays: they take longer there than changes do. Where
+        nothing decodes, also where all of them are read sooner in the pool than behind the change, by more than it takes
+        to carry them.
+        """
         reads_ms = -self._spared_ms(crowd.soon.reads, layout)
-        later_ms = max(0.0, self.pause_ms(layout, crowd.held) - self.pause_ms(layout, held))
-        return reads_ms > self._there_and_back_ms(layout, held) or (reads_ms > later_ms and not crowd.decodes)
+        if reads_ms > self._there_and_back_ms(layout, held):
+            return True
+        if crowd.decodes or not crowd.soon.read_tokens:
+            return False
+        now_ms, later_ms = self.pause_ms(layout, held), self.pause_ms(layout, crowd.held)
+        return now_ms + reads_ms > max(0.0, later_ms - now_ms)
 
     def _best(self, crowd: Crowd, held: Held, layouts: Sequence[Layout]) -> Layout:
         """Of the layouts that hold this crowd for a while, the one that spares most; the pool where none does."""
