@@ -186,8 +186,8 @@ class LayoutPolicy:
 
     def _reads_first(self, layout: Layout, crowd: Crowd, held: Held) -> bool:
         """Whether the pool reads the prompts before this layout pays: they take longer there than changes do. Where
-        nothing decodes, also where all of them are read sooner in the pool than behind the change, by more than it takes
-        to carry them.
+        nothing decodes, also where all of them are read sooner in the pool than behind the change, by more than
+        carrying them takes.
         """
         reads_ms = -self._spared_ms(crowd.soon.reads, layout)
         if reads_ms > self._there_and_back_ms(layout, held):
