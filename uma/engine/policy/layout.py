@@ -257,21 +257,30 @@ def expected_steps(most_more: int) -> float:
 
 
 def split_layouts(n_ctx: int, max_sequences: int) -> tuple[Layout, ...]:
-    """The ways to divide `n_ctx` cells among all sequences, half and a quarter of them, and among few.
+    """The ways to divide `n_ctx` cells among all sequences, half and a quarter of them, and among few: to the full, or
+    in shares that are short.
 
     llama.cpp makes shares of multiples of 256 cells. All together are at most a sixteenth more than `n_ctx`.
     """
     found: dict[Layout, None] = {}
     for sequences in (max_sequences, max_sequences // 2, max_sequences // 4):
-        if sequences >= LEAST_SEQUENCES and (share := _largest_share(n_ctx, sequences + 1)):
-            found[Layout(sequences + 1, share)] = None
+        if sequences >= LEAST_SEQUENCES and (largest := _largest_share(n_ctx, sequences + 1)):
+            found |= _shares(sequences + 1, [*_shorter(largest), largest])
     for ids in FEW_IDS:
         largest = _largest_share(n_ctx, ids)
         # The most ids are for short sequences; with the fewest the next request would mean the next change.
-        shares = [share for share in SHORT_SHARES if share < largest and ids > min(FEW_IDS)]
+        shares = _shorter(largest) if ids > min(FEW_IDS) else []
         shares += [largest] if ids < max(FEW_IDS) or ids == min(FEW_IDS) else []
-        found |= {Layout(ids, share): None for share in shares if share >= LEAST_SHARE and ids <= max_sequences}
+        found |= _shares(ids, [each for each in shares if each >= LEAST_SHARE and ids <= max_sequences])
     return tuple(found)
+
+
+def _shorter(largest: int) -> list[int]:
+    return [share for share in SHORT_SHARES if share < largest]
+
+
+def _shares(ids: int, shares: Sequence[int]) -> dict[Layout, None]:
+    return dict.fromkeys(Layout(ids, share) for share in shares)
 
 
 def small_pools(n_ctx: int, n_batch: int, ids: int) -> tuple[Layout, ...]:
