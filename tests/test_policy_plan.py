@@ -455,6 +455,25 @@ def test_whole_tiles_are_not_judged_by_what_a_part_of_one_seems_to_take() -> Non
     assert sorted(sizes)[2] > TILE_TOKENS, "larger pieces, which read faster, are taken"
 
 
+@pytest.mark.parametrize(("tokens", "ms"), [(92, 140.0), (128, 220.0)])
+def test_two_tiles_that_were_slow_once_are_tried_until_enough_is_known_of_them(tokens: int, ms: float) -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    scheduler.cost.observe_decode(1, 0, 9.0)
+    for _ in range(5):
+        scheduler.cost.observe_prefill(64, 0, 75.0)
+    # In memory that is touched for the first time; and of fewer tokens than two tiles.
+    scheduler.cost.observe_prefill(tokens, 0, ms)
+    stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
+    row = make_row(2, remaining=1_408, prompt_tokens=1_500)
+    sizes = []
+    for _ in range(8):
+        plan = scheduler.plan(state_of([stream, row], 100_000), NOW)
+        tokens = plan.prefill[0][1] + plan.is_mixed
+        scheduler.cost.observe_prefill(tokens, row.position, 15.0 + tokens * 0.95)
+        sizes.append(tokens)
+    assert sizes[-1] >= 2 * TILE_TOKENS, "larger pieces, which read faster, are taken"
+
+
 def test_parts_of_a_tile_that_seem_to_read_faster_make_no_piece_of_whole_tiles_smaller() -> None:
     def tokens(*, part_ms: float) -> int:
         """Those of a piece deep in a prompt, where each token of a part of a tile took so long."""

@@ -50,11 +50,13 @@ Position = Callable[[int], float]
 class _Line:
     """Milliseconds of one size by the tokens attended to: the level of late, and a slope that is learnt slowly."""
 
-    __slots__ = ("_far_ms", "_far_x", "_ms", "_x", "cov", "seen", "var")
+    __slots__ = ("_far_ms", "_far_x", "_ms", "_x", "cov", "is_own", "seen", "var")
 
-    def __init__(self, x: float, ms: float) -> None:
+    def __init__(self, x: float, ms: float, *, is_own: bool = True) -> None:
         self.seen = 1
         """Observations."""
+        self.is_own = is_own
+        """The first was of this size, and not of another that has the same line."""
         self._x = self._far_x = x
         self._ms = self._far_ms = ms
         self.var = self.cov = 0.0
@@ -68,7 +70,7 @@ class _Line:
 
     def scaled(self, factor: float) -> _Line:
         """A copy in which everything takes `factor` times as long."""
-        copy = _Line(self._x, self._ms * factor)
+        copy = _Line(self._x, self._ms * factor, is_own=self.is_own)
         copy.seen = self.seen
         copy._far_x, copy._far_ms = self._far_x, self._far_ms * factor
         copy.var, copy.cov = self.var, self.cov * factor
@@ -80,9 +82,11 @@ class _Line:
 
     def learn(self, x: float, ms: float) -> None:
         """Take in one observation."""
+        # The first observation counts only until there is a second: perhaps memory was touched for the first time.
+        weight = max(LEARN, 1 / self.seen)
         self.seen += 1
-        self._x += (x - self._x) * LEARN
-        self._ms += (ms - self._ms) * LEARN
+        self._x += (x - self._x) * weight
+        self._ms += (ms - self._ms) * weight
         weight = max(LEARN_SLOPE, 1 / self.seen)
         dx, dms = x - self._far_x, ms - self._far_ms
         self._far_x += dx * weight
@@ -117,6 +121,11 @@ class _Table:
     def has_seen(self, size: int) -> bool:
         """Whether anything is known of this size itself."""
         return self._lines[self._slot(size)] is not None
+
+    def is_sure(self, size: int) -> bool:
+        """Whether this size itself was seen often enough to be believed although others promise more."""
+        line = self._lines[self._slot(size)]
+        return line is not None and line.seen >= SURE_SEEN
 
     def has_seen_below(self, size: int) -> bool:
         """Whether anything is known of the largest size that is smaller."""
@@ -170,9 +179,9 @@ class _Table:
             slot -= 1  # without tiles, tokens cost about the same each: as `predict` has it
         own = self._sizes[slot]
         line = self._lines[slot]
-        if line is None:
-            # Seen at another size of the same slot: booked as if it had been the slot's own.
-            self._lines[slot] = _Line(x, ms * own / size)
+        if line is None or (size == own and not line.is_own):
+            # Seen at another size of the same slot: booked as if it had been the slot's own, until that is seen.
+            self._lines[slot] = _Line(x, ms * own / size, is_own=size == own)
         elif size == own or not self._is_tiled or own < size < TILE_TOKENS:
             # (From a tile on, a part of one costs as much as the whole: it says nothing of it. Below, tokens cost about
             # the same each.)
@@ -366,6 +375,20 @@ class CostModel:
         took = {size: self.prefill_ms(size, position(size)) for size in SIZES if chunk < size <= most}
         fitting = [size for size, ms in took.items() if ms <= most_ms]
         return max(fitting, key=lambda size: size / max(took[size], 1e-9), default=chunk)
+
+    def worth_knowing(self, chunk: int, most_ms: float, position: Position, most: int) -> int:
+        """The next size after `chunk`, up to `most`, where it was seen too seldom to be believed and promises to read
+        nearly as fast within `most_ms`; or else `chunk`. Beyond a tile sizes differ too little to be worth it.
+
+        What a size promises that was seen once comes from smaller ones, and so is no better than they are: it would
+        never be chosen before them.
+        """
+        size = SIZES[_slot(SIZES, chunk + 1)]
+        if chunk > TILE_TOKENS or not chunk < size <= most or self._chunks.is_sure(size):
+            return chunk
+        ms = self.prefill_ms(size, position(size))
+        is_nearly_as_fast = NEARLY * ms * chunk <= self.prefill_ms(chunk, position(chunk)) * size
+        return size if ms <= most_ms and is_nearly_as_fast else chunk
 
     def observe_decode(self, rows: int, cells: int, ms: float) -> None:
         """Learn from a batch of decode rows that really ran."""

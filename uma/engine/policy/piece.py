@@ -197,13 +197,16 @@ class PieceSizes:
     def _tokens_within(self, longest_ms: float, trial_ms: float, prompts: Prompts, wanted: int, least: int) -> int:
         """Prefill tokens for a batch of at most `longest_ms`, or `least`.
 
-        A larger batch that was never tried, of at most `trial_ms`, is tried now and then.
+        A larger batch that was never tried, of at most `trial_ms`, is tried now and then, and one that was tried too
+        seldom is tried again.
         """
         chunk = max(least, self._cost.best_chunk(longest_ms, prompts.position, wanted, least=least))
         if chunk < wanted:
             self._limited += 1
             if self._limited % TRY_LARGER_EVERY == 0 or not self._cost.has_tried_beyond(chunk):
                 chunk = self._cost.worth_trying(chunk, trial_ms, prompts.position, wanted)
+            else:
+                chunk = self._cost.worth_knowing(chunk, trial_ms, prompts.position, wanted)
         return chunk
 
     def _larger(
