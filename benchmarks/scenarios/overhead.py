@@ -5,7 +5,8 @@ Threads tell it apart. The server's main thread is all its I/O; the decode threa
 llama.cpp's compute threads, which belong to `llama_decode`. The client is this process.
 
 What pacing costs shows beside prompts that are read: streams get their tokens one by one when they are due, where a
-server without pace hands over all that a batch gave.
+server without pace hands over all that a batch gave. The prompts' own requests are accepted before the time is taken:
+with pace fewer tokens come meanwhile, so that taking a prompt in would count for more of each.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import attrs
 import trio
 
-from benchmarks.load import beside, burst, one, warm_up
+from benchmarks.load import beside, burst, start, warm_up
 from benchmarks.measure import Measures, thread_cpu_s, throughput
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
@@ -85,7 +86,7 @@ async def _with_streams(uma: Uma, bench: Bench, index: int, streams: int) -> Mea
 
 
 async def _beside_prompts(uma: Uma, bench: Bench, index: int) -> Measures:
-    """Streams that never end, while long prompts are read one after another."""
+    """Streams that never end, while long prompts are read."""
     rng = Random(f"overhead {index} beside prompts")
 
     def stream() -> Ask:
@@ -96,11 +97,21 @@ async def _beside_prompts(uma: Uma, bench: Bench, index: int) -> Measures:
             await trio.lowlevel.checkpoint()
         for sample in running:
             await sample.reached(4)
-        had, began, before = _tokens(running), time.perf_counter(), await Counters.read(uma)
-        for _ in range(bench.pick(PROMPTS, 1)):
-            await one(uma, Ask(bench.model.prompt(rng, PROMPT_TOKENS), 1))
+        prompts = [Ask(bench.model.prompt(rng, PROMPT_TOKENS), 1) for _ in range(bench.pick(PROMPTS, 1))]
+        async with trio.open_nursery() as nursery:
+            for prompt in prompts:
+                start(nursery, uma, prompt)
+            await _until_active(uma, STREAMS + len(prompts))
+            had, began, before = _tokens(running), time.perf_counter(), await Counters.read(uma)
         tokens, wall_s, after = _tokens(running) - had, time.perf_counter() - began, await Counters.read(uma)
     return {**before.until(after, tokens), "tokens_per_s": tokens / wall_s}
+
+
+async def _until_active(uma: Uma, sequences: int) -> None:
+    active = 0
+    while active < sequences:
+        await trio.sleep(0.01)
+        active = int((await uma.metrics())["active_sequences"])
 
 
 def _tokens(samples: list[Sample]) -> int:
