@@ -27,11 +27,7 @@ LEAST_TOKENS = 1024
 """A burst of few streams is over in half a second: it is repeated until so many tokens were generated."""
 WARM_UP_TOKENS = 4
 SETTLE_S = 0.1
-"""Before each turn: threads that wait for more work still spin for a moment."""
-OWN_CACHE_TOKENS = 32
-"""What one stream generates at the beginning of each turn, before the burst that is measured: the weights are in the
-CPU's cache then as far as they are while nothing else runs. Targets that map the model's file share one copy, which the
-turns of each would keep there for all of them; those that read it into memory of their own would begin from memory."""
+"""Before each burst: threads that wait for more work still spin for a moment."""
 SLOW_PEER_STREAMS = (1, 8)
 """llama_cpp.server takes one request after another; more of them only take longer."""
 
@@ -90,7 +86,6 @@ async def in_turn(
     for number in range(max(1, least_tokens // (streams * GENERATED))):
         for kind in rotated(list(ask), number):
             await trio.sleep(SETTLE_S)
-            await ask[kind]([model.prompt(rng, PROMPT)], OWN_CACHE_TOKENS)
             found.append((kind, await ask[kind]([model.prompt(rng, PROMPT) for _ in range(streams)], GENERATED)))
     return found
 
