@@ -53,7 +53,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def demand(monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
     """Attention costs this, and nothing else."""
     cost = AttentionCost(**(dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0) | costs))
-    monkeypatch.setattr("uma.engine.policy.layout_policy.AttentionCost", lambda: cost)
+    monkeypatch.setattr("uma.engine.sizing.attention_cost", lambda _model: cost)
 
 
 def config(model: Path, **settings: object) -> RuntimeConfig:

@@ -39,6 +39,8 @@ SMALL = small_pools(N_CTX, 2_048, POOL.ids)
 CELL_MS, PAUSE_MS = 0.001, 300.0
 CHANGE_MS = 2 * PAUSE_MS
 """There and back, whatever the layout."""
+EPYC = AttentionCost(11.7, 6.4, 0.94, 3.9, 3.1, 0.41)
+"""As `uma.llama.attention` has measured it."""
 NO_COST = AttentionCost(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """But for the cells of others."""
 CROWDS = st.builds(
@@ -64,9 +66,9 @@ def policy() -> LayoutPolicy:
     return LayoutPolicy(POOL, FLASH, EqualPause(), head_ms=CELL_MS, cost=NO_COST)
 
 
-def machine() -> LayoutPolicy:
-    """One of a model of 100 M parameters on two threads."""
-    return LayoutPolicy(POOL, (*FLASH, *PLAIN, *SMALL), PauseCost(0.005, 0.012), head_ms=144 / 2 / 1e6)
+def machine(cost: AttentionCost | None = None) -> LayoutPolicy:
+    """One of a model of 100 M parameters on two threads; of a Xeon, or of another CPU."""
+    return LayoutPolicy(POOL, (*FLASH, *PLAIN, *SMALL), PauseCost(0.005, 0.012), head_ms=144 / 2 / 1e6, cost=cost)
 
 
 def masked(cells: float) -> Attended:
@@ -461,3 +463,24 @@ def test_what_attention_will_go_over_is_never_less_than_nothing(
     assert crowd.longest <= crowd.longest_next <= crowd.longest_soon
     if len(tokens) == 1:
         assert crowd.soon.rows_masked == crowd.soon.reads_masked == 0, "there are no others"
+
+
+@pytest.mark.parametrize(("cells", "common"), [(400, 0), (1_040, 1_024), (900, 0)])
+def test_where_flash_attention_is_fast_no_sequence_of_this_length_has_plain_attention(cells: int, common: int) -> None:
+    for size in (1, 2, 8, 32):
+        crowd = Crowd.of([cells] * size, [400] * size, shared=common if size > 1 else 0, most=64)
+        assert not machine(EPYC).choose(crowd, Attended(), crowd.held).is_plain
+    assert machine().choose(alone(900, 400), Attended(), Held(900, 900)).is_plain, "a Xeon gives it plain attention"
+
+
+def test_where_flash_attention_is_fast_a_long_conversation_still_gains_by_plain_attention() -> None:
+    conversation = alone(6_000, 400)
+    masked_most = Attended(rows_own=6_000 * 3_000)
+    found = LayoutPolicy(POOL, PLAIN, PauseCost(0.0, 0.0), head_ms=144 / 2 / 1e6, cost=EPYC)
+    assert found.choose(conversation, masked_most, Held(6_000, 6_000)).is_plain
+
+
+def test_where_passing_cells_by_costs_little_a_crowd_still_has_buffers_of_its_own() -> None:
+    crowd = Crowd.of([300] * 32, [400] * 32, shared=0, most=64)
+    found = machine(EPYC).choose(crowd, Attended(rows_masked=32 * 31 * 300 * 100), crowd.held)
+    assert not found.is_unified and not found.is_plain

@@ -39,6 +39,7 @@ from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
+from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.submission import Prepared, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker
@@ -67,7 +68,12 @@ class Engine:
     """A `types.Source` in this process. Make one with `open_engine`."""
 
     def __init__(
-        self, config: RuntimeConfig, context: Context, archive: Archive | None, draft: Context | None = None
+        self,
+        config: RuntimeConfig,
+        context: Context,
+        layouts: LayoutPolicy,
+        archive: Archive | None,
+        draft: Context | None = None,
     ) -> None:
         self.config = config
         self.archive = archive
@@ -92,7 +98,7 @@ class Engine:
             self._metrics,
             self.mailbox.post,
             max_active,
-            layouts=sizing.layouts(context, config),
+            layouts=layouts,
             saves_at_end=archive is not None,
             speculate=sizing.speculate(context.model, config),
             draft=draft,

@@ -16,6 +16,7 @@ from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.engine.policy.layout import (
     MAX_CHANGE_MIB,
+    AttentionCost,
     Layout,
     PauseCost,
     small_pools,
@@ -24,6 +25,7 @@ from uma.engine.policy.layout import (
 from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.errors import ConfigError
 from uma.llama import backend, hugepages
+from uma.llama.attention import attention_times
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
 
@@ -164,7 +166,8 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
 
 def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
-    is, and with `flash_attn` on or off only that attention.
+    is, and with `flash_attn` on or off only that attention. Where there is a choice, what attention takes on this CPU
+    decides, which the first engine on it measures: not for the Trio thread.
 
     Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified. What
     attention costs on a GPU is not known: there nothing is expected to be spared.
@@ -176,7 +179,14 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
     head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6
-    return LayoutPolicy(pool, _others(context, config), pause, head_ms=head_ms)
+    others = _others(context, config)
+    return LayoutPolicy(pool, others, pause, head_ms=head_ms, cost=attention_cost(model) if others else None)
+
+
+def attention_cost(model: Model) -> AttentionCost:
+    """What attention takes on this CPU with heads of this model's size, as it was measured."""
+    times = attention_times(model.head_size)
+    return AttentionCost() if times is None else AttentionCost(**attrs.asdict(times))
 
 
 def _computes_on_gpu(config: RuntimeConfig) -> bool:

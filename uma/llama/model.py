@@ -91,7 +91,7 @@ class Model:
         use_mlock: bool = False,
         is_builtin: bool = False,
         vocab_only: bool = False,
-        extra_buffers: Toggle = "auto",
+        extra_buffers: Toggle | Literal["none"] = "auto",
         on_progress: OnProgress | None = None,
     ) -> Model:
         """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
@@ -100,7 +100,8 @@ class Model:
         there are any: 0 maps all, `math.inf` none.
 
         With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: only where
-        that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`).
+        that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`); `off`:
+        nowhere, and `none`: nowhere, in a process that has loaded another model and need not find out again.
 
         Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded, or neither generates nor
         embeds text; and `LoadStopped` where `on_progress` has returned False, which is asked before each tensor.
@@ -274,8 +275,10 @@ _LOAD_MODES = {  # mapped, locked
 }
 
 
-def _extra_types(first: Header, wanted: Toggle, n_gpu_layers: int) -> tuple[str, ...]:
+def _extra_types(first: Header, wanted: Toggle | Literal["none"], n_gpu_layers: int) -> tuple[str, ...]:
     """The extra buffer types that this load can use. Raises `ModelError` where the library is not for this CPU."""
+    if wanted == "none":
+        return ()
     layers = first.metadata.get(f"{first.architecture}.block_count")
     is_all_on_gpu = n_gpu_layers < 0 or (isinstance(layers, int) and n_gpu_layers > layers)
     computes = not (is_all_on_gpu and backend.has_gpu())

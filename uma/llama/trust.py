@@ -4,20 +4,17 @@ A type's code can be at fault for one compiler and one CPU (GCC 12 leaves half o
 and the fault is a signal that ends the process. So before this process loads weights for such a type, a child process
 computes with it and without it, and only types with the same results are used.
 
-The verdict is cached in `$XDG_CACHE_HOME/uma`, for one library file on one CPU. Two processes that start at the same
-moment both run the probe; either leaves a complete file.
+The verdict is cached for one library file on one CPU (`cpu_cache`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +26,7 @@ import numpy as np
 
 from uma.constraints import check
 from uma.errors import ModelError
-from uma.llama import library
+from uma.llama import cpu_cache, library
 from uma.llama.backend import core_count
 from uma.llama.catalog import builtin_path
 from uma.llama.probe import ALONE, LOADING, PLAIN, ROWS
@@ -303,41 +300,30 @@ def _warn(found: Verdict) -> None:
 
 def cache_file(what: str = "extra-buffers") -> Path:
     """Where the verdict for this library on this CPU is, or would be."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has a relative path ignored.
-    base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
-    digest = hashlib.sha256(json.dumps(_key()).encode()).hexdigest()
-    return base / "uma" / f"{what}-{digest[:16]}.json"
+    return cpu_cache.cache_file(what, _key())
 
 
 def _key() -> list[Any]:
-    return [VERSION, library.library_identity(), library.cpu_identity()]
+    return cpu_cache.key(VERSION)
 
 
 def read(path: Path, key: list[Any]) -> Verdict | None:
     """The verdict in this file; None where there is none, it is broken, of another library or CPU, or too old."""
+    kept = cpu_cache.read(path, key)
+    if kept is None:
+        return None
     try:
-        kept = json.loads(path.read_bytes())
-        if kept.pop("key") != key:
-            return None
         found = Verdict(
             usable=tuple(kept["usable"]),
             faults=tuple((str(name), str(seen)) for name, seen in kept["faults"]),
             unknown=str(kept.get("unknown", "")),
             expires=kept["expires"],
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError):
         return None
     now = time.time()
     return found if found.expires is None or now < found.expires <= now + HANG_KEPT_SEC else None
 
 
 def _write(path: Path, key: list[Any], found: Verdict) -> None:
-    kept = {"key": key, **attrs.asdict(found)}
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            json.dump(kept, file, indent=2)
-        Path(file.name).replace(path)
-    except OSError as error:
-        logger.debug("%s: the verdict cannot be kept: %s", path, error.strerror)
+    cpu_cache.write(path, key, attrs.asdict(found))

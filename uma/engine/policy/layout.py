@@ -108,17 +108,22 @@ class Attended:
 class AttentionCost:
     """What a cell costs, in nanoseconds for each attention head of 64 values and each layer, on one thread.
 
-    By `llama_decode` alone, on an Intel Xeon with AVX-512, in memory of f16, by two threads with 144 heads in all
-    layers, milliseconds of a row in a batch of 8 that attends to so many cells:
+    The defaults, but for the last two, are of an Intel Xeon with AVX-512; an engine measures those of its CPU
+    (`uma.llama.attention`), which differ by as much as five times. By `llama_decode` alone, in memory of f16, by two
+    threads with 144 heads in all layers, milliseconds of a row in a batch of 8 that attends to so many cells:
 
-    | cells | 16 | 64 | 128 | 200 | 300 | 500 | 1,000 |
-    | --- | --- | --- | --- | --- | --- | --- | --- |
-    | flash attention | 2.3 | 2.6 | 2.9 | 3.4 | 4.1 | 5.2 | 8.3 |
-    | plain attention | 2.7 | 2.8 | 2.7 | 2.7 | 3.1 | 3.1 | 4.0 |
+    | | cells | 16 | 64 | 128 | 200 | 300 | 500 | 1,000 |
+    | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+    | Intel Xeon | flash attention | 2.3 | 2.6 | 2.9 | 3.4 | 4.1 | 5.2 | 8.3 |
+    | | plain attention | 2.7 | 2.8 | 2.7 | 2.7 | 3.1 | 3.1 | 4.0 |
+    | AMD EPYC | flash attention | 1.5 | 1.7 | 1.7 | 1.9 | 1.9 | 2.2 | 2.7 |
+    | | plain attention | 1.9 | 1.9 | 2.0 | 1.9 | 2.3 | 2.3 | 2.7 |
 
     Plain attention goes over multiples of 256 cells, and copies what it multiplies. 256 tokens of a prompt behind 1,500
-    others took 170 ms with flash attention and 244 with the plain one, 8 prompts of 16 tokens 131 and 154. A cell
-    that is masked took flash attention 4.9 ns in a batch of 8 rows and 3.4 in one of 32.
+    others took the Xeon 170 ms with flash attention and 244 with the plain one, 8 prompts of 16 tokens 131 and 154; the
+    EPYC 251 and 267, 71 and 97. A cell that is masked took flash attention 4.9 ns in a batch of 8 rows and 3.4 in one
+    of 32; the EPYC 0.8 ns. What plain attention takes besides the cells is alike on both, and not measured again: most
+    of it is memory that a large model's weights have driven out of the caches.
     """
 
     flash_row_ns: float = 85.0
