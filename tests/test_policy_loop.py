@@ -189,11 +189,14 @@ def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int,
     assert any(each.given_ms and each.given_ms[0] < asked.given_ms[0] for each in others), "nothing overtook it"
 
 
-@pytest.mark.parametrize(("requests", "tokens", "is_at_once"), [(64, 16, True), (8, 128, False)])
-def test_a_crowd_that_would_decode_most_of_the_time_is_read_before_any_of_it_decodes(
-    requests: int, tokens: int, is_at_once: bool
+@pytest.mark.parametrize(
+    ("requests", "tokens", "row_ms", "is_at_once"),
+    [(64, 16, 1.9, True), (64, 16, 1.06, True), (64, 10, 0.4, False), (64, 16, 0.4, False), (8, 128, 1.9, False)],
+)
+def test_a_crowd_that_would_decode_much_of_the_time_is_read_before_any_of_it_decodes(
+    requests: int, tokens: int, row_ms: float, is_at_once: bool
 ) -> None:
-    machine = Machine(row_ms=1.9)
+    machine = Machine(row_ms=row_ms)
     world = warm_world(machine)
     for _ in range(2):
         crowd = [world.ask(tokens, 24) for _ in range(requests)]
@@ -204,7 +207,7 @@ def test_a_crowd_that_would_decode_most_of_the_time_is_read_before_any_of_it_dec
     if is_at_once:
         assert first_ms[-1] <= 1.1 * reading_ms, "some waited for decode steps of others"
     else:
-        assert first_ms[0] <= 0.6 * reading_ms, "the first waited for all"
+        assert first_ms[0] <= 0.85 * reading_ms, "the first waited for all"
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
