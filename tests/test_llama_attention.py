@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import pytest
@@ -128,10 +129,13 @@ def test_an_engine_decides_by_what_was_measured(monkeypatch: pytest.MonkeyPatch,
     assert spared_ms[1] == pytest.approx(4 * spared_ms[0])
 
 
-def test_a_layout_that_is_decided_for_good_needs_no_measurement(tmp_path: Path, measured: list[Path]) -> None:
-    with (
-        Model.load(write_model(tmp_path / "model.gguf")) as model,
-        Context(model, ContextParams(n_ctx=4_096, n_seq_max=65)) as context,
-    ):
-        sizing.layouts(context, RuntimeConfig(kv_unified="on"))
-    assert not measured
+@pytest.mark.parametrize(
+    ("kv_unified", "flash_attn", "needs"), [(True, "off", False), (False, "auto", False), (True, "auto", True)]
+)
+def test_a_layout_that_is_decided_for_good_needs_no_measurement_but_for_moving_cells(
+    tmp_path: Path, measured: list[Path], kv_unified: bool, flash_attn: Literal["auto", "off"], needs: bool
+) -> None:
+    params = ContextParams(n_ctx=4_096, n_seq_max=65, kv_unified=kv_unified, flash_attn=flash_attn)
+    with Model.load(write_model(tmp_path / "model.gguf")) as model, Context(model, params) as context:
+        sizing.layouts(context, RuntimeConfig(kv_unified="on" if kv_unified else "off", flash_attn=flash_attn))
+    assert bool(measured) is needs

@@ -484,3 +484,30 @@ def test_where_passing_cells_by_costs_little_a_crowd_still_has_buffers_of_its_ow
     crowd = Crowd.of([300] * 32, [400] * 32, shared=0, most=64)
     found = machine(EPYC).choose(crowd, Attended(rows_masked=32 * 31 * 300 * 100), crowd.held)
     assert not found.is_unified and not found.is_plain
+
+
+def test_cells_are_moved_together_for_a_long_prompt_that_would_lie_between_others() -> None:
+    mine, others, holes = 100, 1_000, 400
+    held = Held(mine + others, mine + others)
+    for cost in (None, EPYC):
+        assert machine(cost).moves([(4_000, mine)], held, holes)
+        assert not machine(cost).moves([(4_000, mine)], held, 0), "nothing lies scattered"
+        assert not machine(cost).moves([(32, mine)], held, holes), "it is read as soon as they are moved"
+        assert not machine(cost).moves([(4_000, held.cells)], held, holes), "there are no others"
+        assert not machine(cost).moves([(4_000, 0)], Held(), holes)
+
+
+def test_cells_of_a_gpu_and_of_buffers_of_their_own_are_not_moved() -> None:
+    held, reads = Held(1_000, 1_000), [(4_000, 0)]
+    assert not LayoutPolicy(POOL, (), PauseCost(0.005, 0.012), head_ms=0.0).moves(reads, held, 400)
+    chooser = machine()
+    chooser.changed(FLASH[0], held)
+    assert not chooser.moves(reads, held, 400)
+
+
+def test_what_moving_takes_is_learnt() -> None:
+    chooser, held = machine(), Held(4_000, 4_000)
+    expected_ms = chooser.moving_ms(held)
+    for _ in range(20):
+        chooser.learn_moving(held, 3 * expected_ms)
+    assert chooser.moving_ms(held) == pytest.approx(3 * expected_ms, rel=0.05)

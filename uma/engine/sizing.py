@@ -166,8 +166,8 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
 
 def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
-    is, and with `flash_attn` on or off only that attention. Where there is a choice, what attention takes on this CPU
-    decides, which the first engine on it measures: not for the Trio thread.
+    is, and with `flash_attn` on or off only that attention. Where there is a choice, or cells can be moved together,
+    what attention takes on this CPU decides, which the first engine on it measures: not for the Trio thread.
 
     Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified. What
     attention costs on a GPU is not known: there nothing is expected to be spared.
@@ -180,7 +180,9 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     threads = config.threads or backend.core_count()
     head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6
     others = _others(context, config)
-    return LayoutPolicy(pool, others, pause, head_ms=head_ms, cost=attention_cost(model) if others else None)
+    can_move = head_ms > 0 and model.memory == "attention" and params.kv_unified and params.flash_attn != "off"
+    cost = attention_cost(model) if others or can_move else None
+    return LayoutPolicy(pool, others, pause, head_ms=head_ms, cost=cost)
 
 
 def attention_cost(model: Model) -> AttentionCost:

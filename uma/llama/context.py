@@ -297,9 +297,9 @@ class Context:
         """The last position that is in memory; -1 for an empty sequence."""
         return int(lib.llama_memory_seq_pos_max(self._checked_memory(seq), seq))
 
-    def clear(self) -> None:
-        """Forget all sequences."""
-        lib.llama_memory_clear(self._checked_memory(0), True)
+    def clear(self, *, overwrites: bool = True) -> None:
+        """Forget all sequences; their data is overwritten, which takes as long as making the memory, or left unused."""
+        lib.llama_memory_clear(self._checked_memory(0), overwrites)
 
     def state_size(self, seq: int) -> int:
         """Bytes that `state_get` would return."""

@@ -86,6 +86,8 @@ class EngineMetrics:
     """Batches for which `llama_decode` found no room and that were made smaller."""
     kv_layout_changes_total: int = 0
     """Times that the KV memory was recreated in another layout, with all that is in it."""
+    kv_defrags_total: int = 0
+    """Times that all in the KV memory was moved together, so that a long prompt's cells lie in a row."""
     health_probes_total: int = 0
     """One-token probes; their tokens are in no other counter."""
     requests_total: int = 0

@@ -115,6 +115,16 @@ class KvPool:
         return self.tree.protected_tokens
 
     @property
+    def holes(self) -> int:
+        """Unused cells that may lie between used ones: no more than were freed since all cells were empty or moved."""
+        return max(0, self.tree.peak_tokens - self.tree.total_tokens)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether what is in cells can be moved to others: one buffer holds all, and states of parts can be had."""
+        return self.cells.has_parts
+
+    @property
     def used_ids(self) -> int:
         """Sequence ids taken, by running sequences and by cache."""
         return self.cells.used_ids

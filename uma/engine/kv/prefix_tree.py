@@ -116,6 +116,8 @@ class PrefixTree:
         """Cells in use, shared ones counted once."""
         self.protected_tokens = 0
         """Those on the path of a running sequence."""
+        self.peak_tokens = 0
+        """The most that were in use since none was, before any was freed."""
         self.node_count = 0
         self.cached: dict[int, Node] = {}
         """Finished sequences whose cells are kept, by sequence id."""
@@ -324,8 +326,14 @@ class PrefixTree:
         """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
         if self._events.listeners:
             self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
-        self.total_tokens -= len(node.tokens) - keep
+        self._free(len(node.tokens) - keep)
         del node.tokens[keep:]
+
+    def _free(self, tokens: int) -> None:
+        self.peak_tokens = max(self.peak_tokens, self.total_tokens)
+        self.total_tokens -= tokens
+        if not self.total_tokens:
+            self.peak_tokens = 0
 
     def _lock(self, node: Node, change: int) -> None:
         was = node.locks > 0
@@ -388,6 +396,6 @@ class PrefixTree:
             if self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             parent.children.remove(node)
-            self.total_tokens -= len(node.tokens)
+            self._free(len(node.tokens))
             self.node_count -= 1
             node = parent

@@ -155,6 +155,13 @@ class AttentionCost:
             return self.plain_read_ns * reads + self.plain_row_ns * rows
         return self.masked_read_ns * reads + self.masked_row_ns * rows
 
+    @property
+    def scattered_read_ns(self) -> float:
+        """What a prompt's token takes more for a masked cell that lies among its sequence's own: llama.cpp skips a tile
+        of cells only where all of them are masked.
+        """
+        return max(0.0, self.flash_read_ns - self.masked_read_ns)
+
     def _masked_ns(self, attended: Attended) -> float:
         rows, reads = attended.rows_masked + attended.rows_cached, attended.reads_masked + attended.reads_cached
         return self.masked_row_ns * rows + self.masked_read_ns * reads

@@ -18,7 +18,7 @@ what was lost since the engine last had nothing to do; buffers serve from one cr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -33,6 +33,12 @@ RETURN_SHARE = 0.25
 """Of the time that making the pool anew takes, what counts against leaving it. Chosen, not measured: with all of it
 eight short streams would not leave, though each of their crowds loses four times what their buffers take to be made.
 """
+LEAST_MOVING_GAIN = 16.0
+"""Minimum expected gain of moving cells together, as a multiple of its cost: how they lie is known to llama.cpp alone,
+and they often lie better than is expected.
+"""
+SPOILED_CELLS = 8
+"""Used cells that a prompt's token in a hole between them has expected to lie in its tile. Chosen, not measured."""
 MAX_RELUCTANCE = 64
 """Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
 
@@ -132,6 +138,25 @@ class LayoutPolicy:
         """What decides which cache leaves its cells, while so many tokens of prompts and decode rows are ahead."""
         passing_ns = self._cost.passing_ns(reads, rows, is_plain=self.current.is_plain)
         return Leaving(self._head_ms * passing_ns, self._pause.ms(0, 1))
+
+    def moves(self, reads: Iterable[tuple[int, int]], held: Held, holes: int) -> bool:
+        """Whether all that is in the pool's cells is moved together before more of these prompts is read, each of which
+        has so many tokens to be read and so many in cells; they would come to lie in the holes between the others'.
+        """
+        if self.current != self.pool or not held.cells:
+            return False
+        spoiled = min(1.0, SPOILED_CELLS * holes / held.cells)
+        passed = sum(tokens * max(0, held.cells - own) for tokens, own in reads)
+        lost_ms = self._head_ms * self._cost.scattered_read_ns * passed * spoiled
+        return lost_ms > LEAST_MOVING_GAIN * self.moving_ms(held)
+
+    def moving_ms(self, held: Held) -> float:
+        """The pause in which all cells are moved together."""
+        return self._pause.ms(0, held.into(self.current))
+
+    def learn_moving(self, held: Held, took_ms: float) -> None:
+        """Take in what that took."""
+        self._pause.learn(0, 0.0, held.into(self.current), took_ms)
 
     def learn_copy(self, tokens: int, took_ms: float) -> None:
         """Take in what it took to copy the state of so many tokens out of their cells."""

@@ -290,14 +290,24 @@ class DecodeWorker:
         pause_ms = self._relayout.before_plan(self._runner.attended, now, neighbour_load)
         residency.admit(now)
         self._way.go_on()
+        plan = self._asked(now, neighbour_load, pause_ms)
+        if plan.prefill and not pause_ms:
+            moving_ms = self._relayout.before_prompts(now, neighbour_load)
+            if moving_ms is not None:
+                plan = self._asked(now_ms(), neighbour_load, moving_ms)
+        for key in plan.preempt:
+            residency.preempt(residency.active[key], now)
+        return plan
+
+    def _asked(self, now: float, neighbour_load: float, pause_ms: float) -> Plan:
+        """What the policy says, before a pause of `pause_ms` or with none ahead."""
+        residency = self._residency
         state = residency.state(now)
         state.neighbour_load = neighbour_load
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms
             self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)
-        for key in plan.preempt:
-            residency.preempt(residency.active[key], now)
         return plan
 
     def _rest(self) -> None:
