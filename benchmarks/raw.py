@@ -59,13 +59,17 @@ class Result:
 
 @attrs.frozen
 class StormJob:
-    """Prompts read in pieces, while a stream is to have a token every `pace_ms`, or with 0 has to wait for the end."""
+    """Prompts read in pieces and answered, while a stream is to have a token every `pace_ms`, or with 0 has to wait for
+    the end.
+    """
 
     stream: list[int]
     """Its prompt, read before."""
     prompts: list[list[int]]
     piece_tokens: int
     pace_ms: float
+    answer_tokens: int
+    """Of each prompt; all but the last prompt's are computed before the next is read."""
     is_mixed: bool = False
     """The stream's tokens are computed in the batches of the pieces, one in each, and not ahead of them."""
 
@@ -192,6 +196,9 @@ class RawDecoder:
                 self._batch_of([(1, row + given.tokens, 0, 1), *rows] if job.is_mixed else rows)
                 given.took(is_step=job.is_mixed)
             first_read_s = first_read_s or given.elapsed_s
+            for at in range(job.answer_tokens - 1 if number < len(job.prompts) else 0):
+                self._batch_of([(1, len(prompt) + at, number, 1)])
+                given.waited()
         self._piece_s[job.piece_tokens] = given.piece_s
         return StormResult(given.elapsed_s, first_read_s, given.worst_gap_s * 1000, given.tokens)
 
@@ -278,6 +285,10 @@ class _Given:
         that more of them would not help.
         """
         return self._step_s >= self._pace_s or self._due_s >= self._then_s + self.piece_s + self._step_s
+
+    def waited(self) -> None:
+        """A batch has ended that was nothing to the stream, and no piece."""
+        self._then_s = time.perf_counter()
 
     def took(self, *, is_step: bool) -> None:
         """A batch has ended. One with a step of the stream gave it a token."""

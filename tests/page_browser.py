@@ -92,7 +92,7 @@ def visitor(browser: Browser, url: str, *, width: int = 1200, height: int = 800)
     try:
         one = Visitor(context.new_page(), url)
         yield one
-        assert one.problems == []
+        assert one.problems == [], one.problems
     finally:
         context.close()
 

@@ -26,8 +26,13 @@ N_CTX, SLOTS = 16_384, 8
 PACE_MS = 72.0
 """Between two tokens of the stream while prompts are read: nine tenths of the default target."""
 NO_STREAM, PACED, MIXED = "no stream", f"a token every {PACE_MS:.0f} ms", "a token with each 64"
-RAW_JOBS = {NO_STREAM: (512, 0.0, False), PACED: (512, PACE_MS, False), MIXED: (64, PACE_MS, True)}
-"""Tokens of a piece, milliseconds between the stream's tokens, and whether both are one batch."""
+RAW_JOBS = {
+    NO_STREAM: (512, 0.0, ANSWER, False),
+    PACED: (512, PACE_MS, ANSWER, False),
+    MIXED: (64, PACE_MS, ANSWER, True),
+}
+"""Tokens of a piece, milliseconds between the stream's tokens, tokens of an answer, and whether stream and piece are
+one batch."""
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
