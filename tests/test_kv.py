@@ -228,7 +228,8 @@ class PoolLives(RuleBasedStateMachine):
         held = [(self.context.tokens(each.seq_id), each.tip.reuses) for each in self.running]
         kept = self.cache()
         is_apart = not self.context.params.kv_unified
-        running, rest = self.pool.carry_out(self.running, self.tick(), shares=unified, keeps_cache=keeps_cache)
+        most_cache = N_CELLS if keeps_cache else 0
+        running, rest = self.pool.carry_out(self.running, self.tick(), shares=unified, most_cache=most_cache)
         assert (self.context.used(), self.pool.used_cells, self.pool.used_ids) == (0, 0, 0)
         assert len(rest) <= cached * (keeps_cache and unified and not is_apart)
         self.context.params.kv_unified = unified
@@ -324,11 +325,11 @@ class TestCarrying:
         pool.extend(holding, tokens[found:])
         return holding
 
-    def carry(self, pool: KvPool, context: FakeContext, *, unified: bool, keeps_cache: bool) -> list[Holding | None]:
+    def carry(self, pool: KvPool, context: FakeContext, *, unified: bool, most_cache: int) -> list[Holding | None]:
         pool.release(self.compute(pool, context, self.cached, 1.0), 2.0, keep=True)
         holdings = [self.compute(pool, context, tokens, 3.0) for tokens in self.running]
         assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
-        running, rest = pool.carry_out(holdings, 4.0, shares=unified, keeps_cache=keeps_cache)
+        running, rest = pool.carry_out(holdings, 4.0, shares=unified, most_cache=most_cache)
         context.params.kv_unified = unified
         pool.attach(is_for_now=True)
         found = [pool.carry_in(each, 5.0) for each in running]
@@ -342,7 +343,7 @@ class TestCarrying:
     def test_what_they_share_is_there_once_and_cache_is_as_old_as_before(
         self, pool: KvPool, context: FakeContext
     ) -> None:
-        holdings = self.carry(pool, context, unified=True, keeps_cache=True)
+        holdings = self.carry(pool, context, unified=True, most_cache=20)
         assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
         self.assert_all_are_there(holdings, context)
         (cached,) = pool.tree.cached.values()
@@ -354,26 +355,23 @@ class TestCarrying:
         self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(snapshots, "LEAST_WORTH", 20.0)
-        self.carry(pool, context, unified=True, keeps_cache=False)
+        self.carry(pool, context, unified=True, most_cache=0)
         assert context.used() == 100 + 2 + 3 and not pool.tree.cached
         assert pool.store.covers(self.cached)
 
     def test_cache_that_holds_little_more_than_running_sequences_is_worth_no_snapshot(
         self, pool: KvPool, context: FakeContext
     ) -> None:
-        self.carry(pool, context, unified=True, keeps_cache=False)
+        self.carry(pool, context, unified=True, most_cache=0)
         assert not len(pool.store), "all but its end is carried over"
 
     def test_each_has_all_of_it_in_a_buffer_of_its_own(self, pool: KvPool, context: FakeContext) -> None:
-        holdings = self.carry(pool, context, unified=False, keeps_cache=False)
+        holdings = self.carry(pool, context, unified=False, most_cache=0)
         assert context.used() == 100 + 2 + 100 + 3
         self.assert_all_are_there(holdings, context)
 
-    def test_what_was_too_much_for_the_last_change_is_evicted_cache(
-        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(kv, "MOST_CARRIED_CACHE", 19)
-        self.carry(pool, context, unified=True, keeps_cache=True)
+    def test_cache_of_more_cells_than_are_to_be_carried_is_left(self, pool: KvPool, context: FakeContext) -> None:
+        self.carry(pool, context, unified=True, most_cache=19)
         assert context.used() == 100 + 2 + 3 and not pool.tree.cached
 
 

@@ -297,10 +297,10 @@ class KvPool:
         return self.cells.is_copying
 
     def carry_out(
-        self, holdings: Sequence[Holding], now_ms: float, *, shares: bool, keeps_cache: bool
+        self, holdings: Sequence[Holding], now_ms: float, *, shares: bool, most_cache: int
     ) -> tuple[list[Carried], list[Carried]]:
-        """Empty the cells, which will be recreated: these running sequences, whatever they are worth, and with
-        `keeps_cache` cached ones. Of other cache, what could be used again becomes a snapshot.
+        """Empty the cells, which will be recreated: these running sequences, whatever they are worth, and cached
+        ones of at most `most_cache` cells. Of other cache, what could be used again becomes a snapshot.
 
         `carry_in` and `carry_in_cached` put them into the new cells; with `shares` what they have in common once.
         """
@@ -310,7 +310,7 @@ class KvPool:
         for each in holdings:
             running.append(carrier.take(each.seq_id, each.tip))
             tree.finish(each.tip, each.seq_id, now_ms, keep=False)
-        cached, cells = list[Carried](), MOST_CARRIED_CACHE if keeps_cache and carrier.shares else 0
+        cached, cells = list[Carried](), most_cache if carrier.shares else 0
         for seq_id in sorted(tree.cached, key=lambda each: tree.cached[each].used_at, reverse=True):
             node = tree.cached[seq_id]
             saves = node.end - carrier.common(node)

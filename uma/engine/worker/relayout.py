@@ -19,7 +19,7 @@ import attrs
 from uma.engine import sizing
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.kv.pool import KvPool
+from uma.engine.kv.pool import MOST_CARRIED_CACHE, KvPool
 from uma.engine.policy import Scheduler
 from uma.engine.policy.layout import Attended, Held, Layout
 from uma.engine.policy.layout_policy import LayoutPolicy
@@ -105,7 +105,7 @@ class Relayout:
             return pause_ms
         self._outbox.flush()
         began, holes = now_ms(), pool.holes
-        luggage = self._residency.carry_out(began, shares=True, keeps_cache=True)
+        luggage = self._residency.carry_out(began, shares=True, most_cache=pool.total_cells)
         self._context.clear(overwrites=False)
         pool.attach(is_for_now=pool.is_for_now)
         self._residency.carry_in(luggage, began)
@@ -158,7 +158,8 @@ class Relayout:
         self._outbox.flush()  # it takes longer than any token can wait
         policy, held = self._policy, self._held
         expected_ms = policy.pause_ms(layout, held)
-        luggage = self._residency.carry_out(now, shares=layout.is_unified, keeps_cache=layout == policy.pool)
+        most_cache = MOST_CARRIED_CACHE if layout == policy.pool else 0
+        luggage = self._residency.carry_out(now, shares=layout.is_unified, most_cache=most_cache)
         keep = self._base if layout.is_unified and layout != policy.pool else None
         try:
             self._context.remake(sizing.layout_params(self._base, layout), keep=keep)

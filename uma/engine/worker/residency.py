@@ -183,17 +183,17 @@ class Residency:
             sequence.found_tokens = self._pool.known_tokens(sequence.reusable)
         return len(sequence.tokens) - sequence.found_tokens
 
-    def carry_out(self, now: float, *, shares: bool, keeps_cache: bool) -> Luggage:
+    def carry_out(self, now: float, *, shares: bool, most_cache: int) -> Luggage:
         """Empty the cells: `carry_in` has to follow. The sequences with a slot keep their status.
 
-        With `shares` and `keeps_cache` as `KvPool.carry_out`.
+        With `shares` and `most_cache` as `KvPool.carry_out`.
         """
         holdings = []
         for sequence in self.active.values():
             assert sequence.holding is not None
             holdings.append(sequence.holding)
             sequence.holding = None
-        running, cached = self._pool.carry_out(holdings, now, shares=shares, keeps_cache=keeps_cache)
+        running, cached = self._pool.carry_out(holdings, now, shares=shares, most_cache=most_cache)
         return Luggage(dict(zip(self.active.values(), running, strict=True)), cached)
 
     def carry_in(self, luggage: Luggage, now: float) -> None:
