@@ -25,8 +25,8 @@ from uma.net.harmful import TABLE
 
 Capsys = pytest.CaptureFixture[str]
 
-NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "GPU", "memory", "threads", "huge pages", "socket", "cache",
-         "model", "models", "server"]  # fmt: skip
+NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "work memory", "GPU", "memory", "threads", "huge pages", "socket",
+         "cache", "model", "models", "server"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +156,7 @@ def test_settings_that_cannot_work_are_told_before_a_server_is_started(capsys: C
     [
         ({"sizing.free_memory_bytes": lambda: 1}, "memory", "the model has", "todo: take a smaller model"),
         ({"hugepages.available": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
+        ({"work_memory.is_aligned": lambda: False}, "work memory", "lies as the system gives it", ""),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
          "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),
         ({"os.access": lambda *_: False}, "cache", "made when it is needed", "todo: .* cannot be written to"),

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import ConfigError, ConnectionLost, ModelError, Overloaded, UmaError
-from uma.llama import backend, catalog, devices, header, hugepages, trust
+from uma.llama import backend, catalog, devices, header, hugepages, trust, work_memory
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.net.place import objection
@@ -79,6 +80,7 @@ def library(config: RuntimeConfig) -> Check:
 def computing(config: RuntimeConfig) -> Iterator[Check]:
     """What the library can compute with: CPU, GPUs, memory. Starts its backends."""
     yield _cpu()
+    yield _work_memory()
     yield _gpu(config)
     yield _memory(config)
 
@@ -89,6 +91,14 @@ def _cpu() -> Check:
     rebuild = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
     finding = f"{llama_library.cpu_name()}; used: {', '.join(features)}"
     return Check("CPU", finding, faster=rebuild if unused else "")
+
+
+def _work_memory() -> Check:
+    backend.start()
+    if work_memory.is_aligned():
+        return Check("work memory", "begins at pages")
+    slower = ", which takes prompts some percent longer, and this build cannot be told otherwise"
+    return Check("work memory", f"lies as the system gives it{slower if sys.platform == 'linux' else ''}")
 
 
 def _gpu(config: RuntimeConfig) -> Check:

@@ -28,7 +28,7 @@ from uma.llama.model import Model
 
 logger = logging.getLogger("uma.llama.attention")
 
-VERSION = 1
+VERSION = 2
 """Counts the changes of what is measured: figures of another version are not used."""
 HEAD_SIZES = (64, 128)
 """Values of a head for which there is a model; a head of another size is taken for the next larger one, or the last."""
