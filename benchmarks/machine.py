@@ -58,12 +58,14 @@ def _uma_version() -> str:
 
 
 def _cpu_name() -> str:
+    """The CPU as it names itself, with its family and model where it has them: generations differ by more than names."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    lines = [line.partition(":") for line in info.read_text().split("\n\n")[0].splitlines()]
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    name = fields.get("model name") or platform.machine()
+    return f"{name}, family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else name
 
 
 def _server_version() -> str:
