@@ -58,7 +58,7 @@ def _uma_version() -> str:
 
 
 def _cpu_name() -> str:
-    """The CPU as it names itself, with its family and model where it has them: generations differ by more than names."""
+    """The CPU as it names itself, with family and model where it has them: names do not tell generations apart."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()

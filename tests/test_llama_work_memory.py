@@ -5,6 +5,9 @@ What changes a slot does so in a process of its own: the other tests compute wit
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,27 +15,29 @@ from pathlib import Path
 import pytest
 
 from harness import PATIENCE_SEC
-from uma.llama import backend, library, work_memory
+from uma.llama import backend, library, linker, work_memory
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or sys.maxsize <= 2**32, reason="the linker's tables of Linux on 64 bits"
+    sys.platform != "linux" or platform.machine() not in work_memory.MACHINES, reason="Linux on x86 and Arm alone"
 )
 
 COMPUTES = """
-import ctypes, sys
+import ctypes, sys, threading
 from pathlib import Path
-from uma.llama import backend, work_memory
+from uma.llama import backend, linker, work_memory
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
 
 c = ctypes.CDLL(None)
 c.valloc.restype, c.valloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+c.free.argtypes = (ctypes.c_void_p,)
 c.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 backend.start()
-slot, = work_memory._slots()
+(give_back, free), (slot, valloc) = work_memory._wanted(work_memory._functions()) or ((0, 0), (0, 0))
 
-def word(): return ctypes.c_uint64.from_address(slot).value
+def address(function): return ctypes.cast(function, ctypes.c_void_p).value
+def put(slot, value): ctypes.c_uint64.from_address(slot).value = value
 def computes():
     with Model.load(Path(sys.argv[1])) as model, Context(model, ContextParams(n_ctx=256, n_batch=64)) as context:
         batch = Batch(64)
@@ -41,10 +46,13 @@ def computes():
 """
 
 
-def in_a_process(code: str, model: Path) -> str:
+def in_a_process(code: str, model: Path, **variables: str) -> str:
     """What it printed."""
     command = [sys.executable, "-c", COMPUTES + code, str(model)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_SEC).stdout.strip()
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=PATIENCE_SEC, env=env
+    ).stdout.strip()
 
 
 def test_it_is_aligned_once_llama_cpp_is_ready() -> None:
@@ -52,30 +60,32 @@ def test_it_is_aligned_once_llama_cpp_is_ready() -> None:
     assert work_memory.is_aligned()
 
 
-def test_what_computes_takes_its_memory_through_the_slot_that_is_filled_in(tiny: Path) -> None:
+def test_what_computes_takes_its_memory_through_the_slots_that_are_filled_in(tiny: Path) -> None:
     told = in_a_process(
         """
-asked = []
+taken, given = [], []
 def take(size):
-    asked.append(size)
-    return c.valloc(size)
-kept = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(take)
-ctypes.c_uint64.from_address(slot).value = ctypes.cast(kept, ctypes.c_void_p).value
-code = computes()
-print(code, len(asked) > 0 and max(asked) > 1000)
+    taken.append(c.valloc(size))
+    return taken[-1]
+def give(place):
+    given.append(place)
+    c.free(place)
+kept = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(take), ctypes.CFUNCTYPE(None, ctypes.c_void_p)(give)
+put(give_back, address(kept[1]))
+put(slot, address(kept[0]))
+print(computes(), len(taken) > 0, sorted(taken) == sorted(place for place in given if place))
 """,
         tiny,
     )
-    assert told == "0 True"
+    assert told == "0 True True"
 
 
 def test_what_the_slot_leads_to_begins_at_a_page(tiny: Path) -> None:
     told = in_a_process(
         """
-take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(word())
-c.free.argtypes = (ctypes.c_void_p,)
+take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(linker.content(slot))
 places = [take(size) for size in (1, 1000, 200_000, 1_114_240)]
-print({place % work_memory.PAGE_BYTES for place in places})
+print({place % 4096 for place in places})
 for place in places:
     c.free(place)
 """,
@@ -84,18 +94,21 @@ for place in places:
     assert told == "{0}"
 
 
-def test_a_slot_that_the_linker_has_protected_is_filled_in_and_protected_again(tiny: Path) -> None:
+def test_slots_that_the_linker_has_protected_are_filled_in_by_any_thread_and_protected_again(tiny: Path) -> None:
     told = in_a_process(
         """
-page = slot & -work_memory.PAGE_BYTES
-ctypes.c_uint64.from_address(slot).value = ctypes.cast(c.malloc, ctypes.c_void_p).value
+put(slot, address(c.malloc))
 assert not work_memory.is_aligned()
-# Read-only, and not to run: whatever else has its slot in that page is bound first.
-assert computes() == 0
-assert c.mprotect(page, work_memory.PAGE_BYTES, work_memory.PROT_READ) == 0
-work_memory.align()
-print(work_memory.is_aligned(), work_memory._protection(slot) == work_memory.PROT_READ)
-c.mprotect(page, work_memory.PAGE_BYTES, work_memory.PROT_READ | work_memory.PROT_WRITE)
+assert computes() == 0  # whatever else has its slot in that page is bound now
+pages = {each & -linker.PAGE_BYTES for each in (slot, give_back)}
+for page in pages:
+    assert c.mprotect(page, linker.PAGE_BYTES, linker.PROT_READ) == 0
+threads = [threading.Thread(target=work_memory.align) for _ in range(4)]
+for each in threads: each.start()
+for each in threads: each.join()
+print(work_memory.is_aligned(), {linker._protection(page) for page in pages} == {linker.PROT_READ})
+for page in pages:
+    c.mprotect(page, linker.PAGE_BYTES, linker.PROT_READ | linker.PROT_WRITE)
 print(computes())
 """,
         tiny,
@@ -103,19 +116,75 @@ print(computes())
     assert told.split() == ["True", "True", "0"]
 
 
+CHECKS_MEMORY = "libc_malloc_debug.so.0"
+"""glibc's allocator that ends the process where memory goes back by another function than it came from."""
+
+
+@pytest.mark.skipif(not list(Path("/lib").glob(f"*/{CHECKS_MEMORY}")), reason=f"there is no {CHECKS_MEMORY}")
+def test_memory_goes_back_to_where_it_came_from(tiny: Path) -> None:
+    told = in_a_process(
+        "print(work_memory.is_aligned(), computes())", tiny, LD_PRELOAD=CHECKS_MEMORY, MALLOC_CHECK_="3"
+    )
+    assert told == "True 0"
+
+
+COMPILER = shutil.which("c++") or shutil.which("g++")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+def test_an_allocator_without_valloc_of_its_own_is_left_alone(tiny: Path, tmp_path: Path) -> None:
+    source, made = tmp_path / "part.cpp", tmp_path / "part.so"
+    # What it has given has a mark before it, and nothing else is taken back.
+    source.write_text(
+        "#include <cstdlib>\n"
+        'extern "C" void *__libc_malloc(size_t); extern "C" void __libc_free(void *);\n'
+        "static const size_t MARK = 0x5eed;\n"
+        'extern "C" void *malloc(size_t n) {'
+        " size_t *p = (size_t *)__libc_malloc(n + 16); p[1] = MARK; return p + 2; }\n"
+        'extern "C" void free(void *p) {'
+        " if (!p) return; size_t *q = (size_t *)p - 2; if (q[1] == MARK) { q[1] = 0; __libc_free(q); } }\n"
+        'extern "C" void *calloc(size_t n, size_t m) {'
+        " char *p = (char *)malloc(n * m); for (size_t i = 0; i < n * m; i++) p[i] = 0; return p; }\n"
+        'extern "C" void *realloc(void *p, size_t n) { if (!p) return malloc(n); size_t *q = (size_t *)p - 2;'
+        " q = (size_t *)realloc_(q, n + 16); return q + 2; }\n".replace("realloc_(", "__libc_realloc(")
+    )
+    source.write_text('#include <cstddef>\nextern "C" void *__libc_realloc(void *, size_t);\n' + source.read_text())
+    assert COMPILER is not None
+    subprocess.run([COMPILER, "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
+    told = in_a_process("print(work_memory.is_aligned(), computes())", tiny, LD_PRELOAD=str(made))
+    assert told == "False 0"
+
+
+def test_it_is_asked_for_from_a_folder_that_is_gone(tiny: Path, tmp_path: Path) -> None:
+    told = in_a_process(
+        f"""
+import os
+os.chdir({str(tmp_path)!r})
+os.rmdir({str(tmp_path)!r})
+work_memory.align()
+print(work_memory.is_aligned())
+""",
+        tiny,
+    )
+    assert told == "True"
+
+
 def test_only_the_cpu_backend_of_this_library_is_changed() -> None:
     backend.start()
-    names = {Path((loaded.l_name or b"").decode()).name for loaded in work_memory._libraries()}
-    assert names
-    assert all("ggml-cpu" in name for name in names) or names == {library.library_file().name}
+    file = Path(os.fsdecode(work_memory._backend_file()))
+    assert file.resolve() in library.library_files()
+    assert "ggml-cpu" in file.name or file.resolve() == library.library_file()
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"library.library_file": lambda: Path("/nowhere/libllama.so")}, "no library with a slot"),
-        ({"NEW_ARRAY": b"_Zna"}, "no library with a slot"),
-        ({"ALLOCATE": "no_such_function"}, "not Linux on 64 bits with valloc"),
+        ({"_backend_file": lambda: b"/nowhere/libggml-cpu.so"}, "no slots"),
+        ({"_backend_file": lambda: b""}, "no slots"),
+        ({"NEW_ARRAY": b"_Zna"}, "no slots"),
+        ({"DELETE_ARRAY": b"_ZdaPvNot"}, "no slots"),
+        ({"ALLOCATE": "no_such_function"}, "not Linux on x86 or Arm"),
+        ({"MACHINES": ("another",)}, "not Linux on x86 or Arm"),
     ],
 )
 def test_a_library_of_another_make_is_left_as_it_is(
@@ -123,15 +192,14 @@ def test_a_library_of_another_make_is_left_as_it_is(
 ) -> None:
     backend.start()
     for name, value in change.items():
-        monkeypatch.setattr(f"uma.llama.work_memory.{name}", value)
+        monkeypatch.setattr(work_memory, name, value)
     assert why in work_memory._align()
     assert not work_memory.is_aligned()
 
 
 def test_memory_whose_protection_is_not_told_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend.start()
-    (slot,) = work_memory._slots()
-    before = work_memory._content(slot)
-    monkeypatch.setattr(work_memory, "MAPPINGS", tmp_path / "none")
-    assert "does not tell how memory is protected" in work_memory._fill(slot, before + 1)
-    assert work_memory._content(slot) == before
+    slot, before = work_memory._wanted(work_memory._functions())[0]
+    monkeypatch.setattr(linker, "MAPPINGS", tmp_path / "none")
+    assert "does not tell how memory is protected" in linker.fill(slot, before + 1)
+    assert linker.content(slot) == before
