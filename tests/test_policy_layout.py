@@ -34,6 +34,7 @@ from uma.engine.worker.relayout import MAX_PREPARATIONS
 N_CTX = 32_768
 POOL = Layout(256, N_CTX, is_unified=True)
 FLASH = split_layouts(N_CTX, 64)
+HALF_K = Layout(65, 512)
 PLAIN = tuple(attrs.evolve(each, is_plain=True) for each in FLASH)
 SMALL = small_pools(N_CTX, 2_048, POOL.ids)
 CELL_MS, PAUSE_MS = 0.001, 300.0
@@ -166,13 +167,23 @@ def test_one_change_that_took_long_makes_the_next_no_more_than_half_as_dear_agai
     assert pause.ms(POOL.cells, 3_000) <= 1.5 * expected_ms
 
 
+@pytest.mark.parametrize(("most_more", "share"), [(128, 256), (240, 256), (241, 512), (4_000, 512)])
+@pytest.mark.parametrize(("size", "ids"), [(64, 65), (32, 33), (14, 17)])
+def test_a_crowd_of_short_texts_makes_no_more_memory_than_they_can_fill(
+    size: int, ids: int, most_more: int, share: int
+) -> None:
+    # Changes take as long as what they make, so of two layouts that serve as well the smaller is better.
+    crowd = Crowd.of([16] * size, [most_more] * size, shared=0, most=64)
+    assert machine().choose(crowd, Attended(), Held()) == Layout(ids, share, is_plain=False)
+
+
 def test_a_sequence_about_to_outgrow_its_share_is_seen_before_it_does() -> None:
     layouts = policy()
-    layouts.changed(FLASH[0], Held())
+    layouts.changed(HALF_K, Held())
     going_on = Crowd.of([500, 30], [256, 256], shared=0, most=64)
-    assert layouts.choose(going_on, Attended(), Held()) != FLASH[0]
+    assert layouts.choose(going_on, Attended(), Held()) != HALF_K
     ends_before = Crowd.of([500, 30], [10, 256], shared=0, most=64)
-    assert layouts.choose(ends_before, Attended(), Held()) == FLASH[0]
+    assert layouts.choose(ends_before, Attended(), Held()) == HALF_K
 
 
 @given(
@@ -375,8 +386,8 @@ def test_a_long_one_among_many_stays_in_the_pool() -> None:
 
 def test_a_split_memory_is_left_for_one_with_longer_shares_and_else_for_the_pool() -> None:
     layouts = policy()
-    layouts.changed(FLASH[0], Held())
-    assert layouts.choose(Crowd(30, 512, 600), Attended(), Held()) == FLASH[0], "it still fits"
+    layouts.changed(HALF_K, Held())
+    assert layouts.choose(Crowd(30, 512, 600), Attended(), Held()) == HALF_K, "it still fits"
     assert layouts.choose(Crowd(30, 513, 700), Attended(), Held()) == Layout(33, 1_024)
     assert layouts.choose(Crowd(40, 513, 700), Attended(), Held()) == POOL
 

@@ -22,10 +22,10 @@ LEAST_SEQUENCES = 8
 """Minimum sequences that get buffers of the largest shares: a fraction of all that can run at once."""
 FEW_IDS = (12, 8, 4)
 """Numbers of sequence ids, one of which is a health probe's, for the few sequences that most machines serve at once."""
-SHORT_SHARES = (512, 1_024, 2_048)
-"""Shares of theirs below the largest: to recreate less memory is a shorter pause."""
+SHORT_SHARES = (256, 512, 1_024, 2_048)
+"""Shares below the largest: to recreate less memory is a shorter pause."""
 LEAST_SHARE = 512
-"""Minimum share of theirs."""
+"""Minimum share for few sequences: the shortest spares them little, and is for texts with a bound that it holds."""
 SMALL_POOLS = (2_048, 4_096)
 """Cells of the small pools."""
 HEADROOM_TOKENS = 2 * MAX_STEPS
