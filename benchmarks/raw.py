@@ -7,7 +7,8 @@ whatever UMA does; only the extra buffer types that UMA found to be faulty here 
 
 As a program it answers jobs, one JSON object a line on standard input, with results on standard output; so the model
 is loaded once and rounds can alternate with other targets'. `--layout` chooses one KV buffer or one each. Weights are
-mapped from their file, as llama.cpp does by itself, but with `--read-weights`.
+mapped from their file, as llama.cpp does by itself, but with `--read-weights`; work memory is malloc's, but with
+`--align-work-memory`, which has it as UMA has it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import attrs
 import llama_cpp
 import numpy as np
 
-from uma.llama import extra_buffers, trust
+from uma.llama import extra_buffers, trust, work_memory
 
 N_BATCH, N_UBATCH = 2048, 512
 """Maximum tokens of a call, and of what is computed at once inside it: the defaults of llama.cpp's programs."""
@@ -102,6 +103,22 @@ class RowsResult:
     batch_ms: list[float]
 
 
+@attrs.frozen
+class PieceJob:
+    """A piece of a prompt, read again and again behind the same tokens."""
+
+    behind: list[int]
+    piece: list[int]
+    repeats: int
+
+
+@attrs.frozen
+class PieceResult:
+    """Median milliseconds of the piece."""
+
+    piece_ms: float
+
+
 class RawDecoder:
     """Owns a model and a context for `streams` sequences; a context manager."""
 
@@ -115,9 +132,12 @@ class RawDecoder:
         threads: int,
         n_ubatch: int = N_UBATCH,
         is_read: bool = False,
+        is_aligned: bool = False,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
+        if is_aligned:
+            work_memory.align()
         model_params = llama_cpp.llama_model_default_params()
         if is_read:
             model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
@@ -220,6 +240,22 @@ class RawDecoder:
                     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._ctx), row, held[row], -1)
         return RowsResult([median(each) for each in took_ms])
 
+    def run_piece(self, job: PieceJob) -> PieceResult:
+        """What reading a piece takes so deep in a prompt."""
+        memory = llama_cpp.llama_get_memory(self._ctx)
+        llama_cpp.llama_memory_clear(memory, True)
+        behind, last = len(job.behind), len(job.piece) - 1
+        if behind:
+            self._prefill([job.behind], 0)
+        rows = [(token, behind + at, 0, int(at == last)) for at, token in enumerate(job.piece)]
+        took_ms: list[float] = []
+        for _ in range(job.repeats):
+            began = time.perf_counter()
+            self._batch_of(rows)
+            took_ms.append((time.perf_counter() - began) * 1000)
+            llama_cpp.llama_memory_seq_rm(memory, 0, behind, -1)
+        return PieceResult(median(took_ms))
+
     def _batch_of(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
         """Tokens with their positions, sequences, and whether logits are wanted."""
         part = np.array(rows, dtype=np.int32)
@@ -312,7 +348,9 @@ _quiet = llama_cpp.llama_log_callback(_swallow)
 """Kept here, for C holds no reference of its own."""
 
 
-def _answer(decoder: RawDecoder, fields: dict[str, Any]) -> Result | StormResult | RowsResult:
+def _answer(decoder: RawDecoder, fields: dict[str, Any]) -> Result | StormResult | RowsResult | PieceResult:
+    if "piece" in fields:
+        return decoder.run_piece(PieceJob(**fields))
     if "stream" in fields:
         return decoder.run_storm(StormJob(**fields))
     return decoder.run_rows(RowsJob(**fields)) if "batches" in fields else decoder.run(Job(**fields))
@@ -328,6 +366,7 @@ def main() -> int:
     parser.add_argument("--layout", choices=("unified", "split"), required=True)
     parser.add_argument("--ubatch", type=int, default=N_UBATCH)
     parser.add_argument("--read-weights", action="store_true")
+    parser.add_argument("--align-work-memory", action="store_true")
     args = parser.parse_args()
     is_unified = args.layout == "unified"
     with RawDecoder(
@@ -338,6 +377,7 @@ def main() -> int:
         threads=args.threads,
         n_ubatch=args.ubatch,
         is_read=args.read_weights,
+        is_aligned=args.align_work_memory,
     ) as decoder:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:

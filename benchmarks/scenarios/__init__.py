@@ -30,6 +30,7 @@ from benchmarks.scenarios import (
     tradeoff,
     transport,
     weights,
+    work_memory,
 )
 
 ALL: tuple[Scenario, ...] = tuple(
@@ -53,6 +54,7 @@ ALL: tuple[Scenario, ...] = tuple(
         tradeoff,
         layouts,
         weights,
+        work_memory,
         rows,
         neighbours,
         forms,

@@ -14,7 +14,7 @@ import orjson
 import trio
 
 from benchmarks.models import BenchModel
-from benchmarks.raw import N_UBATCH, Job, Result, RowsJob, RowsResult, StormJob, StormResult
+from benchmarks.raw import N_UBATCH, Job, PieceJob, PieceResult, Result, RowsJob, RowsResult, StormJob, StormResult
 from benchmarks.targets.base import HUGE_PAGES
 
 
@@ -42,7 +42,11 @@ class Raw:
         """Time decode steps by their number of rows."""
         return RowsResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
 
-    def _run(self, job: Job | StormJob | RowsJob) -> dict[str, Any]:
+    async def run_piece(self, job: PieceJob) -> PieceResult:
+        """Time a piece of a prompt."""
+        return PieceResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
+
+    def _run(self, job: Job | StormJob | RowsJob | PieceJob) -> dict[str, Any]:
         assert self.popen.stdin is not None
         self.popen.stdin.write(orjson.dumps(attrs.asdict(job)) + b"\n")
         self.popen.stdin.flush()
@@ -67,10 +71,14 @@ async def raw(
     threads: int,
     n_ubatch: int = N_UBATCH,
     in_huge_pages: bool = False,
+    is_aligned: bool = False,
 ) -> AsyncIterator[Raw]:
-    """Run the baseline for the block; its weights are mapped from their file, or in memory of huge pages."""
+    """Run the baseline for the block. Its weights are mapped from their file, or in memory of huge pages; its work
+    memory is malloc's, or begins at a page.
+    """
     command = [sys.executable, "-m", "benchmarks.raw", "--model", str(model.path), "--layout", layout]
     command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads), "--ubatch", str(n_ubatch)]
+    command += ["--align-work-memory"] if is_aligned else []
     popen = _spawn([*command, "--read-weights"], HUGE_PAGES) if in_huge_pages else _spawn(command)
     try:
         target = Raw(f"raw {layout}" + (f" -ub {n_ubatch}" if n_ubatch != N_UBATCH else ""), popen)
