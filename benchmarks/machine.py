@@ -35,7 +35,10 @@ def describe(model: BenchModel, threads: int) -> dict[str, str]:
 
 
 def folder_name(machine: dict[str, str]) -> str:
-    """The name of a processor's folder of results: its figures stand beside those of others, never mixed with them."""
+    """The name of a processor's folder of results: its figures stand beside those of others, never mixed with them.
+
+    Folders from before the name had family and model are replaced by hand when such a machine is measured again.
+    """
     return re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower().replace("(r)", "").replace("(tm)", "")).strip("-")
 
 
@@ -65,7 +68,7 @@ def _cpu_name() -> str:
     lines = [line.partition(":") for line in info.read_text().split("\n\n")[0].splitlines()]
     fields = {name.strip(): value.strip() for name, _, value in lines}
     name = fields.get("model name") or platform.machine()
-    return f"{name}, family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else name
+    return f"{name}, family {fields['cpu family']} model {fields.get('model', '?')}" if "cpu family" in fields else name
 
 
 def _server_version() -> str:

@@ -138,6 +138,8 @@ class RawDecoder:
         llama_cpp.llama_backend_init()
         if is_aligned:
             work_memory.align()
+            if not work_memory.is_aligned():
+                raise SystemExit("this build of llama.cpp cannot have its work memory begin at a page")
         model_params = llama_cpp.llama_model_default_params()
         if is_read:
             model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE

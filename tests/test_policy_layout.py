@@ -169,12 +169,21 @@ def test_one_change_that_took_long_makes_the_next_no_more_than_half_as_dear_agai
 
 @pytest.mark.parametrize(("most_more", "share"), [(128, 256), (240, 256), (241, 512), (4_000, 512)])
 @pytest.mark.parametrize(("size", "ids"), [(64, 65), (32, 33), (14, 17)])
-def test_a_crowd_of_short_texts_makes_no_more_memory_than_they_can_fill(
+def test_a_crowd_gets_the_shortest_buffers_that_hold_what_it_is_expected_to_write(
     size: int, ids: int, most_more: int, share: int
 ) -> None:
     # Changes take as long as what they make, so of two layouts that serve as well the smaller is better.
     crowd = Crowd.of([16] * size, [most_more] * size, shared=0, most=64)
     assert machine().choose(crowd, Attended(), Held()) == Layout(ids, share, is_plain=False)
+
+
+def test_a_crowd_of_short_texts_that_a_longer_one_joins_gets_longer_buffers() -> None:
+    layouts = policy()
+    layouts.changed(Layout(65, 256), Held())
+    joined = Crowd.of([100] * 20 + [300], [100] * 21, shared=0, most=64)
+    chosen = layouts.choose(joined, Attended(), Held())
+    assert chosen.holds(joined.sequences, joined.longest_soon, joined.cells_soon)
+    assert not chosen.is_unified
 
 
 def test_a_sequence_about_to_outgrow_its_share_is_seen_before_it_does() -> None:

@@ -47,7 +47,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
 
 
 def checks(summary: Summary) -> list[Check]:
-    """It costs nothing, and deep in a prompt it is worth something."""
+    """It costs nothing at any depth."""
     shares = {
         case: summary.get(case, PAGE, "piece_ms") / summary.get(case, MALLOC, "piece_ms") for case in summary.cases
     }

@@ -97,7 +97,7 @@ def _work_memory() -> Check:
     backend.start()
     if work_memory.is_aligned():
         return Check("work memory", "begins at pages")
-    slower = ", which takes prompts some percent longer, and this build cannot be told otherwise"
+    slower = ", which makes reading prompts slower; UMA cannot change that in this build or on this CPU"
     return Check("work memory", f"lies as the system gives it{slower if sys.platform == 'linux' else ''}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -20,11 +21,15 @@ PAGE_BYTES = mmap.PAGESIZE
 PROT_READ, PROT_WRITE = 1, 2
 DT_NULL, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL = 0, 2, 5, 6, 7, 8, 23
 RTLD_DI_LINKMAP = 2
-WORD_BYTES, MASK = 8, 2**64 - 1
+MASK = 2**64 - 1
+POINTERS = {"x86_64": (1, 6, 7), "aarch64": (257, 1025, 1026)}
+"""By machine, the types of relocation that fill in a word with an address: absolute, GLOB_DAT, JUMP_SLOT. Others patch
+instructions.
+"""
 
 _RELOCATION = struct.Struct("=QQq")
 """`Elf64_Rela`: a slot, relative to where the library lies; in the upper half of the next word the number of the symbol
-that it is for; an addend."""
+that it is for, in the lower its type; an addend."""
 _SYMBOL = struct.Struct("=IBBHQQ")
 """`Elf64_Sym`: first of all where its name begins among the names."""
 
@@ -54,7 +59,9 @@ class _Info(ctypes.Structure):
 
 def file_of(address: int) -> bytes:
     """The file of the library that an address lies in; empty where it lies in none."""
-    dladdr, info = ctypes.CDLL(None).dladdr, _Info()
+    dladdr, info = getattr(ctypes.CDLL(None), "dladdr", None), _Info()
+    if dladdr is None:
+        return b""
     dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return info.file or b"" if dladdr(address, ctypes.byref(info)) else b""
 
@@ -143,9 +150,9 @@ def _tables(loaded: _LinkMap) -> Iterator[tuple[int, int]]:
 
 def _named(base: int, tables: dict[int, int], relocations: bytes) -> Iterator[tuple[bytes, int]]:
     symbols, names = tables[DT_SYMTAB], tables[DT_STRTAB]
+    pointers = POINTERS.get(platform.machine(), ())
     for offset, info, _ in _RELOCATION.iter_unpack(relocations):
-        index, slot = info >> 32, (base + offset) & MASK
-        # What is not aligned is an operand among instructions.
-        if index and slot % WORD_BYTES == 0:
+        index, kind = info >> 32, info & 0xFFFFFFFF
+        if index and kind in pointers:
             name = ctypes.c_uint32.from_address(symbols + index * _SYMBOL.size).value
-            yield ctypes.string_at(names + name), slot
+            yield ctypes.string_at(names + name), (base + offset) & MASK

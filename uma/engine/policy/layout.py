@@ -25,7 +25,8 @@ FEW_IDS = (12, 8, 4)
 SHORT_SHARES = (256, 512, 1_024, 2_048)
 """Shares below the largest: to recreate less memory is a shorter pause."""
 LEAST_SHARE = 512
-"""Minimum share for few sequences: the shortest spares them little, and is for texts with a bound that it holds."""
+"""Minimum share for few sequences. A share of 256 would save them little memory, and a text without a bound would soon
+outgrow it."""
 SMALL_POOLS = (2_048, 4_096)
 """Cells of the small pools."""
 HEADROOM_TOKENS = 2 * MAX_STEPS
