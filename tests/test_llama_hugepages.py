@@ -61,7 +61,7 @@ def test_weights_that_are_read_are_in_memory_for_which_huge_pages_were_asked(tmp
 def test_where_there_are_no_mappings_to_read_nothing_is_asked_for(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hugepages, "MAPPINGS", tmp_path / "none")
+    monkeypatch.setattr("uma.llama.mappings.MAPPINGS", tmp_path / "none")
     with Model.load(tiny, map_above_bytes=math.inf) as model:
         assert model.vocab.n_tokens == 266
 

@@ -234,6 +234,6 @@ def test_a_library_of_another_make_is_left_as_it_is(
 
 def test_memory_whose_protection_is_not_told_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     word = ctypes.c_uint64(7)
-    monkeypatch.setattr(linker, "MAPPINGS", tmp_path / "none")
+    monkeypatch.setattr("uma.llama.mappings.MAPPINGS", tmp_path / "none")
     assert "does not tell how memory is protected" in linker.fill(ctypes.addressof(word), 8)
     assert word.value == 7

@@ -14,8 +14,7 @@ from functools import cache
 
 import llama_cpp.llama_cpp as lib
 
-CPU_DEVICE = 0
-"""GGML_BACKEND_DEVICE_TYPE_CPU."""
+from uma.llama import cpu_device
 
 _loading = threading.RLock()
 """Held while a model is loaded: the list is the process's."""
@@ -61,16 +60,8 @@ def _all_types() -> list[tuple[int, str]]:
 @cache
 def _array() -> ctypes._Pointer[ctypes.c_void_p] | None:
     """ggml's own null-terminated list; None from a library that knows no extra types."""
-    ggml = lib._lib
-    for function in (ggml.ggml_backend_dev_by_type, ggml.ggml_backend_dev_backend_reg):
-        function.restype = ctypes.c_void_p
-    ggml.ggml_backend_dev_by_type.argtypes = (ctypes.c_int,)
-    ggml.ggml_backend_dev_backend_reg.argtypes = (ctypes.c_void_p,)
-    find = ggml.ggml_backend_reg_get_proc_address
-    find.argtypes, find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
-    cpu = ggml.ggml_backend_dev_by_type(CPU_DEVICE)
-    address = find(ggml.ggml_backend_dev_backend_reg(cpu), b"ggml_backend_dev_get_extra_bufts") if cpu else None
+    address = cpu_device.function(b"ggml_backend_dev_get_extra_bufts")
     if not address:
         return None
     list_of = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-    return list_of(cpu) or None
+    return list_of(cpu_device.device()) or None

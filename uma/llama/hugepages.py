@@ -16,9 +16,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from uma.llama.mappings import mappings
+
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux: `always`, `madvise` or `never`, the one in brackets."""
-MAPPINGS = Path("/proc/self/maps")
 LEAST_BYTES = 2 * 2**20
 """Minimum size of memory with a huge page in it."""
 
@@ -54,17 +55,10 @@ class HugePages:
 
 def _private_mappings() -> Iterator[tuple[int, int]]:
     """Where this process has large memory of its own, with no file behind it."""
-    try:
-        lines = MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        # 7f316eb35000-7f3175409000 rw-p 00000000 00:00 0 [and, if it has one, a name or a file's path]
-        fields = line.split()
-        start, end = (int(word, 16) for word in fields[0].split("-"))
-        is_anonymous = len(fields) == 5 or fields[5].startswith("[anon")
-        if fields[1] == "rw-p" and is_anonymous and end - start >= LEAST_BYTES:
-            yield start, end
+    for each in mappings():
+        is_anonymous = not each.name or each.name.startswith("[anon")
+        if each.may == "rw-p" and is_anonymous and each.size >= LEAST_BYTES:
+            yield each.start, each.end
 
 
 def _ask(start: int, size: int) -> None:

@@ -13,9 +13,9 @@ import os
 import platform
 import struct
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
-MAPPINGS = Path("/proc/self/maps")
+from uma.llama import mappings as memory
+
 PAGE_BYTES = mmap.PAGESIZE
 """What protection is changed by."""
 PROT_READ, PROT_WRITE = 1, 2
@@ -94,7 +94,7 @@ def fill(slot: int, function: int) -> str:
     """
     protection = _protection(slot)
     if protection is None:
-        return f"{MAPPINGS} does not tell how memory is protected"
+        return f"{memory.MAPPINGS} does not tell how memory is protected"
     protect = ctypes.CDLL(None, use_errno=True).mprotect
     protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     page, is_protected = slot & -PAGE_BYTES, not protection & PROT_WRITE
@@ -109,15 +109,9 @@ def fill(slot: int, function: int) -> str:
 
 def _protection(address: int) -> int | None:
     """What can be done with the memory there, in the bits of `mprotect`; None where the system does not tell."""
-    try:
-        lines = MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        where, may, *_ = line.split()
-        first, end = (int(word, 16) for word in where.split("-"))
-        if first <= address < end:
-            return sum(1 << at for at, letter in enumerate("rwx") if may[at] == letter)
+    for each in memory.mappings():
+        if each.start <= address < each.end:
+            return sum(1 << at for at, letter in enumerate("rwx") if each.may[at] == letter)
     return None
 
 

@@ -19,16 +19,15 @@ import platform
 import sys
 import threading
 
-import llama_cpp.llama_cpp as lib
-
-from uma.llama import linker
+from uma.llama import cpu_device, linker
 
 logger = logging.getLogger("uma.llama")
 
 NEW_ARRAY, DELETE_ARRAY = b"_Znam", b"_ZdaPv"
 """`operator new[](unsigned long)` and `operator delete[](void*)`, as C++ names them for the linker."""
 ALLOCATE, FREE = "valloc", "free"
-CPU_BACKEND, ITS_FUNCTION = b"CPU", b"ggml_backend_set_n_threads"
+ITS_FUNCTION = b"ggml_backend_set_n_threads"
+"""One that the CPU backend has."""
 
 _lock = threading.Lock()
 
@@ -87,13 +86,6 @@ def _wanted(functions: dict[bytes, int]) -> list[tuple[int, int]]:
 
 
 def _backend_file() -> bytes:
-    """The library that holds ggml's CPU backend: ggml is asked, as it can be all of llama.cpp or lie elsewhere."""
-    try:
-        by_name, address = lib._lib.ggml_backend_reg_by_name, lib._lib.ggml_backend_reg_get_proc_address
-    except AttributeError:
-        return b""
-    by_name.restype, by_name.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
-    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
-    backend = by_name(CPU_BACKEND)
-    function = address(backend, ITS_FUNCTION) if backend else None
+    """The library that holds ggml's CPU backend: it can be all of llama.cpp, or lie elsewhere."""
+    function = cpu_device.function(ITS_FUNCTION)
     return linker.file_of(function) if function else b""
