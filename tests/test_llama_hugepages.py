@@ -1,4 +1,4 @@
-"""Weights in huge pages: that they are asked for in time, where they are, and when the file is mapped instead."""
+"""Memory in huge pages: that they are asked for in time, where they are, and when the file is mapped instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from engine_world import answer, ask, config_for
 
 from harness import PATIENCE_SEC
-from models import write_model
+from models import write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
 from uma.llama import hugepages
@@ -46,7 +46,51 @@ with Model.load(Path(sys.argv[1]), map_above_bytes=math.inf) as model:
 (In a process of its own: what other tests leave is freed and taken at any time.)"""
 
 
-@pytest.mark.skipif(not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for")
+CONTEXT = """
+import ctypes, mmap, sys
+from pathlib import Path
+from uma.llama.context import Context, ContextParams
+from uma.llama.model import Model
+
+def in_huge_pages():
+    lines = Path("/proc/self/smaps").read_text(errors="replace").splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
+
+size = 64 * 2**20
+before = in_huge_pages()
+other = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+other.madvise(mmap.MADV_HUGEPAGE)
+ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(other)), 1, size)
+can_be_had = in_huge_pages() - before
+with Model.load(Path(sys.argv[1])) as model:
+    before = in_huge_pages()
+    params = ContextParams(n_ctx=size // model.kv_bytes_per_token("f16", "f16"))
+    with Context(model, params) as context:
+        made = in_huge_pages() - before
+        context.remake(params)
+        print(can_be_had, made, in_huge_pages() - before)
+"""
+"""Prints how much of 64 MiB this machine gives huge pages for now; how much KV memory of that size has them, and how
+much when it was made anew."""
+
+has_huge_pages = pytest.mark.skipif(
+    not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for"
+)
+
+
+@has_huge_pages
+def test_kv_memory_is_in_huge_pages_also_when_it_is_made_anew(tmp_path: Path) -> None:
+    path = write_large_cells(tmp_path / "large-cells.gguf", layers=2, kv_heads=8, context_length=16_384)
+    told = subprocess.run(
+        [sys.executable, "-c", CONTEXT, path], check=True, capture_output=True, text=True, timeout=PATIENCE_SEC
+    )
+    can_be_had, made, made_anew = map(int, told.stdout.split())
+    if can_be_had < 32 * MIB:
+        pytest.skip("this machine's memory is in too small pieces now")
+    assert min(made, made_anew) > can_be_had / 2
+
+
+@has_huge_pages
 def test_weights_that_are_read_are_in_memory_for_which_huge_pages_were_asked(tmp_path: Path) -> None:
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)
     told = subprocess.run(

@@ -1,10 +1,13 @@
-"""Memory in huge pages, for weights that every token needs.
+"""Memory in huge pages: weights, KV cells, and what llama.cpp computes in.
 
 A batch of decode rows reads all weights once. In pages of 4 KiB the processor has to look up where each page lies, far
 more of them than it can keep in mind, and that takes several percent of the batch's time (`python -m benchmarks -s
-weights`). Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before
-anything is written there. llama.cpp does not ask; but it reports the progress of loading, for the first time when it
-has the memory and nothing is in it yet.
+weights`). And memory is had a page at a time, when it is first written: KV memory for another layout takes a quarter of
+the time in huge pages.
+
+Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before anything is
+written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it has the memory
+and nothing is in it yet; and it logs how large KV memory is before it clears that (`KV_TAKEN`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,11 @@ SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LEAST_BYTES = 2 * 2**20
 """Minimum size of memory with a huge page in it."""
 
+KV_TAKEN = "KV buffer size"
+"""In a line that llama.cpp logs when it has KV memory and nothing is in it yet. Without such a line KV memory has pages
+as the system gives them.
+"""
+
 logger = logging.getLogger("uma.llama")
 
 
@@ -35,22 +43,25 @@ def available(setting: Path = SETTING) -> bool:
 
 
 class HugePages:
-    """Asks for huge pages for whatever memory is taken between its making and the first call of `on_progress`.
+    """Asks for huge pages for large memory that is taken after its making.
 
-    For one load of a model, on its thread. Where there are none this changes nothing.
+    For one model or context while it is made, on the thread that makes it. Where there are none this changes nothing.
     """
 
     def __init__(self) -> None:
-        self._before = set(_private_mappings())
-        self._is_done = False
+        self._known = set(_private_mappings())
 
-    def on_progress(self) -> None:
-        """To be called with each progress of the load."""
-        if not self._is_done:
-            self._is_done = True
-            for start, end in _private_mappings():
-                if (start, end) not in self._before:
-                    _ask(start, end - start)
+    def ask(self) -> None:
+        """Ask for whatever was taken since the making, or since the last call."""
+        for start, end in _private_mappings():
+            if (start, end) not in self._known:
+                self._known.add((start, end))
+                _ask(start, end - start)
+
+    def on_line(self, text: str) -> None:
+        """Take in a line that llama.cpp logs while it makes a context."""
+        if KV_TAKEN in text:
+            self.ask()
 
 
 def _private_mappings() -> Iterator[tuple[int, int]]:
@@ -68,4 +79,4 @@ def _ask(start: int, size: int) -> None:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if madvise(start, size, advice) != 0:
-        logger.debug("no huge pages for %d bytes of weights: %s", size, os.strerror(ctypes.get_errno()))
+        logger.debug("no huge pages for %d bytes: %s", size, os.strerror(ctypes.get_errno()))

@@ -262,7 +262,8 @@ class _Watch:
 
     def _call(self, fraction: float, _user_data: object) -> bool:
         if self._pages is not None:
-            self._pages.on_progress()
+            self._pages.ask()
+            self._pages = None
         self.is_stopped = self._on_progress is not None and not self._on_progress(fraction)
         return not self.is_stopped
 
