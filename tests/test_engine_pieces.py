@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine_world import answer, ask, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
+from uma.engine.delivery.pacing import Stride
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
@@ -177,3 +179,37 @@ async def test_a_trial_of_rows_one_by_one_is_over_with_the_first_step(
                     nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
     later = [rows] * (steps - 1) if is_trial else [1] * rows * (steps - 1)
     assert [1] * rows + later in ticks
+
+
+async def test_rows_one_by_one_take_turns_so_that_none_waits_longer_than_all_together_would(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, steps = 3, 16
+    holds, within = list[float](), list[tuple[float, float]]()
+    plan, run, decode = Scheduler.plan, Executor.run, ModelRunner.decode
+
+    def planned(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
+        chosen = plan(scheduler, state, *args, **options)
+        if len(chosen.decode) < rows or chosen.prefill:
+            return chosen
+        return attrs.evolve(chosen, is_everyday=False, is_one_by_one=True, steps=steps)
+
+    def ran(executor: Executor, tick: Tick) -> Any:
+        holds.append(tick.hold_ms if tick.is_one_by_one else math.inf)
+        return run(executor, tick)
+
+    def watched(runner: ModelRunner, sequences: list[Sequence], stride: Stride) -> Any:
+        if holds[-1] < math.inf and stride.steps > 1:
+            within.append((stride.within_ms * rows, holds[-1]))
+        return decode(runner, sequences, stride)
+
+    monkeypatch.setattr(Scheduler, "plan", planned)
+    monkeypatch.setattr(Executor, "run", ran)
+    monkeypatch.setattr(ModelRunner, "decode", watched)
+    async with open_engine(config_for(tiny)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                for seed in range(rows):
+                    nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
+    assert within, "no row went on for several steps"
+    assert all(all_rows <= hold for all_rows, hold in within)

@@ -158,13 +158,11 @@ class Context:
         # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
         struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
         struct.abort_callback_data = ctypes.addressof(self._abort_flag)
-        pages = HugePages()
-        with LOG.heard_by(pages.on_line):
+        with LOG.heard_by(HugePages().on_line):
             handle = lib.llama_init_from_model(model.handle, struct)
         if not handle:
             cells = params.n_ctx or model.n_ctx_train
             raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")
-        pages.ask()  # what it computes in, which nothing is in yet
         self._use(handle, params)
         if not self._memory and params.pooling == "none":
             raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")

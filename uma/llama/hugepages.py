@@ -1,4 +1,4 @@
-"""Memory in huge pages: weights, KV cells, and what llama.cpp computes in.
+"""Memory in huge pages: weights, and KV cells.
 
 A batch of decode rows reads all weights once. In pages of 4 KiB the processor has to look up where each page lies, far
 more of them than it can keep in mind, and that takes several percent of the batch's time (`python -m benchmarks -s
@@ -7,7 +7,9 @@ the time in huge pages.
 
 Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before anything is
 written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it has the memory
-and nothing is in it yet; and it logs how large KV memory is before it clears that (`KV_TAKEN`).
+and nothing is in it yet; and it logs how large KV memory is before it clears that (`KV_TAKEN`). What it computes in is
+left as it is: a batch writes to a little of it in many places, so that the first one waited for more huge pages than it
+needs.
 """
 
 from __future__ import annotations

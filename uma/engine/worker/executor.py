@@ -145,9 +145,12 @@ class Executor:
             if self._runner.is_called or self._residency.has_outgrown:
                 return False
             most = min(steps, self._pool.free_cells // len(rows))
-            stride = plan_stride(map(steps_ahead, rows), tick.hold_ms, self._runner.decode_ms, most)
+            batches = [[row] for row in rows] if is_one_by_one else [rows]
+            # While one goes on the others' readers wait for it.
+            hold_ms = tick.hold_ms / len(batches)
+            stride = plan_stride(map(steps_ahead, rows), hold_ms, self._runner.decode_ms, most)
             before = rows[0].computed
-            for batch in [[row] for row in rows] if is_one_by_one else [rows]:
+            for batch in batches:
                 yield from self._decode_at_once(batch, stride, learns=False)
             steps -= max(1, rows[0].computed - before)
         return True
