@@ -4,9 +4,9 @@ llama.cpp has two attentions, and how they compare is a matter of the CPU: a dec
 times as long as plain attention on an Intel Xeon, and not twice as long on an AMD EPYC. A policy that knows one of them
 chooses wrongly on the other.
 
-One thread computes, so that nothing waits for another; of several measurements the shortest counts, which a neighbour
-that takes the core now and then does not change. All of it is in the CPU's caches, as a large model's cells are not:
-what memory takes is taken by both attentions.
+One thread computes, so that nothing waits for another. A batch with the cells and one without them take turns, and of
+several the shortest count, which neither a neighbour that takes the core now and then changes, nor a core whose speed
+does. All of it is in the CPU's caches, as a large model's cells are not: what memory takes is taken by both attentions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,11 +29,11 @@ from uma.llama.model import Model
 
 logger = logging.getLogger("uma.llama.attention")
 
-VERSION = 2
+VERSION = 3
 """Counts the changes of what is measured: figures of another version are not used."""
 HEAD_SIZES = (64, 128)
 """Values of a head for which there is a model; a head of another size is taken for the next larger one, or the last."""
-ROWS, CELLS, READ_TOKENS = 8, 1_024, 64
+ROWS, CELLS, READ_TOKENS = 8, 1_024, 128
 """Decode rows of a batch, the cells that each attends to or passes by, and the tokens of a prompt."""
 N_BATCH = 512
 REPEATS = 5
@@ -56,7 +57,7 @@ class AttentionTimes:
 
 
 def attention_times(head_size: int) -> AttentionTimes | None:
-    """The times for heads of so many values: from the cache, or measured now, which takes 0.1 to 0.2 s.
+    """The times for heads of so many values: from the cache, or measured now, which takes 0.3 s.
 
     Any thread, in a process that has loaded a model. None where they cannot be measured, with a warning that says why.
     """
@@ -92,8 +93,42 @@ def measure(path: Path) -> AttentionTimes:
 
 
 class _Measured:
-    """A context in which `ROWS` sequences have `CELLS` tokens. With flash attention it is one buffer for them and for
-    as many empty sequences, which pass all of it by; with plain attention a buffer each, as both are used.
+    """Two contexts, one in which `ROWS` sequences have `CELLS` tokens and one in which none has any: what the one takes
+    more is what the cells take.
+    """
+
+    def __init__(self, model: Model, *, is_plain: bool) -> None:
+        with ExitStack() as stack:
+            self._empty = stack.enter_context(_Timed(model, is_plain=is_plain))
+            self._full = stack.enter_context(_Timed(model, is_plain=is_plain))
+            self._full.fill()
+            for each in (self._empty, self._full):  # the first touches memory
+                each.rows_ns(0)
+                each.reading_ns(0)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> _Measured:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def row_ns(self, first: int) -> float:
+        """What a cell takes one of `ROWS` decode rows, of the sequences from this one on."""
+        return self._more_ns(lambda timed: timed.rows_ns(first)) / ROWS / CELLS
+
+    def read_ns(self, sequence: int) -> float:
+        """What a cell takes a prompt's token in this sequence."""
+        return self._more_ns(lambda timed: timed.reading_ns(sequence)) / READ_TOKENS / CELLS
+
+    def _more_ns(self, measure: Callable[[_Timed], int]) -> int:
+        took_ns = [(measure(self._full), measure(self._empty)) for _ in range(REPEATS)]
+        return min(full_ns for full_ns, _ in took_ns) - min(empty_ns for _, empty_ns in took_ns)
+
+
+class _Timed:
+    """A context whose batches are timed. With flash attention it is one buffer for `ROWS` sequences and for as many
+    others, which pass all of it by; with plain attention a buffer each, as both are used.
     """
 
     def __init__(self, model: Model, *, is_plain: bool) -> None:
@@ -114,57 +149,41 @@ class _Measured:
             ),
         )
 
-    def __enter__(self) -> _Measured:
-        try:
-            self._rows_ns(0, 0)  # the first touches memory
-            self._empty_row_ns, self._empty_read_ns = self._rows_ns(0, 0), self._reading_ns(0, 0)
-            for position in range(0, CELLS, N_BATCH):
-                self._batch.clear()
-                self._add(N_BATCH, 0, position)
-                self._decode()
-            for row in range(1, ROWS):
-                self._context.seq_cp(0, row)
-        except BaseException:
-            self._context.close()
-            raise
+    def __enter__(self) -> _Timed:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._context.close()
 
-    def row_ns(self, first: int) -> float:
-        """What a cell takes one of `ROWS` decode rows, of the sequences from this one on."""
-        return (self._rows_ns(first, self._context.seq_pos_max(first) + 1) - self._empty_row_ns) / ROWS / CELLS
-
-    def read_ns(self, sequence: int) -> float:
-        """What a cell takes a prompt's token in this sequence."""
-        took_ns = self._reading_ns(sequence, self._context.seq_pos_max(sequence) + 1)
-        return (took_ns - self._empty_read_ns) / READ_TOKENS / CELLS
-
-    def _rows_ns(self, first: int, position: int) -> float:
-        def add() -> None:
-            for row in range(first, first + ROWS):
-                self._add(1, row, position)
-
-        return self._best_ns(add, range(first, first + ROWS), position)
-
-    def _reading_ns(self, sequence: int, position: int) -> float:
-        return self._best_ns(
-            lambda: self._add(READ_TOKENS, sequence, position), range(sequence, sequence + 1), position
-        )
-
-    def _best_ns(self, add: Callable[[], None], sequences: range, position: int) -> float:
-        """The shortest time of several; the sequences are as long afterwards as before."""
-        took_ns = []
-        for _ in range(REPEATS):
+    def fill(self) -> None:
+        """Give the first `ROWS` sequences their cells."""
+        for position in range(0, CELLS, N_BATCH):
             self._batch.clear()
-            add()
-            began_ns = time.perf_counter_ns()
+            self._add(N_BATCH, 0, position)
             self._decode()
-            took_ns.append(time.perf_counter_ns() - began_ns)
-            for each in sequences:
-                self._context.seq_rm(each, position)
-        return min(took_ns)
+        for row in range(1, ROWS):
+            self._context.seq_cp(0, row)
+
+    def rows_ns(self, first: int) -> int:
+        """A decode row of each of `ROWS` sequences."""
+        return self._ns(range(first, first + ROWS), 1)
+
+    def reading_ns(self, sequence: int) -> int:
+        """A piece of a prompt."""
+        return self._ns(range(sequence, sequence + 1), READ_TOKENS)
+
+    def _ns(self, sequences: range, tokens: int) -> int:
+        """A batch of so many tokens of each; they are as long afterwards as before."""
+        position = self._context.seq_pos_max(sequences[0]) + 1
+        self._batch.clear()
+        for each in sequences:
+            self._add(tokens, each, position)
+        began_ns = time.perf_counter_ns()
+        self._decode()
+        took_ns = time.perf_counter_ns() - began_ns
+        for each in sequences:
+            self._context.seq_rm(each, position)
+        return took_ns
 
     def _add(self, tokens: int, sequence: int, position: int) -> None:
         vocab = self._context.model.vocab.n_tokens

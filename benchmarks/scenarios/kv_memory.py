@@ -1,0 +1,49 @@
+"""Changes of the KV layout: what it is worth that their memory is in huge pages.
+
+llama.cpp does not ask for huge pages, and UMA does (`uma.llama.hugepages`). Two processes differ in nothing else, and
+take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import trio
+
+from benchmarks import remake
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
+
+TURNS, REPEATS = 3, 3
+SMALL, HUGE = "pages of the usual size", "huge pages"
+
+
+async def measure(bench: Bench, index: int, emit: Emit) -> None:
+    """Each process in turn, several times: a machine's slow moments hit both alike."""
+    for turn in range(bench.pick(TURNS, 1)):
+        for pages in rotated([SMALL, HUGE], index + turn):
+            command = [sys.executable, "-m", remake.__name__, str(bench.model.path), str(bench.threads)]
+            command += ["--turns", str(bench.pick(REPEATS, 1)), *(["--small-pages"] if pages == SMALL else [])]
+            finished = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
+            for line in finished.stdout.splitlines():
+                figures = json.loads(line)
+                emit(figures.pop("layout"), pages, figures)
+
+
+def checks(summary: Summary) -> list[Check]:
+    """No change takes longer."""
+    shares = {case: summary.get(case, HUGE, "made_ms") / summary.get(case, SMALL, "made_ms") for case in summary.cases}
+    return [
+        Check(f"change to {case}, in huge pages: time, of usual pages", share, "≤", 1, "x")
+        for case, share in shares.items()
+    ]
+
+
+SCENARIO = Scenario(
+    name="kv_memory",
+    about="KV memory made anew for another layout, and the first batch there, in usual pages and in huge ones.",
+    columns=("made_ms", "first_batch_ms"),
+    measure=measure,
+    checks=checks,
+    round_limit_s=120,
+)
