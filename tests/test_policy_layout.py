@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 import pytest
@@ -26,7 +27,7 @@ from uma.engine.policy.layout import (
     small_pools,
     split_layouts,
 )
-from uma.engine.policy.layout_policy import LayoutPolicy
+from uma.engine.policy.layout_policy import LEAST_GAIN_MS, LEAST_PLAIN_GAIN_MS, LayoutPolicy
 from uma.engine.policy.lead import MAX_STEPS, max_lead_ms
 from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
@@ -430,6 +431,20 @@ def test_a_crowd_of_short_sequences_has_flash_attention_and_plain_attention_once
     assert not short.is_unified and not short.is_plain
     longer = machine().choose(crowd(200), Attended(), Held(200 * size, 200 * size))
     assert not longer.is_unified and longer.is_plain
+
+
+def test_another_attention_takes_a_larger_gain_than_the_same() -> None:
+    crowd = Crowd.of([16] * 8, [128] * 8, shared=0, most=64)
+    equal = AttentionCost(10.0, 10.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+
+    def chosen(others: Sequence[Layout]) -> Layout:
+        layouts = LayoutPolicy(POOL, others, PauseCost(0.001, 0.012), head_ms=144 / 2 / 1e6, cost=equal)
+        assert LEAST_GAIN_MS < layouts._spared_ms(crowd.soon, others[0]) < LEAST_PLAIN_GAIN_MS
+        return layouts.choose(crowd, Attended(), crowd.held)
+
+    assert chosen(FLASH) in FLASH
+    assert chosen(PLAIN) == POOL
+    assert chosen([*PLAIN, *FLASH]) in FLASH
 
 
 def test_streams_beside_long_prompts_have_buffers_and_flash_attention() -> None:

@@ -33,7 +33,7 @@ VERSION = 3
 """Counts the changes of what is measured: figures of another version are not used."""
 HEAD_SIZES = (64, 128)
 """Values of a head for which there is a model; a head of another size is taken for the next larger one, or the last."""
-ROWS, CELLS, READ_TOKENS = 8, 1_024, 128
+ROWS, CELLS, READ_TOKENS = 8, 1_024, 64
 """Decode rows of a batch, the cells that each attends to or passes by, and the tokens of a prompt."""
 N_BATCH = 512
 REPEATS = 5
@@ -45,7 +45,8 @@ LEAST_NS = 0.01
 class AttentionTimes:
     """Nanoseconds that a cell takes for each head of 64 values and each layer, on one thread.
 
-    Of a decode row and of a prompt's token; with flash attention, with plain attention, and where the cell is masked.
+    Of a decode row and of a prompt's token; with flash attention, with plain attention, and where the cell is masked:
+    of a decode row where the cells of several lie among each other, which slows it down on its own as well.
     """
 
     flash_row_ns: float
@@ -57,7 +58,7 @@ class AttentionTimes:
 
 
 def attention_times(head_size: int) -> AttentionTimes | None:
-    """The times for heads of so many values: from the cache, or measured now, which takes 0.3 s.
+    """The times for heads of so many values: from the cache, or measured now, which takes 0.2 to 0.4 s.
 
     Any thread, in a process that has loaded a model. None where they cannot be measured, with a warning that says why.
     """
@@ -82,68 +83,63 @@ def model_file(head_size: int) -> Path:
 
 def measure(path: Path) -> AttentionTimes:
     """Measure with this model. Raises `ModelError` where it cannot be loaded, or gets no memory."""
-    with Model.load(path, n_gpu_layers=0, extra_buffers="none") as model:
+    with Model.load(path, n_gpu_layers=0, extra_buffers="none") as model, ExitStack() as stack:
+
+        def timed(*, is_unified: bool, is_plain: bool = False) -> _Timed:
+            return stack.enter_context(_Timed(model, is_unified=is_unified, is_plain=is_plain))
+
+        flash = _Pair(timed(is_unified=True), timed(is_unified=True))
+        plain = _Pair(timed(is_unified=False, is_plain=True), timed(is_unified=False, is_plain=True))
+        for pair in (flash, plain):
+            pair.more.fill()
+        crowd = _Pair(timed(is_unified=False), timed(is_unified=True))
+        for each in (crowd.less, crowd.more):
+            each.fill_as_crowd()
+        rows, reads = ROWS * CELLS, READ_TOKENS * CELLS
+        times = AttentionTimes(
+            flash_row_ns=flash.ns(lambda each: each.rows_ns()) / rows,
+            plain_row_ns=plain.ns(lambda each: each.rows_ns()) / rows,
+            # llama.cpp goes over multiples of 256 cells: in one buffer over `CELLS` more than in a buffer each.
+            masked_row_ns=crowd.ns(lambda each: each.rows_ns()) / rows,
+            flash_read_ns=flash.ns(lambda each: each.reading_ns(0)) / reads,
+            plain_read_ns=plain.ns(lambda each: each.reading_ns(0)) / reads,
+            masked_read_ns=flash.ns(lambda each: each.reading_ns(ROWS)) / reads,
+        )
         heads = model.attention_heads * model.head_size / 64
-        with _Measured(model, is_plain=False) as flash, _Measured(model, is_plain=True) as plain:
-            flash_row, flash_read = flash.row_ns(0), flash.read_ns(0)
-            plain_row, plain_read = plain.row_ns(0), plain.read_ns(0)
-            masked_row, masked_read = flash.row_ns(ROWS), flash.read_ns(ROWS)
-    times = (flash_row, plain_row, masked_row, flash_read, plain_read, masked_read)
-    return AttentionTimes(*[max(LEAST_NS, each / heads) for each in times])
+    return AttentionTimes(*[max(LEAST_NS, each / heads) for each in attrs.astuple(times)])
 
 
-class _Measured:
-    """Two contexts, one in which `ROWS` sequences have `CELLS` tokens and one in which none has any: what the one takes
-    more is what the cells take.
-    """
+@attrs.frozen
+class _Pair:
+    """Two contexts that differ in what attention has to go over."""
 
-    def __init__(self, model: Model, *, is_plain: bool) -> None:
-        with ExitStack() as stack:
-            self._empty = stack.enter_context(_Timed(model, is_plain=is_plain))
-            self._full = stack.enter_context(_Timed(model, is_plain=is_plain))
-            self._full.fill()
-            for each in (self._empty, self._full):  # the first touches memory
-                each.rows_ns(0)
-                each.reading_ns(0)
-            self._stack = stack.pop_all()
+    less: _Timed
+    more: _Timed
 
-    def __enter__(self) -> _Measured:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def row_ns(self, first: int) -> float:
-        """What a cell takes one of `ROWS` decode rows, of the sequences from this one on."""
-        return self._more_ns(lambda timed: timed.rows_ns(first)) / ROWS / CELLS
-
-    def read_ns(self, sequence: int) -> float:
-        """What a cell takes a prompt's token in this sequence."""
-        return self._more_ns(lambda timed: timed.reading_ns(sequence)) / READ_TOKENS / CELLS
-
-    def _more_ns(self, measure: Callable[[_Timed], int]) -> int:
-        took_ns = [(measure(self._full), measure(self._empty)) for _ in range(REPEATS)]
-        return min(full_ns for full_ns, _ in took_ns) - min(empty_ns for _, empty_ns in took_ns)
+    def ns(self, measure: Callable[[_Timed], int]) -> int:
+        """How much longer the one takes."""
+        for each in (self.less, self.more):
+            measure(each)  # the first touches memory
+        took_ns = [(measure(self.more), measure(self.less)) for _ in range(REPEATS)]
+        return min(more_ns for more_ns, _ in took_ns) - min(less_ns for _, less_ns in took_ns)
 
 
 class _Timed:
-    """A context whose batches are timed. With flash attention it is one buffer for `ROWS` sequences and for as many
-    others, which pass all of it by; with plain attention a buffer each, as both are used.
-    """
+    """A context whose batches are timed: one buffer for twice `ROWS` sequences, or a buffer for each of `ROWS`."""
 
-    def __init__(self, model: Model, *, is_plain: bool) -> None:
+    def __init__(self, model: Model, *, is_unified: bool, is_plain: bool) -> None:
         share = CELLS + 256
         self._batch = Batch(N_BATCH)
         self._context = Context(
             model,
             ContextParams(
-                n_ctx=share * ROWS if is_plain else share,
+                n_ctx=share if is_unified else share * ROWS,
                 n_batch=N_BATCH,
                 n_ubatch=N_BATCH,
-                n_seq_max=ROWS if is_plain else 2 * ROWS,
+                n_seq_max=2 * ROWS if is_unified else ROWS,
                 n_threads=1,
                 n_threads_batch=1,
-                kv_unified=not is_plain,
+                kv_unified=is_unified,
                 flash_attn="off" if is_plain else "on",
                 offload_kqv=False,
             ),
@@ -156,7 +152,7 @@ class _Timed:
         self._context.close()
 
     def fill(self) -> None:
-        """Give the first `ROWS` sequences their cells."""
+        """Give each of the first `ROWS` sequences the same `CELLS` cells."""
         for position in range(0, CELLS, N_BATCH):
             self._batch.clear()
             self._add(N_BATCH, 0, position)
@@ -164,9 +160,19 @@ class _Timed:
         for row in range(1, ROWS):
             self._context.seq_cp(0, row)
 
-    def rows_ns(self, first: int) -> int:
-        """A decode row of each of `ROWS` sequences."""
-        return self._ns(range(first, first + ROWS), 1)
+    def fill_as_crowd(self) -> None:
+        """Give each a share of `CELLS`; in one buffer they lie among each other, as where rows decode together."""
+        steps = N_BATCH // ROWS
+        for begin in range(0, CELLS // ROWS, steps):
+            self._batch.clear()
+            for position in range(begin, begin + steps):
+                for row in range(ROWS):
+                    self._add(1, row, position)
+            self._decode()
+
+    def rows_ns(self) -> int:
+        """A decode row of each of the first `ROWS` sequences."""
+        return self._ns(range(ROWS), 1)
 
     def reading_ns(self, sequence: int) -> int:
         """A piece of a prompt."""
@@ -187,7 +193,7 @@ class _Timed:
 
     def _add(self, tokens: int, sequence: int, position: int) -> None:
         vocab = self._context.model.vocab.n_tokens
-        self._batch.add([at % vocab for at in range(tokens)], position, sequence, last_logits=True)
+        self._batch.add([(position + at) % vocab for at in range(tokens)], position, sequence, last_logits=True)
 
     def _decode(self) -> None:
         code = self._context.decode(self._batch)

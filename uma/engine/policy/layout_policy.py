@@ -25,9 +25,9 @@ import attrs
 from uma.engine.policy.layout import Attended, AttentionCost, Crowd, Held, Layout, PauseCost
 from uma.engine.policy.leaving import WAY_BACK, Leaving
 
-LEAST_GAIN_MS = 150.0
-"""Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it,
-and another attention rounds in another way, so that a near tie of two tokens may go either way.
+LEAST_GAIN_MS, LEAST_PLAIN_GAIN_MS = 50.0, 150.0
+"""Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it.
+More is demanded for plain attention: it rounds in another way, so that a near tie of two tokens may go either way.
 """
 RETURN_SHARE = 0.25
 """Of the time that making the pool anew takes, what counts against leaving it. Chosen, not measured: with all of it
@@ -69,8 +69,9 @@ class LayoutPolicy:
         self._pause = pause
         self._small = _Kind(tuple(each for each in others if each.is_unified))
         """What is lost without them counts since the engine last had nothing to do."""
-        self._split = _Kind(tuple(each for each in others if not each.is_unified))
-        """What is lost without them counts since the last change."""
+        split = [each for each in others if not each.is_unified]
+        self._split = [_Kind(tuple(each for each in split if each.is_plain == is_plain)) for is_plain in (False, True)]
+        """What is lost without them counts since the last change: with flash attention, and with the plain one."""
         self._head_ms = head_ms
         self._cost = cost or AttentionCost()
         self._reluctance = 1
@@ -91,7 +92,11 @@ class LayoutPolicy:
 
     @property
     def _others(self) -> tuple[Layout, ...]:
-        return self._split.layouts + self._small.layouts
+        return tuple(layout for kind in self._kinds for layout in kind.layouts)
+
+    @property
+    def _kinds(self) -> list[_Kind]:
+        return [*self._split, self._small]
 
     def choose(self, crowd: Crowd, attended: Attended, held: Held) -> Layout:
         """The layout for the sequences of now. `attended`: what attention went over since the start; `held`: all that
@@ -123,7 +128,9 @@ class LayoutPolicy:
         self._change_ms = self._there_and_back_ms(layout, held)
         self._has_pool = layout == self.pool or (layout.is_unified and self._has_pool)
         self.current = layout
-        self._spared_since_ms = self._small.lost_ms = self._split.lost_ms = 0.0
+        self._spared_since_ms = 0.0
+        for kind in self._kinds:
+            kind.lost_ms = 0.0
 
     def pause_ms(self, layout: Layout, held: Held) -> float:
         """The pause until memory has this layout."""
@@ -164,13 +171,14 @@ class LayoutPolicy:
 
     def give_up(self) -> Layout:
         """The last choice cannot be had: all that is left is what there was before it, and the pool."""
-        self._small.layouts = self._split.layouts = ()
+        for kind in self._kinds:
+            kind.layouts = ()
         return self.current
 
     def _leaving_pool(self, crowd: Crowd, since: Attended, held: Held) -> Layout:
         """The best layout for which it pays to leave the pool now, or the pool."""
         paying = []
-        for kind in (self._small, self._split):
+        for kind in self._kinds:
             fitting = self._fitting(crowd, kind.layouts)
             # What it was worth to have the best of them at each time.
             kind.lost_ms += max((self._spared_ms(since, each) for each in fitting), default=0.0)
@@ -178,6 +186,9 @@ class LayoutPolicy:
             best = self._best(crowd, held, fitting)
             if best != self.pool and self._pays(best, crowd, held, kind.lost_ms):
                 paying.append(best)
+        wanted = self._best(crowd, held, self._others)
+        if wanted != self.pool and self._reads_first(wanted, crowd, held):
+            return self.pool  # one that is worth less meanwhile would be one change more
         return self._best(crowd, held, paying)
 
     def _outgrowing(self, crowd: Crowd, held: Held) -> Layout:
@@ -242,7 +253,8 @@ class LayoutPolicy:
         return self._head_ms * self._cost.spared_ns(attended, layout)
 
     def _least_gain_ms(self, layout: Layout, held: Held) -> float:
-        return max(LEAST_GAIN_MS, self._there_and_back_ms(layout, held))
+        least_ms = LEAST_PLAIN_GAIN_MS if layout.is_plain else LEAST_GAIN_MS
+        return max(least_ms, self._there_and_back_ms(layout, held))
 
     def _there_and_back_ms(self, layout: Layout, held: Held) -> float:
         back = RETURN_SHARE * self._cells_made(self.pool, has_pool=self._has_pool and layout.is_unified)
