@@ -12,6 +12,7 @@ import os
 import time
 from pathlib import Path
 
+from uma.engine.sizing import POOL_SEQUENCE_IDS
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -21,9 +22,9 @@ PR_SET_THP_DISABLE = 41
 LAYOUTS = {
     "12 buffers of 512": (12, 512, False),
     "33 buffers of 256": (33, 256, False),
-    "one buffer of 32,768": (65, 32_768, True),
+    "one buffer of 32,768": (POOL_SEQUENCE_IDS, 32_768, True),
 }
-"""Sequence ids, cells of each, and whether all share them: what UMA changes between with its defaults."""
+"""Sequence ids, cells of each, and whether all share them: some of what UMA changes between with its defaults."""
 ROWS = 4
 
 

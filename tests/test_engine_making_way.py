@@ -49,7 +49,7 @@ class Watch:
         read_ns = policy.leaving(0, 0).carrying_ms / policy._head_ms / FEW_TOKENS
         row_ns = read_ns if rows_cost else 0.0
         costs = dict.fromkeys(attrs.fields_dict(AttentionCost), 0.0)
-        costs |= {"masked_read_ns": read_ns, "masked_row_ns": row_ns}
+        costs |= {"masked_read_ns": read_ns, "cached_row_ns": row_ns}
         monkeypatch.setattr(policy, "_cost", AttentionCost(**costs))
         monkeypatch.setattr(policy, "learn_copy", lambda tokens, took_ms: None)
 

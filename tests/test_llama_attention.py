@@ -70,6 +70,36 @@ def test_it_is_measured_once_for_a_library_a_cpu_and_a_size_of_heads(
     assert measured[2:] == [attention.model_file(64)]
 
 
+def test_what_is_measured_is_what_the_cells_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model of the time in place of the clock: each figure is the one that the model has for it."""
+    model = AttentionTimes(20.0, 10.0, 2.0, 1.0, 5.0, 8.0, 0.5)
+    timed = attention._Timed._ns
+
+    def modelled(self: attention._Timed, sequences: range, tokens: int) -> int:
+        timed(self, sequences, tokens)
+        context = self._context
+        own = sum(context.seq_pos_max(each) + 1 for each in sequences)
+        filled = sum(context.seq_pos_max(each) + 1 for each in range(attention.ROWS))
+        is_crowd = filled == attention.CELLS
+        if context.params.flash_attn == "off":
+            ns = own * tokens * (model.plain_row_ns if tokens == 1 else model.plain_read_ns)
+        else:
+            ns = own * tokens * (model.flash_row_ns if tokens == 1 else model.flash_read_ns)
+            if context.params.kv_unified and is_crowd:
+                ns += attention.ROWS * attention.CELLS * model.masked_row_ns
+            elif context.params.kv_unified and filled and not own:
+                rows = len(sequences) * tokens * attention.CELLS
+                ns += rows * (model.cached_row_ns if tokens == 1 else model.masked_read_ns)
+        return round(1e6 + heads * ns)
+
+    path = attention.model_file(64)
+    with Model.load(path, n_gpu_layers=0) as loaded:
+        heads = loaded.attention_heads
+    monkeypatch.setattr(attention._Timed, "_ns", modelled)
+    found = attention.measure(path)
+    assert attrs.astuple(found) == pytest.approx(attrs.astuple(model), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -121,7 +151,7 @@ def test_an_engine_decides_by_what_was_measured(monkeypatch: pytest.MonkeyPatch,
     ):
         spared_ms = []
         for masked_ns in (1.0, 4.0):
-            times = AttentionTimes(1.0, 1.0, masked_ns, 1.0, 1.0, 1.0)
+            times = AttentionTimes(1.0, 1.0, masked_ns, 1.0, 1.0, 1.0, 1.0)
             monkeypatch.setattr(sizing, "attention_times", lambda _size, times=times: times)
             spared_ms.append(sizing.layouts(context, RuntimeConfig())._spared_ms(attended, Layout(8, 512)))
         monkeypatch.setattr(sizing, "attention_times", lambda _size: None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import attrs
 import pytest
@@ -27,7 +26,7 @@ from uma.engine.policy.layout import (
     small_pools,
     split_layouts,
 )
-from uma.engine.policy.layout_policy import LEAST_GAIN_MS, LEAST_PLAIN_GAIN_MS, LayoutPolicy
+from uma.engine.policy.layout_policy import LEAST_GAIN_MS, LEAST_OTHER_ATTENTION_GAIN_MS, LayoutPolicy
 from uma.engine.policy.lead import MAX_STEPS, max_lead_ms
 from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
@@ -43,7 +42,7 @@ CHANGE_MS = 2 * PAUSE_MS
 """There and back, whatever the layout."""
 EPYC = AttentionCost(11.7, 6.4, 0.94, 3.9, 3.1, 0.41)
 """As `uma.llama.attention` has measured it."""
-NO_COST = AttentionCost(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_COST = AttentionCost(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 """But for the cells of others."""
 CROWDS = st.builds(
     lambda sequences, longest, more: Crowd(sequences, longest, longest + more),
@@ -433,18 +432,38 @@ def test_a_crowd_of_short_sequences_has_flash_attention_and_plain_attention_once
     assert not longer.is_unified and longer.is_plain
 
 
-def test_another_attention_takes_a_larger_gain_than_the_same() -> None:
+def test_the_other_attention_takes_a_larger_gain_than_the_same() -> None:
     crowd = Crowd.of([16] * 8, [128] * 8, shared=0, most=64)
     equal = AttentionCost(10.0, 10.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0)
 
-    def chosen(others: Sequence[Layout]) -> Layout:
-        layouts = LayoutPolicy(POOL, others, PauseCost(0.001, 0.012), head_ms=144 / 2 / 1e6, cost=equal)
-        assert LEAST_GAIN_MS < layouts._spared_ms(crowd.soon, others[0]) < LEAST_PLAIN_GAIN_MS
-        return layouts.choose(crowd, Attended(), crowd.held)
+    def layouts(*others: Layout) -> LayoutPolicy:
+        return LayoutPolicy(POOL, others, PauseCost(0.001, 0.012), head_ms=144 / 2 / 1e6, cost=equal)
 
-    assert chosen(FLASH) in FLASH
-    assert chosen(PLAIN) == POOL
-    assert chosen([*PLAIN, *FLASH]) in FLASH
+    def chosen(*others: Layout) -> Layout:
+        gain_ms = layouts(*others)._spared_ms(crowd.soon, others[0])
+        assert LEAST_GAIN_MS < gain_ms < LEAST_OTHER_ATTENTION_GAIN_MS
+        return layouts(*others).choose(crowd, Attended(), crowd.held)
+
+    assert chosen(*FLASH) in FLASH
+    assert chosen(*PLAIN) == POOL
+    assert chosen(*PLAIN, *FLASH) in FLASH
+    [small], [large] = [[each for each in PLAIN if (each.ids, each.share) == size] for size in ((12, 512), (12, 1_024))]
+    least = layouts(*PLAIN, *FLASH)
+    least.changed(small, crowd.held)
+    assert least._least_gain_ms(large, crowd.held) < LEAST_OTHER_ATTENTION_GAIN_MS, "attention stays the plain one"
+    assert least._least_gain_ms(FLASH[0], crowd.held) >= LEAST_OTHER_ATTENTION_GAIN_MS
+    assert least._least_gain_ms(small, crowd.held, is_back=True) >= LEAST_OTHER_ATTENTION_GAIN_MS
+
+
+def test_buffers_that_do_not_pay_put_off_no_others_for_prompts_that_the_pool_would_read_sooner() -> None:
+    """Plain attention, which is worth more and does not pay, reads prompts more slowly than changes take."""
+    crowd = Crowd.of([200] * 8, [60] * 8, shared=0, most=64, unread=[*[0] * 7, 200])
+    cost = AttentionCost(20.0, 10.0, 1.5, 1.0, 30.0, 0.5, 0.0, 0.0)
+    layouts = LayoutPolicy(POOL, [*PLAIN, *FLASH], PauseCost(0.0005, 0.001), head_ms=144 / 2 / 1e6, cost=cost)
+    worth = [layouts._best(crowd, crowd.held, each) for each in (PLAIN, FLASH)]
+    assert layouts._worth_ms(crowd, crowd.held, worth[0]) > layouts._worth_ms(crowd, crowd.held, worth[1])
+    assert layouts._reads_first(worth[0], crowd, crowd.held) and not layouts._reads_first(worth[1], crowd, crowd.held)
+    assert layouts.choose(crowd, Attended(), crowd.held) == worth[1]
 
 
 def test_streams_beside_long_prompts_have_buffers_and_flash_attention() -> None:

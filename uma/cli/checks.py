@@ -147,11 +147,12 @@ def _huge_pages(config: RuntimeConfig) -> Check:
     name = "huge pages"
     if not hugepages.SETTING.exists():
         return Check(name, "this system has no setting for them")
-    if hugepages.available() or config.use_mmap == "on":
+    if hugepages.available():
         return Check(name, hugepages.SETTING.read_text(encoding="ascii").strip())
+    slower = "" if config.use_mmap == "on" else "decoding is several percent slower, and "
     return Check(
         name,
-        "never given, so decoding is several percent slower",
+        f"never given, so {slower}streams pause four times as long for another KV layout",
         faster=f"as root: echo madvise > {hugepages.SETTING}",
     )
 

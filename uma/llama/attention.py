@@ -45,13 +45,15 @@ LEAST_NS = 0.01
 class AttentionTimes:
     """Nanoseconds that a cell takes for each head of 64 values and each layer, on one thread.
 
-    Of a decode row and of a prompt's token; with flash attention, with plain attention, and where the cell is masked:
-    of a decode row where the cells of several lie among each other, which slows it down on its own as well.
+    Of a decode row and of a prompt's token; with flash attention, with plain attention, and where the cell is masked.
     """
 
     flash_row_ns: float
     plain_row_ns: float
     masked_row_ns: float
+    """Where the cells of several sequences lie among each other, which slows a row down on its own cells as well."""
+    cached_row_ns: float
+    """Where those that are masked lie in a row."""
     flash_read_ns: float
     plain_read_ns: float
     masked_read_ns: float
@@ -97,10 +99,11 @@ def measure(path: Path) -> AttentionTimes:
             each.fill_as_crowd()
         rows, reads = ROWS * CELLS, READ_TOKENS * CELLS
         times = AttentionTimes(
-            flash_row_ns=flash.ns(lambda each: each.rows_ns()) / rows,
-            plain_row_ns=plain.ns(lambda each: each.rows_ns()) / rows,
+            flash_row_ns=flash.ns(lambda each: each.rows_ns(0)) / rows,
+            plain_row_ns=plain.ns(lambda each: each.rows_ns(0)) / rows,
             # llama.cpp goes over multiples of 256 cells: in one buffer over `CELLS` more than in a buffer each.
-            masked_row_ns=crowd.ns(lambda each: each.rows_ns()) / rows,
+            masked_row_ns=crowd.ns(lambda each: each.rows_ns(0)) / rows,
+            cached_row_ns=flash.ns(lambda each: each.rows_ns(ROWS)) / rows,
             flash_read_ns=flash.ns(lambda each: each.reading_ns(0)) / reads,
             plain_read_ns=plain.ns(lambda each: each.reading_ns(0)) / reads,
             masked_read_ns=flash.ns(lambda each: each.reading_ns(ROWS)) / reads,
@@ -170,9 +173,9 @@ class _Timed:
                     self._add(1, row, position)
             self._decode()
 
-    def rows_ns(self) -> int:
-        """A decode row of each of the first `ROWS` sequences."""
-        return self._ns(range(ROWS), 1)
+    def rows_ns(self, first: int) -> int:
+        """A decode row of each of `ROWS` sequences, from this one on."""
+        return self._ns(range(first, first + ROWS), 1)
 
     def reading_ns(self, sequence: int) -> int:
         """A piece of a prompt."""

@@ -8,8 +8,8 @@ the time in huge pages.
 Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before anything is
 written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it has the memory
 and nothing is in it yet; and it logs how large KV memory is before it clears that (`KV_TAKEN`). What it computes in is
-left as it is: a batch writes to a little of it in many places, so that the first one waited for more huge pages than it
-needs.
+left as it is: a batch writes to a little of it in many places, so that the first one would wait for more huge pages
+than it needs.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class HugePages:
     """Asks for huge pages for large memory that is taken after its making.
 
     For one model or context while it is made, on the thread that makes it. Where there are none this changes nothing.
+    What other threads take meanwhile, and what lies next to new memory so that Linux has both as one piece, is asked
+    for too: written to already, it stays as it is.
     """
 
     def __init__(self) -> None:

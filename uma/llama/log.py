@@ -69,9 +69,9 @@ class LlamaLog:
             listener = self._listeners.get(thread)
         # Outside the lock: a handler can be slow, or can itself end up here.
         for line in lines:
+            logger.debug("%s", line.text)
             if listener is not None:
                 listener(line.text)
-            logger.debug("%s", line.text)
 
     def _add(self, level: int, thread: int, text: str) -> LogLine:
         self._count += 1
@@ -95,7 +95,8 @@ class LlamaLog:
     def heard_by(self, listener: Callable[[str], None]) -> Iterator[None]:
         """Within it, have the listener called with each line that this thread's calls log, as soon as it is logged.
 
-        Raises `ValueError` if the thread has one.
+        The listener runs inside llama.cpp's call, where nothing can be raised. Raises `ValueError` if the thread has
+        one.
         """
         thread = threading.get_ident()
         with self._lock:

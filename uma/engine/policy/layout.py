@@ -109,8 +109,8 @@ class Attended:
 class AttentionCost:
     """What a cell costs, in nanoseconds for each attention head of 64 values and each layer, on one thread.
 
-    The defaults, but for the last two, are of an Intel Xeon with AVX-512; an engine measures those of its CPU
-    (`uma.llama.attention`), which differ by as much as five times. By `llama_decode` alone, in memory of f16, by two
+    The defaults are of an Intel Xeon with AVX-512; an engine measures those of its CPU (`uma.llama.attention`), but for
+    plain attention's least; they differ by as much as five times. By `llama_decode` alone, in memory of f16, by two
     threads with 144 heads in all layers, milliseconds of a row in a batch of 8 that attends to so many cells:
 
     | | cells | 16 | 64 | 128 | 200 | 300 | 500 | 1,000 |
@@ -123,8 +123,10 @@ class AttentionCost:
     Plain attention goes over multiples of 256 cells, and copies what it multiplies. 256 tokens of a prompt behind 1,500
     others took the Xeon 170 ms with flash attention and 244 with the plain one, 8 prompts of 16 tokens 131 and 154; the
     EPYC 251 and 267, 71 and 97. A cell that is masked took flash attention 4.9 ns in a batch of 8 rows and 3.4 in one
-    of 32; the EPYC 0.8 ns. What plain attention takes besides the cells is alike on both, and not measured again: most
-    of it is memory that a large model's weights have driven out of the caches.
+    of 32; the EPYC 0.8 ns. An EPYC of family 25 takes 1.3 ns where the cells of each sequence lie in a row, 1.9 where
+    they lie among each other, and up to 4 where a large model's weights go through its caches in between. What plain
+    attention takes besides the cells is alike on both, and not measured again: most of it is memory that a large
+    model's weights have driven out of the caches.
     """
 
     flash_row_ns: float = 85.0
@@ -137,6 +139,8 @@ class AttentionCost:
     """Of a decode row, besides its cells."""
     plain_least_read_ns: float = 1_400.0
     """The same of a prompt's token."""
+    cached_row_ns: float = 4.5
+    """For cells of cache, which lie in a row, what `masked_row_ns` is for a crowd's, which lie among each other."""
 
     def spared_ns(self, attended: Attended, layout: Layout) -> float:
         """What this layout spares of what the pool takes, in units of heads; below 0 where it takes longer."""
@@ -154,7 +158,7 @@ class AttentionCost:
         """What a masked cell takes with so many tokens of prompts and decode rows, in units of heads."""
         if is_plain:  # computes it in full
             return self.plain_read_ns * reads + self.plain_row_ns * rows
-        return self.masked_read_ns * reads + self.masked_row_ns * rows
+        return self.masked_read_ns * reads + self.cached_row_ns * rows
 
     @property
     def scattered_read_ns(self) -> float:
@@ -164,8 +168,8 @@ class AttentionCost:
         return max(0.0, self.flash_read_ns - self.masked_read_ns)
 
     def _masked_ns(self, attended: Attended) -> float:
-        rows, reads = attended.rows_masked + attended.rows_cached, attended.reads_masked + attended.reads_cached
-        return self.masked_row_ns * rows + self.masked_read_ns * reads
+        rows_ns = self.masked_row_ns * attended.rows_masked + self.cached_row_ns * attended.rows_cached
+        return rows_ns + self.masked_read_ns * (attended.reads_masked + attended.reads_cached)
 
 
 @attrs.frozen

@@ -25,9 +25,11 @@ import attrs
 from uma.engine.policy.layout import Attended, AttentionCost, Crowd, Held, Layout, PauseCost
 from uma.engine.policy.leaving import WAY_BACK, Leaving
 
-LEAST_GAIN_MS, LEAST_PLAIN_GAIN_MS = 50.0, 150.0
-"""Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it.
-More is demanded for plain attention: it rounds in another way, so that a near tie of two tokens may go either way.
+LEAST_GAIN_MS = 50.0
+"""Minimum gain that is demanded of a change, however short its pause: what readers would not notice is not worth it."""
+LEAST_OTHER_ATTENTION_GAIN_MS = 150.0
+"""The same of a change to the other attention, which rounds in another way, so that a near tie of two tokens may go
+either way.
 """
 RETURN_SHARE = 0.25
 """Of the time that making the pool anew takes, what counts against leaving it. Chosen, not measured: with all of it
@@ -186,10 +188,8 @@ class LayoutPolicy:
             best = self._best(crowd, held, fitting)
             if best != self.pool and self._pays(best, crowd, held, kind.lost_ms):
                 paying.append(best)
-        wanted = self._best(crowd, held, self._others)
-        if wanted != self.pool and self._reads_first(wanted, crowd, held):
-            return self.pool  # one that is worth less meanwhile would be one change more
-        return self._best(crowd, held, paying)
+        best = self._best(crowd, held, paying)
+        return self.pool if best != self.pool and self._reads_first(best, crowd, held) else best
 
     def _outgrowing(self, crowd: Crowd, held: Held) -> Layout:
         """The layout in place of the current one, which does not hold this crowd."""
@@ -206,17 +206,16 @@ class LayoutPolicy:
         if self._has_pool and not crowd.decodes and reads_ms > self._there_and_back_ms(current, held):
             return self.pool
         staying_ms = max(reads_ms, -self._spared_ms(crowd.soon, current))
-        if staying_ms > self._reluctance * self._least_gain_ms(current, held):
+        if staying_ms > self._reluctance * self._least_gain_ms(current, held, is_back=True):
             return self.pool
         best = self._best(crowd, held, self._others)
         gain_ms = self._spared_ms(crowd.soon, best) - self._spared_ms(crowd.soon, current)
         return best if gain_ms > self._reluctance * self._least_gain_ms(best, held) else current
 
     def _pays(self, layout: Layout, crowd: Crowd, held: Held, lost_ms: float) -> bool:
-        """Whether to leave the pool for this layout now, after so much was lost by not having it."""
+        """Whether it pays to leave the pool for this layout, after so much was lost by not having it."""
         will_spare_ms = self._spared_ms(crowd.soon, layout)
-        least_ms = self._there_and_back_ms(layout, held) if layout.is_unified else 0.0
-        if will_spare_ms <= least_ms or self._reads_first(layout, crowd, held):
+        if will_spare_ms <= (self._there_and_back_ms(layout, held) if layout.is_unified else 0.0):
             return False
         return lost_ms + will_spare_ms >= self._reluctance * self._least_gain_ms(layout, held)
 
@@ -252,8 +251,11 @@ class LayoutPolicy:
     def _spared_ms(self, attended: Attended, layout: Layout) -> float:
         return self._head_ms * self._cost.spared_ns(attended, layout)
 
-    def _least_gain_ms(self, layout: Layout, held: Held) -> float:
-        least_ms = LEAST_PLAIN_GAIN_MS if layout.is_plain else LEAST_GAIN_MS
+    def _least_gain_ms(self, layout: Layout, held: Held, *, is_back: bool = False) -> float:
+        """What a change to this layout has to gain, or one from it back to the pool."""
+        to = self.pool if is_back else layout
+        is_other = to.is_plain != self.current.is_plain
+        least_ms = LEAST_OTHER_ATTENTION_GAIN_MS if is_other else LEAST_GAIN_MS
         return max(least_ms, self._there_and_back_ms(layout, held))
 
     def _there_and_back_ms(self, layout: Layout, held: Held) -> float:

@@ -146,8 +146,9 @@ class Executor:
                 return False
             most = min(steps, self._pool.free_cells // len(rows))
             batches = [[row] for row in rows] if is_one_by_one else [rows]
-            # While one goes on the others' readers wait for it.
             hold_ms = tick.hold_ms / len(batches)
+            if len(batches) > 1:  # the others' readers wait for its first token too
+                hold_ms -= self._runner.decode_ms
             stride = plan_stride(map(steps_ahead, rows), hold_ms, self._runner.decode_ms, most)
             before = rows[0].computed
             for batch in batches:
