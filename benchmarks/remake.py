@@ -1,24 +1,21 @@
 """Times how long a context takes to have KV memory of another layout: `python -m benchmarks.remake MODEL THREADS`.
 
-In a process of its own, because `--small-pages` forbids huge pages to all of it. Prints a line of JSON for each change.
+In a process of its own, where `--as-it-comes` leaves out what UMA does about it. Prints a line of JSON for each change.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
 import time
 from pathlib import Path
 
 from uma.engine.sizing import POOL_SEQUENCE_IDS
+from uma.llama import hugepages
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-PR_SET_THP_DISABLE = 41
-"""`prctl`: no huge pages for this process, asked for or not."""
 LAYOUTS = {
     "12 buffers of 512": (12, 512, False),
     "33 buffers of 256": (33, 256, False),
@@ -34,10 +31,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("threads", type=int)
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--small-pages", action="store_true")
+    parser.add_argument("--as-it-comes", action="store_true")
     args = parser.parse_args()
-    if args.small_pages and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_THP_DISABLE): " + os.strerror(ctypes.get_errno()))
+    if args.as_it_comes:
+        hugepages.KV_TAKEN = "no line says so"
     wanted = {name: _params(*layout, args.threads) for name, layout in LAYOUTS.items()}
     with Model.load(args.model) as model, Context(model, wanted["one buffer of 32,768"]) as context:
         _decode(context)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +49,7 @@ with Model.load(Path(sys.argv[1]), map_above_bytes=math.inf) as model:
 
 
 CONTEXT = """
-import sys
+import mmap, sys
 from pathlib import Path
 import attrs
 from uma.llama import hugepages
@@ -56,39 +58,75 @@ from uma.llama.model import Model
 
 SIZE = 64 * 2**20
 
-def resident_bytes(start, size):
-    first = f"{start:x}-{start + size:x} "
-    lines = iter(Path("/proc/self/smaps").read_text(errors="replace").splitlines())
-    next(line for line in lines if line.startswith(first))
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
-def watched(start, size, ask=hugepages._ask):
-    if size >= SIZE:
-        print(size, resident_bytes(start, size))
-    ask(start, size)
+def watched(start, end, fill=hugepages._fill):
+    before = resident_bytes()
+    fill(start, end)
+    print(end - start, resident_bytes() - before)
 
 with Model.load(Path(sys.argv[1])) as model:
-    hugepages._ask = watched
+    hugepages._fill = watched
     params = ContextParams(n_ctx=SIZE // model.kv_bytes_per_token("f16", "f16"))
     with Context(model, params) as context:
         context.remake(attrs.evolve(params, n_seq_max=2))
 """
-"""Prints, each time that huge pages are asked for 64 MiB or more, how much that is, and how much of it has pages."""
+"""Prints, each time that memory is filled, how much that is, and how much of it had no pages before."""
+
+
+def can_fill() -> bool:
+    """Whether this kernel knows how to."""
+    with mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if sys.platform == "linux" else 0
+        return hugepages._madvise(start, start + mmap.PAGESIZE, hugepages.MADV_POPULATE_WRITE)
+
 
 has_huge_pages = pytest.mark.skipif(
     not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for"
 )
 
 
-@has_huge_pages
-def test_huge_pages_are_asked_for_kv_memory_before_anything_is_in_it_each_time_it_is_made(tmp_path: Path) -> None:
+@pytest.mark.skipif(not can_fill(), reason="this system cannot give memory its pages before it is written")
+def test_kv_memory_is_filled_before_anything_is_in_it_and_each_time_it_is_made(tmp_path: Path) -> None:
     path = write_large_cells(tmp_path / "large-cells.gguf", layers=2, kv_heads=8, context_length=16_384)
     told = subprocess.run(
         [sys.executable, "-c", CONTEXT, path], check=True, capture_output=True, text=True, timeout=PATIENCE_SEC
     )
-    asked = [tuple(map(int, line.split())) for line in told.stdout.splitlines()]
-    assert len(asked) == 2
-    assert all(size - resident > 60 * MIB for size, resident in asked)
+    filled = [tuple(map(int, line.split())) for line in told.stdout.splitlines() if int(line.split()[0]) >= 64 * MIB]
+    assert len(filled) == 2
+    assert all(new > 60 * MIB for _, new in filled)
+
+
+@pytest.mark.parametrize(
+    ("slow_from", "huge", "others"),
+    [(99, 15, 1), (0, 5, 11), (5, 10, 6)],
+)
+def test_memory_has_huge_pages_as_long_as_they_are_had_sooner_than_others(
+    monkeypatch: pytest.MonkeyPatch, slow_from: int, huge: int, others: int
+) -> None:
+    size, given = hugepages.HUGE_BYTES, {"MADV_HUGEPAGE": 0, "MADV_NOHUGEPAGE": 0}
+
+    def timed_ns(start: int, end: int, advice: str) -> int:
+        given[advice] += (end - start) // size
+        if advice == "MADV_NOHUGEPAGE":
+            return 100
+        return 180 if given[advice] > slow_from else 20
+
+    monkeypatch.setattr(hugepages, "_timed_ns", timed_ns)
+    hugepages._fill(3 * size - 4_096, 19 * size + 4_096)
+    assert given == {"MADV_HUGEPAGE": huge, "MADV_NOHUGEPAGE": others}
+
+
+def test_only_new_memory_is_seen_to_and_what_is_in_it_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    size, line = hugepages.LEAST_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
+    maps = tmp_path / "maps"
+    monkeypatch.setattr("uma.llama.mappings.MAPPINGS", maps)
+    maps.write_text(line.format(10 * size, 20 * size))
+    pages = hugepages.HugePages()
+    maps.write_text(line.format(6 * size, 22 * size) + line.format(30 * size, 30 * size + 4_096))
+    assert pages._new() == [(6 * size, 10 * size), (20 * size, 22 * size)]
+    assert pages._new() == []
 
 
 @has_huge_pages

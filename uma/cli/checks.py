@@ -152,7 +152,7 @@ def _huge_pages(config: RuntimeConfig) -> Check:
     slower = "" if config.use_mmap == "on" else "decoding is several percent slower, and "
     return Check(
         name,
-        f"never given, so {slower}streams pause four times as long for another KV layout",
+        f"never given, so {slower}streams pause longer for another KV layout",
         faster=f"as root: echo madvise > {hugepages.SETTING}",
     )
 

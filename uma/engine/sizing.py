@@ -61,10 +61,10 @@ CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
-MAKE_NS, MAKE_HUGE_NS, CARRY_NS = 0.55, 0.25, 1.0
-"""Initial estimates of what a byte of KV memory takes to be made for another layout, in pages of the usual size or in
-huge ones (0.15 for 400 MiB, 0.27 for 70), and a byte of a sequence's state to be carried there. What the first memory
-took says little: a machine that gives it out for the first time is slower.
+MAKE_NS, CARRY_NS = 0.35, 1.0
+"""Initial estimates of what a byte of KV memory takes to be made for another layout (0.15 in huge pages, 0.35 in
+others, 0.55 where those are not given before it is written), and a byte of a sequence's state to be carried there. What
+the first memory took says little: a machine that gives it out for the first time is slower.
 """
 COSTED_HEAD_SIZE = 64
 """Values of a head that `AttentionCost` speaks of."""
@@ -176,8 +176,7 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     params, model = context.params, context.model
     pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
     token_bytes = model.kv_bytes_per_token(*_cache_types(params))
-    make_ns = MAKE_HUGE_NS if hugepages.available() else MAKE_NS
-    pause = PauseCost(token_bytes * make_ns / 1e6, token_bytes * CARRY_NS / 1e6)
+    pause = PauseCost(token_bytes * MAKE_NS / 1e6, token_bytes * CARRY_NS / 1e6)
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
     head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6
