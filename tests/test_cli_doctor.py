@@ -151,6 +151,19 @@ def test_settings_that_cannot_work_are_told_before_a_server_is_started(capsys: C
     assert "--cache-dir" in found["cache_dir"]["todo"]
 
 
+@pytest.mark.parametrize(("use_mmap", "tells"), [("auto", True), ("on", False)])
+def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, use_mmap: str, tells: bool
+) -> None:
+    setting = tmp_path / "enabled"
+    setting.write_text("always madvise [never]\n")
+    monkeypatch.setattr(hugepages, "SETTING", setting)
+    monkeypatch.setattr(hugepages, "available", lambda: False)
+    found = run(capsys, "--use-mmap", use_mmap)[1]["huge pages"]
+    assert ("decoding is several percent slower" in found["finding"]) is tells
+    assert "streams pause longer" in found["finding"] and found["faster"]
+
+
 @pytest.mark.parametrize(
     ("patched", "name", "finding", "advice"),
     [

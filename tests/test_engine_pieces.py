@@ -147,6 +147,15 @@ async def test_a_question_that_follows_an_answer_at_once_is_read_before_the_docu
     assert read[first : last + 1] == [20, 20, 20]
 
 
+async def answers_side_by_side(model: Path, rows: int) -> None:
+    """So many answers of 60 tokens at once."""
+    async with open_engine(config_for(model)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with trio.open_nursery() as nursery:
+                for seed in range(rows):
+                    nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
+
+
 @pytest.mark.parametrize("is_trial", [True, False])
 async def test_a_trial_of_rows_one_by_one_is_over_with_the_first_step(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, is_trial: bool
@@ -171,11 +180,7 @@ async def test_a_trial_of_rows_one_by_one_is_over_with_the_first_step(
 
     monkeypatch.setattr(Scheduler, "plan", planned)
     monkeypatch.setattr(ModelRunner, "decode", watched)
-    async with open_engine(config_for(tiny)) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                for seed in range(rows):
-                    nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
+    await answers_side_by_side(tiny, rows)
     later = [rows] * (steps - 1) if is_trial else [1] * rows * (steps - 1)
     assert [1] * rows + later in ticks
 
@@ -206,10 +211,6 @@ async def test_rows_one_by_one_take_turns_so_that_none_waits_longer_than_all_tog
     monkeypatch.setattr(Scheduler, "plan", planned)
     monkeypatch.setattr(Executor, "run", ran)
     monkeypatch.setattr(ModelRunner, "decode", watched)
-    async with open_engine(config_for(tiny)) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                for seed in range(rows):
-                    nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
+    await answers_side_by_side(tiny, rows)
     assert turns, "no row went on for several steps"
     assert all(all_turns_ms < hold_ms for all_turns_ms, hold_ms in turns), "with a step more of each they come to that"

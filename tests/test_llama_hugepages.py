@@ -118,7 +118,15 @@ def test_memory_has_huge_pages_as_long_as_they_are_had_sooner_than_others(
     assert given == {"MADV_HUGEPAGE": huge, "MADV_NOHUGEPAGE": others}
 
 
-def test_only_new_memory_is_seen_to_and_what_is_in_it_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("start", "end"), [(1, 2), (100, 2 * MIB + 50), (MIB, 5 * MIB), (2 * MIB, 4 * MIB)])
+def test_memory_with_no_two_huge_pages_in_it_is_left_alone_and_so_is_what_lies_behind_it(
+    monkeypatch: pytest.MonkeyPatch, start: int, end: int
+) -> None:
+    monkeypatch.setattr(hugepages, "_timed_ns", lambda *found: pytest.fail(f"{found} is filled"))
+    hugepages._fill(start, end)
+
+
+def test_only_new_memory_is_seen_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     size, line = hugepages.LEAST_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
     maps = tmp_path / "maps"
     monkeypatch.setattr("uma.llama.mappings.MAPPINGS", maps)

@@ -57,8 +57,8 @@ def available(setting: Path = SETTING) -> bool:
 class HugePages:
     """Sees to memory that is taken after its making.
 
-    For one model or context while it is made, on the thread that makes it. Where there are no huge pages this changes
-    nothing. What other threads take meanwhile is seen to as well, which does not change what is in it.
+    For one model or context while it is made, on the thread that makes it. What other threads take meanwhile is seen to
+    as well, which does not change what is in it.
     """
 
     def __init__(self) -> None:
@@ -101,8 +101,10 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
 def _fill(start: int, end: int) -> None:
     """Give memory that is about to be written its pages: huge ones, as long as those are had sooner than others."""
     start, end = -(-start // HUGE_BYTES) * HUGE_BYTES, end // HUGE_BYTES * HUGE_BYTES
+    if end - start <= HUGE_BYTES:
+        return
     usual_ns = _timed_ns(start, start + HUGE_BYTES, "MADV_NOHUGEPAGE")
-    if end - start <= HUGE_BYTES or usual_ns is None:
+    if usual_ns is None:
         return
     latest = deque[int](maxlen=SURE_PIECES)
     for piece in range(start + HUGE_BYTES, end, HUGE_BYTES):

@@ -72,8 +72,9 @@ class LayoutPolicy:
         self._small = _Kind(tuple(each for each in others if each.is_unified))
         """What is lost without them counts since the engine last had nothing to do."""
         split = [each for each in others if not each.is_unified]
-        self._split = [_Kind(tuple(each for each in split if each.is_plain == is_plain)) for is_plain in (False, True)]
-        """What is lost without them counts since the last change: with flash attention, and with the plain one."""
+        flash, plain = [_Kind(tuple(each for each in split if each.is_plain == is_plain)) for is_plain in (False, True)]
+        self._kinds = (flash, plain, self._small)
+        """What is lost without the first two, a buffer each with either attention, counts since the last change."""
         self._head_ms = head_ms
         self._cost = cost or AttentionCost()
         self._reluctance = 1
@@ -95,10 +96,6 @@ class LayoutPolicy:
     @property
     def _others(self) -> tuple[Layout, ...]:
         return tuple(layout for kind in self._kinds for layout in kind.layouts)
-
-    @property
-    def _kinds(self) -> list[_Kind]:
-        return [*self._split, self._small]
 
     def choose(self, crowd: Crowd, attended: Attended, held: Held) -> Layout:
         """The layout for the sequences of now. `attended`: what attention went over since the start; `held`: all that

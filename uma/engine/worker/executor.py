@@ -147,7 +147,7 @@ class Executor:
             most = min(steps, self._pool.free_cells // len(rows))
             batches = [[row] for row in rows] if is_one_by_one else [rows]
             hold_ms = tick.hold_ms / len(batches)
-            if len(batches) > 1:  # the others' readers wait for its first token too
+            if len(batches) > 1:  # a turn takes a step more than from its first token to its last
                 hold_ms -= self._runner.decode_ms
             stride = plan_stride(map(steps_ahead, rows), hold_ms, self._runner.decode_ms, most)
             before = rows[0].computed
