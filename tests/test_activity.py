@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from engine_world import ask, config_for, settled
+from engine_world import answers, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC, running_server, short_directory
 from uma.client import connect
@@ -47,6 +47,17 @@ async def test_activity_names_what_runs_and_counts_what_waits(kind: str, tiny: P
         assert first.computed_tokens == first.prompt_tokens > first.cached_tokens
         assert first.generated_tokens >= 1
         assert not first.is_preempted
+
+
+async def test_a_request_that_has_lost_its_cells_is_told_of_as_preempted(tiny: Path) -> None:
+    requests = [ask(tokens_for(seed, 70), 150, id=str(seed)) for seed in range(6)]
+    async with open_engine(config_for(tiny, n_ctx=256, n_batch=64, n_ubatch=64)) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answers, engine, requests)
+            with trio.fail_after(PATIENCE_SEC):
+                while not any(each.is_preempted for each in (await engine.activity()).running):
+                    pass
+        assert (await engine.activity()).running == ()
 
 
 async def test_a_request_that_ended_unread_is_not_told_of(tiny: Path) -> None:

@@ -15,6 +15,7 @@ from uma.cli.options import SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_
 from uma.cli.parser import COMMANDS, Parser, build_parser
 from uma.config import Setting, settings
 from uma.errors import ConfigError
+from uma.http.address import Address
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
 HEAVY = {"numpy", "llama_cpp", "rich", "trio", "prompt_toolkit", "cattrs", "orjson", "asyncio", "jinja2"}
@@ -135,6 +136,21 @@ def test_values_reach_the_configuration_and_the_sampling() -> None:
     assert sampling == SamplingParams(
         max_tokens=9, temperature=0, top_k=-1, frequency_penalty=-0.5, stop=("A", "B"), ignore_eos=True
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "port"),
+    [
+        (["--http"], "127.0.0.1", 8080),
+        (["--http", "9000"], "127.0.0.1", 9000),
+        (["--http", ":9000"], "127.0.0.1", 9000),
+        (["--http", "[::1]:9000"], "::1", 9000),
+        (["--http", "0.0.0.0:8080"], "0.0.0.0", 8080),
+    ],
+)
+def test_http_listens_on_loopback_unless_another_address_is_given(given: list[str], host: str, port: int) -> None:
+    address = Address.parse(load_settings(build_parser().parse_args(["run", *given])).config.http)
+    assert (address.host, address.port, address.is_loopback) == (host, port, host != "0.0.0.0")
 
 
 @pytest.mark.parametrize("name", ["chat", "generate"])

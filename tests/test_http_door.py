@@ -39,6 +39,8 @@ MORE_BOUNDS = {
     "calm": "priority = -1\nmax_priority = -1\n",
     "hasty": "target_ttft_ms = 1e-6\n",
     "roomy": "max_tokens = 50_000\n",
+    "brief": "max_tokens = 8\nmax_priority = 0\n",
+    "single": "max_concurrent = 1\n",
 }
 
 
@@ -113,6 +115,13 @@ def test_a_key_opens_as_bearer_and_as_x_api_key(locked: HttpServer, keys: dict[s
 def test_keys_are_nowhere_in_the_log_or_the_file(locked: HttpServer, keys: dict[str, str]) -> None:
     locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free"))
     locked.process.log.wait_for("key=free")
+    for headers in ({"authorization": f"bearer {keys['free']}x"}, {"x-api-key": f"{keys['free']} "}):
+        locked.ask("POST", "/v1/completions", SMALL, **headers)
+    locked.ask("POST", "/v1/completions", b"{", **bearer(keys, "free"))
+    locked.ask("GET", f"/nothing?key={keys['free']}", **{"x-api-key": "uma-wrong"})
+    with locked.connect() as raw:
+        raw.sock.sendall(f"GET /v1/models HTTP/1.1\r\nx-api-key: {keys['free']}\r\nbroken\r\n\r\n".encode())
+        assert raw.head()[0] == 400
     assert keys["free"] not in locked.process.log.text
     assert keys["free"] not in Path(keys["file"]).read_text()
 
@@ -135,6 +144,31 @@ def test_a_key_s_bounds_hold(locked: HttpServer, keys: dict[str, str]) -> None:
     assert answer.status == 429
     assert "max_tokens_per_minute" in answer.json["error"]["message"]
     assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
+
+
+def test_a_key_s_max_tokens_are_those_of_all_answers(locked: HttpServer, keys: dict[str, str]) -> None:
+    asked = {"prompt": "x", "n": 2, "ignore_eos": True}
+    answer = locked.ask("POST", "/v1/chat/completions", {"messages": TURNS, **asked}, **bearer(keys, "brief"))
+    assert (answer.status, answer.json["usage"]["completion_tokens"]) == (200, 8)
+    for more in ({"max_tokens": 5}, {"max_tokens": 1, "best_of": 9}):
+        refused = locked.ask("POST", "/v1/completions", {**asked, **more}, **bearer(keys, "brief"))
+        assert (refused.status, "max_tokens" in refused.json["error"]["message"]) == (403, True)
+
+
+def test_a_key_s_bounds_hold_for_the_page_s_answers(locked: HttpServer, keys: dict[str, str]) -> None:
+    asked = {"messages": TURNS, "sampling": {"max_tokens": 1500, "ignore_eos": True}}
+    with ExitStack() as stack:
+        raws = [stack.enter_context(locked.connect()) for _ in range(4)]
+        for raw in raws:  # all at once: the first has not begun to run when the others are looked at
+            raw.send("POST", "/ui/api/answers", asked, **bearer(keys, "single"))
+        assert sorted(raw.head()[0] for raw in raws) == [200, 429, 429, 429]
+    until(locked.process.metrics, lambda found: found["active_sequences"] == 0)
+    with locked.connect() as raw:
+        raw.send("POST", "/ui/api/answers", asked, **bearer(keys, "single"))
+        assert raw.head()[0] == 200
+    for wrong in ({"sampling": {"max_tokens": 9}}, {"priority": 1}):
+        refused = locked.ask("POST", "/ui/api/answers", {"messages": TURNS, **wrong}, **bearer(keys, "brief"))
+        assert refused.status == 403, refused.body
 
 
 def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, str]) -> None:
@@ -248,6 +282,41 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(locked: HttpServer, 
         raw.send("POST", "/v1/completions", b"x", **{**bearer(keys, "free"), "content-length": "1000000000"})
         assert raw.answer().status == 413
         assert raw.is_closed()
+
+
+def test_a_client_is_not_asked_for_a_body_that_is_refused(locked: HttpServer, keys: dict[str, str]) -> None:
+    for length, status in ((LIMIT + 1, 413), (len(json.dumps(SMALL)), 100)):
+        with locked.connect() as raw:
+            asking = {**bearer(keys, "free"), "expect": "100-continue", "content-length": str(length)}
+            raw.send("POST", "/v1/completions", b"", **asking)
+            assert raw.head()[0] == status
+            if status == 100:
+                raw.sock.sendall(json.dumps(SMALL).encode())
+                assert raw.answer().status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/nothing", "/v1/models"])
+def test_a_connection_stays_usable_after_an_error_that_comes_before_the_body(locked: HttpServer, path: str) -> None:
+    body = json.dumps(SMALL).encode()
+    with locked.connect() as raw:
+        raw.send("POST", path, b"", **{"content-length": str(len(body)), "expect": "100-continue"})
+        assert raw.head()[0] == 100  # the head has been read
+        raw.sock.sendall(body)
+        assert raw.answer().status == 401
+        assert raw.ask("GET", "/health").status == 200
+        raw.sock.sendall(f"POST {path} HTTP/1.1\r\nhost: a.localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        raw.sock.sendall(b"5\r\nabcde\r\n0\r\n\r\n")
+        assert raw.answer().status == 401
+        assert raw.ask("GET", "/health").status == 200
+
+
+def test_a_body_that_is_not_waited_for_ends_its_connection_and_the_answer_says_so(locked: HttpServer) -> None:
+    for length in (100, 1_000_000):  # one that does not come, one that is too long to be read in vain
+        with locked.connect() as raw:
+            raw.send("POST", "/v1/completions", b"x", **{"content-length": str(length)})
+            answer = raw.answer()
+            assert (answer.status, answer.headers["connection"]) == (401, "close")
+            assert raw.is_closed()
 
 
 def test_a_client_that_is_still_sending_its_body_learns_why_it_is_refused(

@@ -86,6 +86,9 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (CHAT, {"logprobs": True}, {"logprobs": 0}),
         (CHAT, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
         (CHAT, {"logit_bias": {"200": -3}}, {"logit_bias": {"200": -3.0}}),
+        (CHAT, {"logit_bias": {}}, {"logit_bias": None}),
+        (CHAT, {"seed": 2**40 + 3}, {"seed": 3}),
+        (COMPLETIONS, {"seed": -1}, {"seed": 2**32 - 1}),
         (CHAT, {"response_format": {"type": "text"}}, {"grammar": None}),
         (CHAT, {"response_format": {"type": "json_object"}}, {"grammar": ANY_OBJECT}),
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}, {"grammar": BY_SCHEMA}),
@@ -93,6 +96,7 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (COMPLETIONS, {"max_tokens": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
         (COMPLETIONS, {"echo": True, "logprobs": 1}, {"echo": True, "logprobs": 1, "prompt_logprobs": 1}),
         (COMPLETIONS, {"n": 2, "best_of": 3}, {"n": 2, "best_of": 3}),
+        (COMPLETIONS, {"best_of": 1}, {"n": 1, "best_of": None}),
         (COMPLETIONS, {"logit_bias": {"200": 3}}, {"logit_bias": {"200": 3.0}}),
         (RESPONSES, {"max_output_tokens": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
         (RESPONSES, {"text": {"format": {"type": "json_schema", **NAMED}}}, {"grammar": BY_SCHEMA}),
@@ -100,8 +104,11 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (RESPONSES, TOP, {"logprobs": 0}),
         (MESSAGES, {"max_tokens": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
         (MESSAGES, {"stop_sequences": ["zz"]}, {"stop": ("zz",)}),
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"grammar": BY_SCHEMA}),
         (OLLAMA_CHAT, {"options": {"num_predict": 3, "temperature": 0.3}}, {"max_tokens": 3, "temperature": 0.3}),
         (OLLAMA_CHAT, {"options": {"num_predict": -1, "seed": -1, "stop": "zz"}}, {"seed": None, "stop": ("zz",)}),
+        (OLLAMA_CHAT, {"logprobs": True}, {"logprobs": 0}),
+        (OLLAMA, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
         (OLLAMA_CHAT, {"format": "json"}, {"grammar": ANY_OBJECT}),
         (OLLAMA_CHAT, {"format": SCHEMA}, {"grammar": BY_SCHEMA}),
         (OLLAMA, {"options": {"repeat_penalty": 1.2}}, {"repetition_penalty": 1.2}),
@@ -124,6 +131,50 @@ def test_a_dialect_s_own_names_mean_what_its_documents_say(
 ) -> None:
     (request,) = asking.requests(path, fields)
     assert {name: getattr(request.sampling, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("path", [OLLAMA_CHAT, OLLAMA])
+def test_ollama_s_answers_have_the_log_probabilities_of_their_tokens(asking: Asking, path: str) -> None:
+    options = {"num_predict": 6, "temperature": 0, "ignore_eos": True}
+    asked = {**GENERATING[path], "logprobs": True, "top_logprobs": 2, "options": options}
+    whole = asking.answer(path, asked)
+    raw = RawHttp(asking.port)
+    lines = [orjson.loads(line) for line in raw.ask("POST", path, {**asked, "stream": True}).body.splitlines()]
+    raw.close()
+    streamed = [each for line in lines for each in line.get("logprobs", ())]
+    assert [each["bytes"] for each in streamed] == [each["bytes"] for each in whole["logprobs"]]
+    for one, other in zip(streamed, whole["logprobs"], strict=True):  # the second prompt came from the cache
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=0.01)
+    text = whole["response"] if path == OLLAMA else whole["message"]["content"]
+    assert b"".join(bytes(each["bytes"]) for each in whole["logprobs"]).decode(errors="replace") == text
+    assert {len(each["top_logprobs"]) for each in whole["logprobs"]} == {2}
+    assert all(each["logprob"] == each["top_logprobs"][0]["logprob"] <= 0 for each in whole["logprobs"])
+
+
+def test_the_best_of_fewer_answers_than_are_wanted_is_refused(asking: Asking) -> None:
+    raw = RawHttp(asking.port)
+    for few in (1, 2):
+        refused = raw.ask("POST", COMPLETIONS, {**GENERATING[COMPLETIONS], "stream": False, "n": 3, "best_of": few})
+        assert (refused.status, refused.json["error"]["message"].startswith(f"best_of: {few} ")) == (400, True)
+    raw.close()
+
+
+def test_any_model_is_told_of_where_any_is_served(asking: Asking) -> None:
+    raw = RawHttp(asking.port)
+    found = raw.ask("GET", "/v1/models/gpt-4")
+    raw.close()
+    assert (found.status, found.json["id"]) == (200, "gpt-4")
+
+
+def test_a_streamed_response_ends_with_what_a_whole_one_has(asking: Asking) -> None:
+    whole = asking.answer(RESPONSES, {"max_output_tokens": 3, "temperature": 0, "ignore_eos": True})
+    raw = RawHttp(asking.port)
+    asked = {**GENERATING[RESPONSES], "stream": True, "max_output_tokens": 3, "temperature": 0, "ignore_eos": True}
+    *_, last = [line for line in raw.ask("POST", RESPONSES, asked).body.splitlines() if line.startswith(b"data: ")]
+    raw.close()
+    streamed = orjson.loads(last.removeprefix(b"data: "))["response"]
+    assert streamed.keys() == whole.keys()
+    assert streamed["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == 3
 
 
 DEFAULTS = {

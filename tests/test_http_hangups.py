@@ -127,6 +127,36 @@ def test_a_client_with_a_second_request_already_sent_is_missed_too(server: HttpS
     assert cancelled_since(server, before) == 1
 
 
+@pytest.mark.parametrize("closes_half", [False, True])
+@pytest.mark.parametrize("waiting", [[b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] * 30, [bytes(300_000)]])
+def test_a_client_with_more_sent_than_is_read_is_missed_too(
+    server: HttpServer, waiting: list[bytes], closes_half: bool
+) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        raw.send("POST", "/v1/completions", endless())
+        until(lambda: running(server), lambda n: n == 1)
+        raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for each in waiting:
+            raw.sock.sendall(each)
+        if closes_half:
+            raw.sock.shutdown(socket.SHUT_WR)
+            assert cancelled_since(server, before) == 1
+    assert cancelled_since(server, before) == 1
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"prompt": [5, 6, 7, 8] * 8000}])
+def test_a_client_that_closes_its_sending_half_is_gone_whatever_it_waits_for(
+    server: HttpServer, fields: dict[str, Any]
+) -> None:
+    before = cancelled(server)
+    with server.connect() as raw:
+        raw.send("POST", "/v1/completions", endless(**fields))
+        until(lambda: running(server), lambda n: n == 1)
+        raw.sock.shutdown(socket.SHUT_WR)
+        assert cancelled_since(server, before) == 1
+
+
 def test_all_prompts_of_a_request_are_cancelled_together(server: HttpServer) -> None:
     before = cancelled(server)
     with server.connect() as raw:

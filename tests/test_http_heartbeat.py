@@ -116,6 +116,43 @@ async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it
         nursery.cancel_scope.cancel()
 
 
+class Slow:
+    """An engine that takes its time to refuse a request."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.refuses = trio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[None]:
+        await self.refuses.wait()
+        raise BadRequest("prompt: too long")
+        yield
+
+
+async def test_a_request_that_is_refused_late_has_its_status_all_the_same(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    scope, message = scope_and_body()
+    ask, asked = trio.open_memory_channel[Message](1)
+    ask.send_nowait(message)
+    said, heard = trio.open_memory_channel[Message](100)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        source: Any = Slow(engine)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+        for _ in range(3):
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HEARTBEAT_SEC)
+        await trio.testing.wait_all_tasks_blocked()
+        source.refuses.set()
+        told = await heard.receive()
+        assert (told["type"], told["status"]) == ("http.response.start", 400)
+        nursery.cancel_scope.cancel()
+
+
 class Steps(trio.abc.Instrument):
     """Counts what all tasks do."""
 

@@ -3,6 +3,7 @@ say when to come back, and what cannot be done."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -16,6 +17,9 @@ from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import short_directory, until
 from uma.engine import Engine
+from uma.errors import ShuttingDown
+from uma.http.anthropic import MessagesJob
+from uma.http.problem import Problem
 from uma.types import EventStream, Request, Slo
 
 GENERATING: dict[str, dict[str, Any]] = {
@@ -79,6 +83,8 @@ CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
             "include.file_search_call.results",
         ),
         (MESSAGES, {"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        (MESSAGES, {"output_config": {"effort": "high"}}, "output_config.effort"),
+        ("/api/generate", {"raw": True, "think": True, "stream": False}, "think"),
         (CHAT, {"messages": [{"role": "user", "content": [TONED]}], "max_tokens": 1}, "messages[0].content[0].tone"),
         (RESPONSES, {"input": [{"role": "user", "content": [TONED]}], **SHORT}, "input[0].content[0].tone"),
         (RESPONSES, {"input": [{"role": "user", "content": "a", "tone": 1}], **SHORT}, "input[0].tone"),
@@ -110,7 +116,18 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
         (MESSAGES, {"tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (OLLAMA, {"think": "banana"}, "think"),
-        (OLLAMA, {"options": {"seed": 2**40}}, "options.seed"),
+        (OLLAMA, {"options": {"seed": 2**63}}, "options.seed"),
+        (CHAT, {"seed": -(2**63) - 1}, "seed"),
+        (OLLAMA, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"logit_bias": {"200": True}}, "logit_bias"),
+        (CHAT, {"logit_bias": {"200": False}}, "logit_bias"),
+        (CHAT, {"logit_bias": {"200": "5"}}, "logit_bias"),
+        (CHAT, {"logit_bias": 0}, "logit_bias"),
+        (CHAT, {"logit_bias": ""}, "logit_bias"),
+        (NATIVE, {"logit_bias": [[200, True]]}, "logit_bias"),
+        (NATIVE, {"logit_bias": [[200]]}, "logit_bias"),
+        (MESSAGES, {"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         (NATIVE, {"seed": -2}, "seed"),
         (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "grammar"),
@@ -295,6 +312,18 @@ def test_max_completion_tokens_bounds_an_answer_and_timings_tell_its_speed(serve
         assert timings["predicted_n"] == 3
         assert timings["prompt_n"] + timings["cache_n"] >= 1
         assert min(timings[f"{each}_per_second"] for each in ("prompt", "predicted")) >= 0
+    for path, body in ((CHAT, asked), ("/v1/completions", {"prompt": "a", "max_tokens": 3, "ignore_eos": True})):
+        told = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        *chunks, done = server.ask("POST", path, told).body.split(b"\n\n")[:-1]
+        assert done == b"data: [DONE]"
+        told_of = [json.loads(chunk.removeprefix(b"data: ")).get("timings") for chunk in chunks]
+        assert [each["predicted_n"] for each in told_of if each] == [3], path
+
+
+def test_an_error_in_anthropic_s_stream_has_the_id_of_the_headers() -> None:
+    job = MessagesJob([Request("abc", prompt="a")], True, "msg_abc", "builtin")
+    event = job.failed(Problem.of(ShuttingDown("the server is stopping"))).split(b"data: ")[1]
+    assert json.loads(event)["request_id"] == "abc"
 
 
 def test_metrics_are_prometheus_text_with_help_and_type_for_each_family(server: HttpServer) -> None:

@@ -33,6 +33,9 @@ ANY_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "requi
 """What the scripted model's call has."""
 FREE: Any = {"type": "function", "function": {"name": "weather", "parameters": ANY_CITY}}
 ASKED = "What is the weather in Oslo?"
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": NOTHING}}
+ALLOWED_OTHER = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ADD]}}
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,36 @@ def test_openai_s_stream_adds_up_to_the_call_and_the_thinking(thinker: HttpServe
     assert thoughts == (plain.choices[0].message.model_extra or {})["reasoning_content"] == "Which city?"
 
 
+@pytest.mark.parametrize("allowed", [ADD, FREE])
+def test_openai_s_allowed_tools_are_those_that_can_be_called(http_server: HttpServer, allowed: Any) -> None:
+    named, name = {"type": "function", "function": {"name": allowed["function"]["name"]}}, allowed["function"]["name"]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    flat: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": name}]}
+    tools: Any = [{"type": "function", **each["function"]} for each in (ADD, WEATHER)]
+    with openai_client(http_server) as client:
+        chat = client.chat.completions.create(
+            model="builtin",
+            messages=[{"role": "user", "content": ASKED}],
+            tools=[ADD, WEATHER],
+            tool_choice=choice,
+            max_tokens=60,
+        )
+        response = client.responses.create(
+            model="builtin", input=ASKED, tools=tools, tool_choice=flat, max_output_tokens=60
+        )
+    called = [call.function.name for call in chat.choices[0].message.tool_calls or () if call.type == "function"]
+    assert set(called) == {name}
+    assert {item.name for item in response.output if item.type == "function_call"} == {name}
+
+
+def test_a_schema_that_cannot_be_served_is_named_by_its_place_among_all_tools(http_server: HttpServer) -> None:
+    bad = {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"type": "tensor"}}}}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "bad"}]}
+    tools = [{"type": "function", **ADD["function"]}, {"type": "function", **bad}]
+    refused = http_server.ask("POST", "/v1/responses", {"input": "a", "tools": tools, "tool_choice": choice})
+    assert (refused.status, "tools[1].parameters" in refused.json["error"]["message"]) == (400, True), refused.body
+
+
 @pytest.mark.parametrize(("choice", "calls"), [("none", 0), ("auto", 1)])
 def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any, calls: int) -> None:
     asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
@@ -107,6 +140,8 @@ def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": ALLOWED_OTHER}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"functions": [WEATHER["function"]]}, "functions"),
         ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "grammar"),

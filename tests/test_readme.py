@@ -69,5 +69,7 @@ def test_every_option_named_exists() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+    pictures = re.findall(r' (?:src|srcset)="([^"]+)"', README)
+    assert {f"docs/page-{view}-{theme}.png" for view in ("chat", "live") for theme in ("dark", "light")} <= {*pictures}
+    for target in (*pictures, *re.findall(r"\]\((?!https?:)([^)#]+)\)", README)):
         assert (ROOT / target).exists(), target

@@ -113,15 +113,22 @@ def answers(value: int | None, field: str, able: Capabilities) -> int | None:
 
 def logit_bias(value: Any, able: Capabilities, field: str = "logit_bias") -> dict[str, float] | None:
     """`{"token": bias}`; llama-server's list of pairs too, where `false` bans. An empty one asks for nothing."""
-    if not value:
+    if value is None or value in ({}, []):
         return None
     if "logit_bias" not in able.sampling_params:
         raise Unsupported(f"{field}: this server cannot bias tokens; leave it out")
-    pairs = value.items() if isinstance(value, dict) else value
-    try:
-        return {str(token): -100.0 if bias is False else float(bias) for token, bias in pairs}
-    except (TypeError, ValueError):
-        raise BadRequest(f"{field}: expected token ids and their biases from -100 to 100, not {show(value)}") from None
+    is_object = isinstance(value, dict)
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, list) or not all(_is_bias(pair, bans_by_false=not is_object) for pair in pairs):
+        raise BadRequest(f"{field}: expected token ids and their biases from -100 to 100, not {show(value)}")
+    return {str(token): -100.0 if bias is False else float(bias) for token, bias in pairs}
+
+
+def _is_bias(pair: Any, *, bans_by_false: bool) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or isinstance(pair[0], bool | list | dict | None):
+        return False
+    bias = pair[1]
+    return bans_by_false if bias is False else isinstance(bias, int | float) and bias is not True
 
 
 def echo(value: bool | None, able: Capabilities) -> bool:

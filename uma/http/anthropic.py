@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import attrs
 import orjson
 
-from uma.constraints import Length, Range
+from uma.constraints import Length, Range, show
+from uma.errors import BadRequest
+from uma.http import abilities
 from uma.http.anthropic_turns import (
     ChoiceBody,
     ThinkingBody,
@@ -27,9 +29,9 @@ from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
-from uma.http.tools import reasoning
+from uma.http.tools import Effort, reasoning
 from uma.http.usage import warnings
-from uma.types import Finished, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
+from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
 
 DEFAULTS = SamplerSettings(temperature=1.0)
 """As Anthropic's documents have them."""
@@ -73,6 +75,14 @@ class Conversation(Common):
 
 
 @attrs.frozen(kw_only=True)
+class OutputBody:
+    """`output_config`."""
+
+    effort: Effort | None = None
+    format: Any = None
+
+
+@attrs.frozen(kw_only=True)
 class MessagesBody(Conversation):
     """`POST /v1/messages`."""
 
@@ -80,6 +90,7 @@ class MessagesBody(Conversation):
     stream: bool | None = None
     temperature: Annotated[float, Range(0, 1)] | None = None
     stop_sequences: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None = None
+    output_config: OutputBody | None = None
 
 
 async def messages(gateway: Gateway, http: Exchange) -> None:
@@ -98,10 +109,25 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
         max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         stop=body.stop_sequences or body.stop,
+        grammar=_grammar(body.output_config, gateway, http),
     )
     how = urgency(body, http)
     request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **prompt)
     return MessagesJob([request], bool(body.stream), f"msg_{http.id}", model)
+
+
+def _grammar(wanted: OutputBody | None, gateway: Gateway, http: Exchange) -> Grammar | None:
+    """`output_config.format`: `{"type": "json_schema", "schema": …}`."""
+    if wanted is None:
+        return None
+    if wanted.effort is not None:
+        http.ignored.append("output_config.effort")
+    form, field = wanted.format, "output_config.format"
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise BadRequest(f"{field}: expected an object of type json_schema with a schema, not {show(form)}")
+    return abilities.json_schema(form["schema"], f"{field}.schema", gateway.source.info.capabilities, http.names)
 
 
 async def count_tokens(gateway: Gateway, http: Exchange) -> None:
@@ -205,7 +231,7 @@ class MessagesJob(SseJob):
 
     def failed(self, problem: Problem) -> bytes:
         """See `Job`."""
-        return sse(ERRORS.error(problem, self.id), "error")
+        return sse(ERRORS.error(problem, self.requests[0].id), "error")
 
     def heartbeat(self, progress: str) -> bytes:
         """See `Job`. Anthropic's own streams have events for that."""

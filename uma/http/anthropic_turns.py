@@ -12,7 +12,7 @@ from uma.constraints import Length, Range
 from uma.errors import BadRequest
 from uma.http.openai import part_text, read_part, text_of
 from uma.http.problem import Unsupported
-from uma.http.tools import Name, Schema, check_calls, name_schemas, named_choice, tool_fields, with_names
+from uma.http.tools import MAX_TOOLS, Name, Schema, check_calls, name_schemas, named_choice, tool_fields, with_names
 from uma.types import Capabilities, Message, Tool, ToolCall
 
 
@@ -26,7 +26,7 @@ class ToolBody:
     type: str | None = None
 
 
-ToolBodies = Annotated[tuple[ToolBody, ...], Length(0, 128, "tools")]
+ToolBodies = Annotated[tuple[ToolBody, ...], Length(0, MAX_TOOLS, "tools")]
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +66,7 @@ def offered(
     tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities, names: dict[str, str]
 ) -> dict[str, Any]:
     """The fields of a `Request` for `tools` and `tool_choice`. `names` as `Exchange` has them."""
-    name_schemas(names, len(tools), "input_schema")
+    name_schemas(names, range(len(tools)), "input_schema")
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             raise Unsupported(f"tools[{index}]: {tool.type} runs at Anthropic's; give a tool with an input_schema")

@@ -7,6 +7,8 @@ headers, several events) go out in one system call, and a reader that stalls end
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import h11
@@ -24,7 +26,8 @@ LINGER_SEC = 1.0
 has read why."""
 MAX_READ_BYTES = 65_536
 MAX_PENDING_READS = 4
-"""Reads that can wait until Hypercorn takes them; beyond it the client's sending is held up."""
+"""Reads that can wait until Hypercorn takes them; beyond it the client's sending is held up, and only its hanging up is
+still looked for."""
 
 
 class LinkStream(trio.abc.Stream):
@@ -110,12 +113,14 @@ class HttpConnection(TCPServer):
 
     Sending takes no lock, since posting to a link does not wait. A part of a body can be posted without a task's turn.
     Reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
-    it), so that a hang-up is always noticed. And it speaks this server's `Protocols`.
+    it), and beyond a bound of that the socket is watched, so that a hang-up is always noticed. And it speaks this
+    server's `Protocols`.
     """
 
-    def __init__(self, *args: Any, transport: LinkStream) -> None:
-        """`transport`: what the stream is, or what is under its TLS."""
+    def __init__(self, *args: Any, transport: LinkStream, max_body_bytes: int) -> None:
+        """`transport`: what the stream is, or what is under its TLS. `max_body_bytes`: as `Exchange` has it."""
         self._transport = transport
+        self._max_body_bytes = max_body_bytes
         super().__init__(*args)
         self.state[POST] = self.post
 
@@ -126,7 +131,7 @@ class HttpConnection(TCPServer):
 
     @protocol.setter
     def protocol(self, made: ProtocolWrapper) -> None:
-        self._protocol = Protocols(made, self._transport.link.stall_timeout_sec)
+        self._protocol = Protocols(made, self._transport.link.stall_timeout_sec, self._max_body_bytes)
 
     def post(self, data: bytes) -> bool:
         """Send a part of the body of the answer that runs. False, and nothing sent, where it must take the app's
@@ -161,9 +166,31 @@ class HttpConnection(TCPServer):
                 data = await self.stream.receive_some(MAX_READ_BYTES)
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 return
-            if not data:
+            if not data or await self._is_hung_up_before(arrived, bytes(data)):
                 return
-            await arrived.send(bytes(data))
+
+    async def _is_hung_up_before(self, arrived: trio.MemorySendChannel[bytes], data: bytes) -> bool:
+        """Hand over what was read; True where the client hangs up while Hypercorn takes no more."""
+        try:
+            arrived.send_nowait(data)
+        except trio.WouldBlock:
+            return await self._hangs_up_before(partial(arrived.send, data))
+        return False
+
+    async def _hangs_up_before(self, handed_over: Callable[[], Awaitable[None]]) -> bool:
+        is_hung_up = False
+
+        async def watch() -> None:
+            nonlocal is_hung_up
+            await self._transport.link.hung_up()
+            is_hung_up = True
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await handed_over()
+            nursery.cancel_scope.cancel()
+        return is_hung_up
 
     async def _initiate_server_close(self) -> None:
         """As Hypercorn's, for a connection without requests: its client is not waited for."""

@@ -34,6 +34,9 @@ ID = "uma.id"
 POST = "uma.post"
 """The entry of the scope's `state` by which a connection takes a part of a body at once: `Callable[[bytes], bool]`."""
 
+MAX_LEFT_BYTES, LEFT_SEC = 65_536, 1.0
+"""Maximum length of a body that is read only to be dropped behind an error, and for how long that is waited for."""
+
 MAX_NAMED = 20
 """Maximum ignored fields that an answer's header names."""
 
@@ -200,9 +203,11 @@ class Exchange:
         return Problem.of(error, self.names)
 
     async def fail(self, dialect: Dialect, problem: Problem) -> None:
-        """Send an error in the dialect's form. The connection stays usable unless a body is left unread."""
+        """Send an error in the dialect's form. The connection stays usable, or, where a body is left unread, the answer
+        says that it ends.
+        """
         headers = problem.headers
-        if problem.kind in ("too_large", "timeout"):
+        if problem.kind in ("too_large", "timeout") or not await self._leave_no_body():
             headers.append((b"connection", b"close"))
         if problem.kind == "unauthorized":
             headers.append((b"www-authenticate", b"Bearer"))
@@ -212,6 +217,26 @@ class Exchange:
                 nursery.start_soon(self.wait_for_disconnect)
             await self.answer_json(dialect.error(problem, self.id), status=problem.status, headers=headers)
             nursery.cancel_scope.cancel()
+
+    async def _leave_no_body(self) -> bool:
+        """Take what is left of the body, so that the next request on this connection is found behind it; False where
+        that is much or does not come soon. (HTTP/2 has no such order.)
+        """
+        length = self.header(b"content-length") or "0"
+        is_long = not length.isdigit() or int(length) > MAX_LEFT_BYTES
+        if self._has_body or self.scope.get("http_version") == "2":
+            return True
+        if self.header(b"transfer-encoding") is None and (length == "0" or is_long):
+            return not is_long
+        left = MAX_LEFT_BYTES
+        with trio.move_on_after(LEFT_SEC):
+            while not self._has_body and left >= 0:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    break
+                left -= len(message.get("body", b""))
+                self._has_body = not message.get("more_body", False)
+        return self._has_body
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -34,6 +34,9 @@ T = TypeVar("T")
 MAX_MESSAGES = 16_384
 """Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
 
+Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
+"""As OpenAI's documents have it. The engine's have 32 bits: the others are taken modulo 2^32."""
+
 MAX_WINDOW = 65_536
 """Maximum tokens that a penalty looks back over."""
 
@@ -53,7 +56,7 @@ class Common:
     repetition_penalty: RepetitionPenalty | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    seed: Annotated[int, Range(0, MAX_SEED)] | None = None
+    seed: Seed | None = None
     stop: Stop = None
     min_tokens: Annotated[int, Range(0)] | None = None
     ignore_eos: bool | None = None
@@ -97,6 +100,8 @@ def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: A
     """
     given = {name: getattr(body, name) for name in _SHARED} | own
     wanted = {name: value for name, value in given.items() if value is not None}
+    if "seed" in wanted:
+        wanted["seed"] %= MAX_SEED + 1
     able = gateway.source.info.capabilities
     abilities.generation(able)
     for name in wanted:

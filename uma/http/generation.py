@@ -122,6 +122,8 @@ class _Streamed:
     _work: Wakeup = attrs.field(factory=Wakeup, init=False)
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _results: dict[int, Finished] = attrs.field(factory=dict, init=False)
+    _asked: int = attrs.field(default=0, init=False)
+    """Requests that the source has been asked for."""
     _failure: UmaError | None = attrs.field(default=None, init=False)
     _is_open: bool = attrs.field(default=False, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
@@ -160,6 +162,7 @@ class _Streamed:
                 source.generate(request) as stream,
                 metered(stream, self.http.account) as meter,
             ):
+                self._asked += 1
                 stream.tap = partial(self._take, index)
                 async for event in stream:
                     self._open()
@@ -231,19 +234,30 @@ class _Streamed:
             await trio.sleep_until(due)
             if self._wrote_at + HEARTBEAT_SEC <= due and not self._unsent:
                 progress = await self._progress(source)
-                self._wrote_at = trio.current_time()
-                self._open()
-                self._push(self.job.heartbeat(progress))
+                if progress:
+                    self._wrote_at = trio.current_time()
+                    self._open()
+                    self._push(self.job.heartbeat(progress))
             # From `due` on: a reader that takes nothing leaves `_wrote_at` in the past, and this task must still sleep.
             due = max(self._wrote_at, due) + HEARTBEAT_SEC
 
     async def _progress(self, source: Source) -> str:
-        """How far the prompts have been read."""
-        mine = {request.id for request in self.job.requests}
+        """How far the prompts have been read. Nothing where one of them can still be refused with a status of its own:
+        the answer has not begun, and not all that can be with the source at once have been taken by it.
+        """
+        mine, at_once = {request.id for request in self.job.requests}, min(len(self.job.requests), MAX_AT_ONCE)
+        if not self._is_open and self._asked < at_once:
+            return ""
         try:
-            running = [each for each in (await source.activity()).running if each.id in mine]
+            activity = await source.activity()
         except BadRequest:  # behind a gateway, a server of an older protocol
-            running = []
+            return "waiting"
+        running = [each for each in activity.running if each.id in mine]
+        # Behind a gateway all are asked at once, and the server can still be counting their tokens.
+        waiting = activity.waiting_interactive + activity.waiting_normal + activity.waiting_background
+        is_taken = len(running) + len(self._results) >= at_once or waiting > 0
+        if not self._is_open and not is_taken:
+            return ""
         if not running:
             return "waiting"
         done, total = sum(each.computed_tokens for each in running), sum(each.prompt_tokens for each in running)

@@ -29,12 +29,13 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
+from uma.http.logprobs import chat_form, spelling
 from uma.http.problem import ModelNotFound, Problem
 from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
 from uma.http.usage import warnings
 from uma.types import (
-    MAX_SEED,
     Finished,
+    Logprobs,
     Message,
     Penalty,
     Prompt,
@@ -83,7 +84,6 @@ class Options(Common):
     repeat_last_n: Annotated[int, Range(-1, MAX_WINDOW)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    seed: Annotated[int, Range(-MAX_SEED, MAX_SEED)] | None = None
     stop: Stop = None
 
 
@@ -122,6 +122,8 @@ class _Body:
     options: Options | None = None
     format: Any = None
     think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: Any = None
+    top_logprobs: Any = None
     priority: Any = None
     slo: Any = None
     pace: Any = None
@@ -169,7 +171,7 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
         return model
-    name_schemas(http.names, len(body.tools or ()), "function.parameters")
+    name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
     prompt = {"messages": with_names(list(_messages(body.messages))), **offered}
     return _job(gateway, body, http, model, prompt, _chat_piece)
@@ -257,11 +259,11 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     how = urgency(options, http)
     stream = body.stream is not False
     able, is_chat = gateway.source.info.capabilities, "messages" in prompt
-    if isinstance(body.think, str):  # it thinks, but as much as it does by itself
-        http.ignored.append("think")
+    if isinstance(body.think, str) or (body.think is not None and not is_chat):
+        http.ignored.append("think")  # it thinks as much as it does by itself, and without a template if it will
     request = Request(
         http.id,
-        sampling=_sampling(gateway, options, body.format, http.names),
+        sampling=_sampling(gateway, body, options, http.names),
         stream=stream,
         **how,
         reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
@@ -270,7 +272,8 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     return OllamaJob([request], stream, model, piece)
 
 
-def _sampling(gateway: Gateway, options: Options, form: Any, names: dict[str, str]) -> SamplingParams:
+def _sampling(gateway: Gateway, body: _Body, options: Options, names: dict[str, str]) -> SamplingParams:
+    able = gateway.source.info.capabilities
     if options.num_predict == 0:
         raise BadRequest(
             "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
@@ -287,7 +290,8 @@ def _sampling(gateway: Gateway, options: Options, form: Any, names: dict[str, st
         repetition_penalty=options.repeat_penalty or options.repetition_penalty,
         penalty_window=context_window(gateway) if window == -1 else window,
         seed=None if seed is None or seed < 0 else seed,
-        grammar=abilities.json_format(form, "format", gateway.source.info.capabilities, names),
+        grammar=abilities.json_format(body.format, "format", able, names),
+        logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
     )
 
 
@@ -314,6 +318,11 @@ def _generate_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = (
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
+def _logprobs(positions: Sequence[Logprobs]) -> dict[str, Any]:
+    form = chat_form(positions)
+    return {"logprobs": form["content"]} if form and positions else {}
+
+
 @attrs.define
 class OllamaJob:
     """A line for each token, and one at the end with counts and durations in nanoseconds."""
@@ -322,6 +331,8 @@ class OllamaJob:
     stream: bool
     model: str
     piece: _Piece
+    _untold: list[Logprobs] = attrs.field(factory=list, init=False)
+    """Of tokens whose text has not come yet."""
 
     @property
     def media_type(self) -> bytes:
@@ -338,9 +349,12 @@ class OllamaJob:
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
+        if token.logprobs is not None:
+            self._untold.append(token.logprobs)
         if not token.text:
             return b""
-        return self._line(self.piece(token.text))
+        told, self._untold = spelling(self._untold, token.text), []
+        return self._line({**self.piece(token.text), **_logprobs(told)})
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`. Ollama tells a call when it is whole."""
@@ -369,7 +383,9 @@ class OllamaJob:
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Job`."""
         result = results[0]
-        return self._last(result, self.piece(result.text or "", result.reasoning or "", result.tool_calls))
+        text, thinking = result.text or "", result.reasoning or ""
+        told = _logprobs(spelling(result.logprobs or (), text, thinking))
+        return self._last(result, {**self.piece(text, thinking, result.tool_calls), **told})
 
     def _last(self, result: Finished, piece: dict[str, Any]) -> dict[str, Any]:
         usage, metrics = result.usage, result.metrics

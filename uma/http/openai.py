@@ -136,7 +136,7 @@ async def list_models(gateway: Gateway, http: Exchange) -> None:
 async def show_model(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models/{id}`."""
     asked = str(http.scope["path_params"]["id"])
-    if not gateway.names.knows(asked):
+    if not gateway.names.knows(asked) and not gateway.names.takes_any:
         raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")
     await http.answer_json(_model(gateway, asked))
 

@@ -144,12 +144,13 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, An
     messages = [_message(each, f"messages[{index}]", http.ignored) for index, each in enumerate(body.messages)]
     if any(each.tool_calls for each in messages):
         check_calls(able, "messages")
-    offered = [each.function.tool for each in body.tools or ()]
-    name_schemas(http.names, len(offered), "function.parameters")
+    tools = [each.function.tool for each in body.tools or ()]
+    places, choice = openai_choice(body.tool_choice, tools)
+    name_schemas(http.names, places, "function.parameters")
     return {
         "messages": with_names(messages),
         "reasoning": reasoning(_thinks(body, http), "chat_template_kwargs.enable_thinking", able),
-        **tool_fields(offered, openai_choice(body.tool_choice), able, is_parallel=body.parallel_tool_calls),
+        **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     }
 
 

@@ -72,7 +72,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         or min(DEFAULT_MAX_TOKENS, gateway.source.info.limits.max_tokens),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
-        best_of=None if body.best_of in (1, body.n) else abilities.answers(body.best_of, "best_of", able),
+        best_of=None if body.best_of == (body.n or 1) else abilities.answers(body.best_of, "best_of", able),
         echo=echo or None,
         logprobs=told,
         prompt_logprobs=told if echo else None,

@@ -21,11 +21,13 @@ from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import (
+    MAX_TOOLS,
     Effort,
     Function,
     Name,
     check_calls,
     effort_wanted,
+    name_schemas,
     openai_choice,
     reasoning,
     tool_fields,
@@ -95,7 +97,7 @@ class ResponsesBody(Common):
     max_output_tokens: Annotated[int, Range(1)] | None = None
     temperature: Temperature | None = None
     text: TextFormat | None = None
-    tools: Annotated[tuple[ToolBody, ...], Length(0, 128, "tools")] | None = None
+    tools: Annotated[tuple[ToolBody, ...], Length(0, MAX_TOOLS, "tools")] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningBody | None = None
@@ -158,6 +160,9 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         logprobs=_logprobs(body, able),
     )
     how = urgency(body, http)
+    tools = [each.tool for each in body.tools or ()]
+    places, choice = openai_choice(body.tool_choice, tools)
+    name_schemas(http.names, places, "parameters")
     effort = None if body.reasoning is None else body.reasoning.effort
     request = Request(
         http.id,
@@ -166,12 +171,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         stream=bool(body.stream),
         **how,
         reasoning=reasoning(effort_wanted(effort, "reasoning.effort", http.ignored), "reasoning", able),
-        **tool_fields(
-            [each.tool for each in body.tools or ()],
-            openai_choice(body.tool_choice),
-            able,
-            is_parallel=body.parallel_tool_calls,
-        ),
+        **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
     held = params.over(gateway.config.sampler).settled
     return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held)
@@ -281,7 +281,7 @@ class ResponsesJob(SseJob):
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         output = [item.body(_status(finished)) for item in self._items]
-        response = {**self._response(_status(finished), output, finished), **warnings([finished])}
+        response = {**self._response(_status(finished), output, finished), **_notes(finished)}
         return empty + closed + self._event(kind, response=response)
 
     def end(self, results: Sequence[Finished]) -> bytes:
@@ -307,8 +307,7 @@ class ResponsesJob(SseJob):
         status = _status(result)
         return {
             **self._response(status, [item.body(status) for item in self._items], result),
-            "timings": timings(result),
-            **warnings(results),
+            **_notes(result),
         }
 
     def _add(self, kind: ItemKind, call: ToolCall | None = None) -> OutputItem:
@@ -390,6 +389,11 @@ class ResponsesJob(SseJob):
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
         }
+
+
+def _notes(result: Finished) -> dict[str, Any]:
+    """What a whole response tells besides OpenAI's fields, streamed or not."""
+    return {"timings": timings(result), **warnings([result])}
 
 
 def _status(result: Finished) -> str:

@@ -41,11 +41,12 @@ class Protocols(ProtocolWrapper):
 
     protocol: Http1 | Http2
 
-    def __init__(self, made: ProtocolWrapper, stall_timeout_sec: float) -> None:
+    def __init__(self, made: ProtocolWrapper, stall_timeout_sec: float, max_body_bytes: int) -> None:
         """In place of the wrapper that Hypercorn has made for a connection on which nothing has been read yet."""
         self.__dict__.update(made.__dict__)
         self._stall_timeout_sec = stall_timeout_sec
-        self.protocol = self._http2() if isinstance(made.protocol, H2Protocol) else Http1(*self._arguments())
+        is_http2 = isinstance(made.protocol, H2Protocol)
+        self.protocol = self._http2() if is_http2 else Http1(*self._arguments(), max_body_bytes=max_body_bytes)
 
     async def handle(self, event: Event) -> None:
         """As Hypercorn's."""
@@ -91,6 +92,11 @@ def identified(event: Response, stream: Any) -> Response:
 class Http1(H11Protocol):
     """Hypercorn's HTTP/1.1."""
 
+    def __init__(self, *arguments: Any, max_body_bytes: int) -> None:
+        """`max_body_bytes`: a longer body is refused by its length, so that its client is not asked to send it."""
+        super().__init__(*arguments)
+        self._max_body_bytes = max_body_bytes
+
     async def stream_send(self, event: StreamEvent) -> None:
         """As Hypercorn's, whose stream refuses an invalid WebSocket handshake itself and leaves the connection open."""
         if isinstance(event, Response):
@@ -100,6 +106,9 @@ class Http1(H11Protocol):
             await super().stream_send(StreamClosed(event.stream_id))
 
     async def _create_stream(self, request: h11.Request) -> None:
+        length = next((value for name, value in request.headers if name == b"content-length"), b"0")
+        if int(length) > self._max_body_bytes and isinstance(self.connection, h11.Connection):
+            self.connection.client_is_waiting_for_100_continue = False
         try:
             await super()._create_stream(request)
         except UnicodeDecodeError:  # in a WebSocket's handshake, before anything has come of it

@@ -131,6 +131,7 @@ class HttpService:
                 await HttpConnection(
                     *(self._app, self._http, self._context, ConnectionState({}), self._dressed(stream)),
                     transport=stream,
+                    max_body_bytes=self._config.max_http_body_bytes,
                 ).run()
                 nursery.cancel_scope.cancel()
         except Exception:

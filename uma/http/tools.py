@@ -5,7 +5,7 @@ OpenAI's and Ollama's bodies describe a tool in the same way; a dialect with ano
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -19,6 +19,8 @@ from uma.types.fields import MAX_MEMBERS
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is asked to think. `none` switches thinking off; templates have no words for the others."""
 Name = Annotated[str, Length(1, 128), Text()]
+MAX_TOOLS = 128
+"""Tools of one request."""
 Schema = Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)]
 
 
@@ -46,7 +48,7 @@ class FunctionTool:
     type: Literal["function"] = "function"
 
 
-Tools = Annotated[tuple[FunctionTool, ...], Length(0, 128, "tools")]
+Tools = Annotated[tuple[FunctionTool, ...], Length(0, MAX_TOOLS, "tools")]
 
 
 @attrs.frozen(kw_only=True)
@@ -87,9 +89,9 @@ def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_pa
     return {"tools": tuple(tools), "tool_choice": choice, "parallel_tool_calls": is_parallel is not False}
 
 
-def name_schemas(names: dict[str, str], count: int, field: str) -> None:
-    """Note under which name so many tools have their schema, for errors about it."""
-    names |= {f"tools[{index}].parameters": f"tools[{index}].{field}" for index in range(count)}
+def name_schemas(names: dict[str, str], places: Iterable[int], field: str) -> None:
+    """Note under which name the tools that stand at these places of the body have their schema, for errors about it."""
+    names |= {f"tools[{index}].parameters": f"tools[{place}].{field}" for index, place in enumerate(places)}
 
 
 def check_calls(able: Capabilities, field: str) -> None:
@@ -98,18 +100,50 @@ def check_calls(able: Capabilities, field: str) -> None:
         raise Unsupported(f"{field}: the calls of this model cannot be told from its text; leave it out")
 
 
-def openai_choice(value: Any) -> str:
-    """OpenAI's `tool_choice`: a word, or the name of a function that stands flat or in `function`."""
+def openai_choice(value: Any, tools: Sequence[Tool]) -> tuple[list[int], str]:
+    """OpenAI's `tool_choice`: the places of the tools that it leaves, and a word or the name of one of them.
+
+    It is a word, a function by name, or `allowed_tools`: a word, and some of the tools by name. What is named stands
+    flat or in an object of its own.
+    """
+    every = list(range(len(tools)))
     if value is None:
-        return "auto"
+        return every, "auto"
     if value in ("auto", "none", "required") and isinstance(value, str):
-        return str(value)
-    if isinstance(value, dict) and value.get("type") == "function":
-        inner = value.get("function", value)
-        name = inner.get("name") if isinstance(inner, dict) else None
-        if isinstance(name, str) and 1 <= len(name) <= 128:
-            return named_choice(name)
-    raise BadRequest(f"tool_choice: expected auto, none, required or a function by name, not {show(value)}")
+        return every, str(value)
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return _allowed(value.get("allowed_tools", value), [each.name for each in tools])
+    if (name := _function_name(value)) is not None:
+        return every, named_choice(name)
+    raise BadRequest(
+        f"tool_choice: expected auto, none, required, a function by name or allowed_tools, not {show(value)}"
+    )
+
+
+def _function_name(value: Any) -> str | None:
+    if not isinstance(value, dict) or value.get("type") != "function":
+        return None
+    inner = value.get("function", value)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) and 1 <= len(name) <= 128 else None
+
+
+def _allowed(value: Any, names: Sequence[str]) -> tuple[list[int], str]:
+    mode, listed = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not 1 <= len(listed) <= MAX_TOOLS:
+        raise BadRequest(
+            "tool_choice: allowed_tools needs a mode (auto or required) and tools (a list of functions by name)"
+        )
+    wanted = set()
+    for index, each in enumerate(listed):
+        if (name := _function_name(each)) is None:
+            raise BadRequest(
+                f"tool_choice: allowed_tools.tools[{index}]: expected a function by name, not {show(each)}"
+            )
+        if name not in names:
+            raise BadRequest(f"tool_choice: allowed_tools.tools[{index}]: no tool is called {name!r}")
+        wanted.add(name)
+    return [place for place, name in enumerate(names) if name in wanted], mode
 
 
 def named_choice(name: str) -> str:

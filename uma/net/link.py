@@ -250,6 +250,18 @@ class Link:
         poll.register(self.sock.fileno(), select.POLLIN)
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
+    async def hung_up(self) -> None:
+        """Wait until the peer is gone, or will send no more, also where it has sent what nobody has read yet.
+
+        Without Linux's word for that this waits until it is cancelled.
+        """
+        if not hasattr(select, "EPOLLRDHUP"):
+            await trio.sleep_forever()
+        # An epoll is readable itself once something has happened that it watches for.
+        with select.epoll() as watch:
+            watch.register(self.sock.fileno(), select.EPOLLRDHUP)
+            await trio.lowlevel.wait_readable(watch.fileno())
+
     def close(self) -> None:
         """Close the socket. Tasks that still wait on it get `trio.ClosedResourceError`."""
         if self.sock.fileno() >= 0:

@@ -35,8 +35,8 @@ class Bounds:
     max_priority: Lane | None = None
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Maximum tokens one request can generate. A request that asks for no number gets this one, or the server's default
-    where that is less."""
+    """Maximum tokens that one request can generate, in all its answers. A request that asks for no number gets this
+    one, or the server's default where that is less."""
     priority: Lane | None = None
     """Lane of every request, whatever it asks for."""
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
@@ -93,11 +93,14 @@ class Account:
             return lane
         request = attrs.evolve(request, priority=lane, slo=self._slo(request.slo))
         if bounds.max_tokens is not None:
-            if (sampling.max_tokens or 0) > bounds.max_tokens:
-                return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most", None)
+            answers = max(sampling.n, sampling.best_of or 1)
+            most = bounds.max_tokens // answers
+            if (sampling.max_tokens or 1) > most:
+                each = f", here {most:,} in each of {answers} answers" if answers > 1 else ""
+                return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most{each}", None)
             # The server's own default stays unsaid: it is cut to the context without a warning.
-            if sampling.max_tokens is None and bounds.max_tokens < default_max_tokens:
-                request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=bounds.max_tokens))
+            if sampling.max_tokens is None and most < default_max_tokens:
+                request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=most))
         return request
 
     def lane(self, priority: Lane, *, has_priority: bool) -> Lane | Excess:

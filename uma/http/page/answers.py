@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -71,6 +71,8 @@ class Answer:
     """By version, the characters of text and of thinking."""
     _changed: list[int] = attrs.field(factory=list, init=False)
     """By block, the version in which it last changed."""
+    _running: ExitStack = attrs.field(factory=ExitStack, init=False)
+    """Counts it for its account."""
     _readers: int = attrs.field(default=0, init=False)
     _stream: EventStream | None = attrs.field(default=None, init=False)
     _is_stopped: bool = attrs.field(default=False, init=False)
@@ -137,10 +139,18 @@ class Answer:
         known = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
         return min(int(last_event_id or 0), self.version) if known and len(last_event_id or "") < 10 else 0
 
+    def count(self) -> None:
+        """It runs from now on, for its account."""
+        self._running.enter_context(running(self.account, 1))
+
+    def count_no_more(self) -> None:
+        """It runs no more, or never has."""
+        self._running.close()
+
     async def _generate(self, source: Source) -> None:
         try:
             async with AsyncExitStack() as stack:
-                stack.enter_context(running(self.account, 1))
+                stack.callback(self.count_no_more)
                 assert self._request is not None  # it is generated once
                 stream = await stack.enter_async_context(source.generate(self._request))
                 meter = await stack.enter_async_context(metered(stream, self.account))
@@ -234,6 +244,7 @@ class Answers:
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0, account, client)
+        answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
@@ -255,6 +266,7 @@ class Answers:
             logger.exception("event=page.answer_crashed request=%s", answer.id)
             answer.give_up(UmaError("a fault in the server itself; its log says more"))
         finally:
+            answer.count_no_more()
             del self._by_token[token]
 
 

@@ -10,7 +10,8 @@ import { INTERVAL_MS } from "./series.js";
 const SHOWN_MS = 30_000;
 const COLUMNS = SHOWN_MS / INTERVAL_MS;
 const LINGER_MS = 8_000;
-const MAX_LANES = 64;
+/** As many requests as an engine can run at once. */
+const MAX_LANES = 256;
 /** Frames that come at most so many columns apart leave no request's beginning unseen. */
 const MAX_GAP = 4;
 /** As many tokens as make a tick of full height. */
@@ -142,7 +143,7 @@ export class Lanes {
     const column = Math.round(frame.at_ms / INTERVAL_MS);
     this.isWatching = column - this.column <= MAX_GAP;
     this.column = column;
-    const running = frame.activity?.running ?? [];
+    const running = byRequest(frame.activity?.running ?? []);
     const ids = new Set(running.map((each) => each.id));
     for (const [id, lane] of this.lanes) {
       if (!ids.has(id)) lane.end(frame.at_ms);
@@ -191,6 +192,27 @@ export class Lanes {
     };
     for (const lane of this.lanes.values()) lane.paint(this.column, colours);
   }
+}
+
+/** One entry for each request: several answers of one run under its id. @param {readonly RunningRequest[]} running */
+function byRequest(running) {
+  /** @type {Map<string, RunningRequest>} */
+  const found = new Map();
+  for (const each of running) {
+    const other = found.get(each.id);
+    found.set(each.id, other ? together(other, each) : each);
+  }
+  return [...found.values()];
+}
+
+/** @param {RunningRequest} one @param {RunningRequest} other @returns {RunningRequest} */
+function together(one, other) {
+  return {
+    ...one,
+    computed_tokens: Math.max(one.computed_tokens, other.computed_tokens),
+    generated_tokens: one.generated_tokens + other.generated_tokens,
+    is_preempted: one.is_preempted && other.is_preempted,
+  };
 }
 
 /** A custom property as a colour that a canvas takes: `light-dark(…)` is resolved by a real property only. @param {HTMLElement} near @param {string} value */
