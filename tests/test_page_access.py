@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from http_server import HttpServer
-from page_browser import chromium, violations, visitor
+from page_browser import LONG, chromium, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 
 from harness import is_settled, until
@@ -133,6 +135,56 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpS
         tab_to(page, "Live")
         page.keyboard.press("Enter")
         expect(page.locator("#live-view")).to_be_visible()
+
+
+def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
+    browser: Browser, http_server: HttpServer, tmp_path: Path
+) -> None:
+    note, saved = tmp_path / "note.txt", tmp_path / "saved.json"
+    note.write_text("The fox is called Olga.\n")
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+        one.visit()
+        page.keyboard.type("Tell me a story about a fox")
+        page.keyboard.press("Enter")
+        page.locator(".is-writing .block").first.wait_for()
+        tab_to(page, "Stop the answer")
+        page.keyboard.press("Enter")
+        one.wait_for_answer()
+        expect(page.locator(".note")).to_contain_text("Stopped.")
+        tab_to(page, "Instructions and sampling")
+        page.keyboard.press("Enter")
+        page.get_by_label("Temperature", exact=True).focus()
+        page.keyboard.press("Home")
+        for name in ("Most tokens", "Fewest tokens"):
+            page.get_by_label(name).focus()
+            page.keyboard.press("Control+A")
+            page.keyboard.type("9")
+        page.keyboard.press("Escape")
+        with page.expect_request("**/ui/api/answers") as sent:
+            tab_to(page, "Answer again")
+            page.keyboard.press("Enter")
+        asked = json.loads(sent.value.post_data or "")["sampling"]
+        assert (asked["temperature"], asked["max_tokens"], asked["min_tokens"]) == (0, 9, 9)
+        one.wait_for_answer()
+        tab_to(page, "Branch off into a new chat")
+        page.keyboard.press("Enter")
+        expect(page.locator("#title")).to_have_text("Tell me a story about a fox (branch)")
+        with page.expect_file_chooser() as choosing:
+            tab_to(page, "Attach a text file")
+            page.keyboard.press("Enter")
+        choosing.value.set_files(note)
+        expect(page.locator("#attached")).to_contain_text("note.txt")
+        with page.expect_download() as saving:
+            tab_to(page, "Export all")
+            page.keyboard.press("Enter")
+        saving.value.save_as(saved)
+        with page.expect_file_chooser() as choosing:
+            tab_to(page, "Import")
+            page.keyboard.press("Enter")
+        choosing.value.set_files(saved)
+        expect(page.locator(".conversation")).to_have_count(4)
 
 
 def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
