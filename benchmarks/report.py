@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -111,6 +112,21 @@ def checks_markdown(checks: list[Check], where: str) -> str:
         value = f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"
         bar = f"{check.relation} {check.bar:g} {check.unit}".strip()
         lines.append(f"| {check.claim} | {value} | {bar} | {verdict} | {check.beside} |")
+    return "\n".join(lines) + "\n"
+
+
+def side_by_side(found: Mapping[str, Sequence[Check]]) -> str:
+    """The claims of several machines in one table, each machine a column; what falls short there is bold."""
+    claims = {check.claim: check for checks in found.values() for check in checks if check.is_known}
+    lines = ["| claim | bar | " + " | ".join(found) + " |", "| --- | ---: |" + " ---: |" * len(found)]
+    for claim, any_check in claims.items():
+        cells = []
+        for checks in found.values():
+            check = next((each for each in checks if each.claim == claim and each.is_known), None)
+            value = "" if check is None else f"{check.value:.3g} {check.unit}".strip()
+            cells.append(value if check is None or check.holds else f"**{value}**")
+        bar = f"{any_check.relation} {any_check.bar:g} {any_check.unit}".strip()
+        lines.append(f"| {claim} | {bar} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -114,7 +114,9 @@ def test_a_library_that_is_not_for_this_cpu_is_asked_nothing_more(
     code, found = run(capsys)
     assert code == 1
     assert found["library"]["todo"] == "this build is not for this CPU"
-    assert "threads" in found
+    assert library.cpu_name() in found["CPU"]["finding"]
+    assert "free" in found["memory"]["finding"]
+    assert {"GPU", "threads"} <= found.keys()
 
 
 def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:

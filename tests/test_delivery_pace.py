@@ -18,6 +18,7 @@ from uma import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.engine.delivery import bell as bell_module
 from uma.engine.delivery import mailbox as mailbox_module
+from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.bell import PipeBell
 from uma.engine.delivery.experience import Experience
 from uma.engine.delivery.lateness import Lateness
@@ -192,7 +193,7 @@ class Watch:
 @pytest.fixture
 def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """While prompts are read, each token of a stream is due hours after the one before."""
-    watch, keep, deliver = Watch(), RequestStream.keep, RequestStream.deliver
+    watch, keep, deliver, keep_answers = Watch(), RequestStream.keep, RequestStream.deliver, AnswerGroup.keep
 
     def watched_keep(stream: RequestStream, event: Event | UmaError, not_before_ms: float) -> bool:
         is_kept = keep(stream, event, not_before_ms)
@@ -205,6 +206,13 @@ def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
             watch.given.append(event.token_id)
         deliver(stream, event, *at_ms)
 
+    def watched_group(group: AnswerGroup, port: AnswerPort, event: Event | UmaError, not_before_ms: float) -> bool:
+        is_kept = keep_answers(group, port, event, not_before_ms)
+        if is_kept and isinstance(event, Token) and event.id == "stream":
+            watch.ahead.append(event.token_id)
+        return is_kept
+
+    monkeypatch.setattr(AnswerGroup, "keep", watched_group)
     monkeypatch.setattr(RequestStream, "keep", watched_keep)
     monkeypatch.setattr(RequestStream, "deliver", watched_deliver)
     monkeypatch.setattr(lead, "MOST_PACE_MS", HOURS_MS)
@@ -236,6 +244,62 @@ async def beside_a_document(engine: Engine, request: Request, *, cancels: bool) 
     return ids, None
 
 
+class Answers:
+    """Two answers of one request, whose sequences do what they are told."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self.sequences = [Sequence(), Sequence()]
+        self.group = AnswerGroup(ask(PROMPT, id="r", n=2), self.sequences, lambda: None, self._drop)
+        lateness = Lateness(PACE_MS, lambda: None)
+        self.ports = [AnswerPort(self.group, index, lambda: None, lateness) for index in range(2)]
+
+    def _drop(self, tokens: int) -> None:
+        self.dropped += tokens
+
+
+async def test_tokens_of_several_answers_wait_in_one_order() -> None:
+    answers = Answers()
+    one, other = answers.ports
+    first, second, third = token(1), attrs.evolve(token(2), index=1), token(3)
+    assert one.keep(first, 100.0)
+    assert other.is_ahead
+    assert other.keep(second, 100.0)
+    assert one.keep(third, 180.0)
+    one.release(100.0)
+    assert await read(answers.group.stream) == [first, second]
+    other.release(180.0)
+    assert await read(answers.group.stream) == [third]
+    assert not one.is_ahead
+
+
+async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them() -> None:
+    answers = Answers()
+    one, other = answers.ports
+    one.deliver(token(1), 0.0)
+    assert one.keep(token(2), 100.0)
+    assert other.keep(attrs.evolve(token(3), index=1), 100.0)
+    assert other.keep(finished(1), 100.0)
+    answers.group.stream.cancel()
+    assert all(each.is_cancelled for each in answers.sequences)
+    assert one.keep(token(4), 100.0)  # came late, and is dropped too
+    one.deliver(finished(3), 0.0)
+    given, last = await read(answers.group.stream)
+    assert (given, answers.dropped) == (token(1), 3)
+    assert isinstance(last, Finished)
+    assert (last.reason, last.usage.completion_tokens) == ("cancelled", 1)
+
+
+async def test_a_fault_in_one_answer_ends_all_of_them() -> None:
+    answers = Answers()
+    assert answers.ports[0].keep(token(1), 100.0)
+    answers.ports[1].fail(InternalError("a fault"))
+    with pytest.raises(ExceptionGroup) as caught:
+        await read(answers.group.stream)
+    assert caught.group_contains(InternalError)
+    assert all(each.is_cancelled for each in answers.sequences)
+
+
 async def test_a_stream_says_the_same_while_prompts_are_read(tiny: Path) -> None:
     async with open_engine(config_for(tiny, n_ctx=8_192)) as engine:
         by_itself = await answer(engine, ask(PROMPT, 600, id="stream"))
@@ -248,12 +312,13 @@ async def test_a_stream_says_the_same_while_prompts_are_read(tiny: Path) -> None
     assert metrics["piece_lead_ms_count"] > 0
 
 
+@pytest.mark.parametrize("answers", [1, 2])
 @pytest.mark.parametrize(("asked", "configured"), [("auto", "auto"), ("off", "auto"), ("auto", "off")])
 async def test_tokens_wait_for_their_time_unless_the_request_or_the_configuration_turns_that_off(
-    tiny: Path, far_ahead: Watch, asked: Pace, configured: Pace
+    tiny: Path, far_ahead: Watch, asked: Pace, configured: Pace, answers: int
 ) -> None:
     async with open_engine(patient(tiny, pace=configured)) as engine:
-        request = attrs.evolve(ask(PROMPT, 4_000, id="stream"), pace=asked)
+        request = attrs.evolve(ask(PROMPT, 1_500, id="stream", n=answers, temperature=1.0), pace=asked)
         await beside_a_document(engine, request, cancels=True)
     assert bool(far_ahead.ahead) == (asked == configured == "auto")
 

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC, clean_environ, run_to_end, uma_command
+from uma.config import RuntimeConfig
+from uma.engine import sizing
 from uma.errors import ModelError
 from uma.llama import backend, catalog, extra_buffers, library, trust
 from uma.llama.batch import Batch
@@ -175,6 +178,21 @@ def test_a_setting_that_decides_about_the_types_does_not_load_what_cannot_comput
     assert not cache.exists()  # a rebuilt library is asked again
 
 
+def test_a_library_that_may_have_a_gpu_is_not_asked_for_it_before_a_child_has_computed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(library, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(backend, "start", lambda: started.append(True))
+    monkeypatch.setattr(trust, "child_command", lambda: child(f"if way == probe.PLAIN: {ILLEGAL}"))
+    with pytest.raises(ModelError, match="not for this CPU"):
+        sizing.map_above_bytes(RuntimeConfig())
+    assert not started
+    monkeypatch.setattr(trust, "child_command", lambda: child("pass"))
+    sizing.map_above_bytes(RuntimeConfig())
+    assert started
+
+
 @pytest.mark.parametrize("setting", ["on", "off"])
 def test_a_setting_that_decides_about_the_types_has_none_of_them_asked_and_the_plain_way_once(
     setting: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,6 +332,28 @@ def test_a_cache_that_cannot_be_written_costs_a_probe_and_nothing_else(
     assert count() == 2
 
 
+def test_a_user_without_a_home_has_a_probe_at_each_start_and_nothing_else(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    command, count = counted
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    assert trust.verdict(command) == trust.verdict(command)
+    assert count() == 2
+
+
+def test_what_is_left_out_is_told_of_with_how_to_have_it(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trust.verdict(faulty(SEGFAULT))
+    trust.verdict(faulty(SEGFAULT))  # is known: nothing is told again
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "uma.llama.trust"]
+    assert "FAULTY is not used" in told
+    assert "SIGSEGV" in told
+    assert library.rebuild_command(trust.CLANG) in told
+
+
 def test_processes_that_ask_at_the_same_moment_all_find_out(cache: Path) -> None:
     ask = [sys.executable, "-c", "from uma.llama import trust; print(trust.verdict())"]
     environ = clean_environ(XDG_CACHE_HOME=str(cache))
@@ -380,9 +420,26 @@ def test_the_verdict_is_asked_for_only_where_the_cpu_computes_with_it(
 
     monkeypatch.setattr(trust, "verdict", verdict)
     monkeypatch.setattr(trust, "check_plain", lambda: None)
-    monkeypatch.setattr(backend, "has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(trust, "has_gpu", lambda: has_gpu)
     with Model.load(catalog.builtin_path(), n_gpu_layers=n_gpu_layers, extra_buffers=setting):  # type: ignore[arg-type]
         assert bool(asked) == is_asked
+
+
+def test_a_model_is_loaded_with_what_the_verdict_leaves_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def only(wanted: Sequence[str]) -> Iterator[None]:
+        offered.append(tuple(wanted))
+        with real(wanted):
+            yield
+
+    real = extra_buffers.only
+    monkeypatch.setattr("uma.llama.model.only", only)
+    for usable in ((), extra_buffers.names()[:1], extra_buffers.names()):
+        monkeypatch.setattr(trust, "verdict", lambda usable=usable: Verdict(usable=usable))
+        Model.load(catalog.builtin_path(), n_gpu_layers=0).close()
+        assert offered.pop() == usable
 
 
 def test_only_offers_what_it_says_and_all_again_after() -> None:

@@ -129,8 +129,8 @@ class RuntimeConfig:
         30.0, "a session that reads less than 8 KiB of what waits for it is closed after", "seconds"
     )
 
-    tick_budget_ms: Annotated[float, Range(gt=0)] = setting(
-        80.0, "time between a stream's tokens to aim for while prompts are read", "milliseconds"
+    tick_budget_ms: Annotated[float, Range(0)] = setting(
+        0.0, "time between a stream's tokens to aim for while prompts are read; 0: as slo_tbt_ms", "milliseconds"
     )
     start_target_tokens: Annotated[int, Range(1)] = setting(
         64, "prefill chunk before this machine's speed is known", "tokens"

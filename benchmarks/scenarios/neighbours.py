@@ -135,6 +135,13 @@ def checks(summary: Summary) -> list[Check]:
         peer = summary.best(_case("1 loops", streams), "llama-server", "tokens_per_s", "high")
         ratio = rate("1 loops", streams) / peer
         found.append(Check(f"1 loop, {streams} streams: of llama-server's", ratio, "≥", bar, "x"))
+    for streams in STREAMS:
+        peer = summary.best(_case("build", streams), "llama-server", "tokens_per_s", "high")
+        found.append(
+            Check(
+                f"a build beside it, {streams} streams: of llama-server's", rate("build", streams) / peer, "≥", 1, "x"
+            )
+        )
     for count, bar in ((1, 120), (2, 150)):
         gap = summary.get(_case(f"{count} loops", 1), ours, "worst_gap_ms")
         found.append(Check(f"{count} loops: one stream's worst gap", gap, "≤", bar, "ms"))

@@ -15,7 +15,6 @@ from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
 from benchmarks.scenarios.storm import N_CTX, NO_STREAM, SLOTS, by_raw, storm
 from benchmarks.targets.llama_server import llama_server
 from benchmarks.targets.uma import uma_server
-from uma import RuntimeConfig
 
 TARGET = "--slo-tbt-ms"
 SETTINGS: tuple[dict[str, int], ...] = (
@@ -31,11 +30,8 @@ BATCHES, QUICK_BATCHES = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 5
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """One storm for each setting."""
     for each in bench.pick(SETTINGS, QUICK_SETTINGS):
-        settings = dict(each)
-        if settings["slo_tbt_ms"] > RuntimeConfig().tick_budget_ms:
-            settings["tick_budget_ms"] = settings["slo_tbt_ms"]  # the lower of the two counts
-        label = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
-        async with uma_server(bench.model, settings, label=label, threads=bench.default_threads) as uma:
+        label = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in each.items())
+        async with uma_server(bench.model, each, label=label, threads=bench.default_threads) as uma:
             await warm_up(uma, bench.model)
             emit("storm", uma.name, await storm(uma, bench, Random(f"tradeoff {index} {label}")))
     if not bench.has_llama_server:

@@ -85,6 +85,15 @@ def computing(config: RuntimeConfig) -> Iterator[Check]:
     yield _memory(config)
 
 
+def uncomputed(config: RuntimeConfig) -> Iterator[Check]:
+    """What can be told of CPU, GPUs and memory without the library."""
+    has = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags()]
+    yield Check("CPU", f"{llama_library.cpu_name()}; has: {', '.join(has) or 'none of what makes a large difference'}")
+    seen = _gpu_trace()
+    yield Check("GPU", seen[0] if seen else "none that the system shows")
+    yield _memory(config)
+
+
 def _cpu() -> Check:
     features = devices.cpu_features()
     unused = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags() and name not in features]
@@ -106,11 +115,23 @@ def _gpu(config: RuntimeConfig) -> Check:
     if gpus:
         free = [f"{gpu.description} ({words.size(gpu.free_bytes)} free)" for gpu in gpus]
         return Check("GPU", ", ".join(free) + ("" if config.n_gpu_layers else "; not used: n_gpu_layers is 0"))
-    seen = next(((what, flag) for path, (what, flag) in GPU_TRACES.items() if Path(path).exists()), None)
+    seen = _gpu_trace()
     if seen is None:
         return Check("GPU", "none")
     rebuild = llama_library.rebuild_command(f"CMAKE_ARGS={seen[1]}")
     return Check("GPU", f"{seen[0]}, and this build has no code for it", faster=f"rebuild for it: {rebuild}")
+
+
+def _gpu_trace() -> tuple[str, str] | None:
+    """A GPU that the system shows, and the option that builds llama.cpp for it."""
+    return next((found for path, found in GPU_TRACES.items() if Path(path).exists()), None)
+
+
+def _has_gpu() -> bool:
+    try:
+        return trust.has_gpu()
+    except ModelError:  # the library does not compute here
+        return False
 
 
 def _cpu_flags() -> frozenset[str]:
@@ -164,7 +185,7 @@ def _memory(config: RuntimeConfig) -> Check:
     except ModelError:
         return Check("memory", f"{words.size(free)} free")  # what is wrong with the model has a line of its own
     finding = f"{words.size(free)} free, the model has {words.size(size)}"
-    if size <= free or (config.n_gpu_layers and backend.has_gpu()):
+    if size <= free or (config.n_gpu_layers and _has_gpu()):
         return Check("memory", finding)
     return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")
 

@@ -36,7 +36,7 @@ def examine(config: RuntimeConfig) -> list[Check]:
     """Every check, in the order in which a reader wants them."""
     library = checks.library(config)
     # A library that cannot compute here is asked nothing more: it would end this process.
-    computes = () if library.is_fatal else checks.computing(config)
+    computes = checks.uncomputed(config) if library.is_fatal else checks.computing(config)
     return [
         *checks.versions(),
         library,

@@ -24,7 +24,7 @@ from uma.engine.policy.layout import (
 )
 from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.errors import ConfigError
-from uma.llama import backend, hugepages
+from uma.llama import backend, hugepages, trust
 from uma.llama.attention import attention_times
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
@@ -193,7 +193,7 @@ def attention_cost(model: Model) -> AttentionCost:
 
 
 def _computes_on_gpu(config: RuntimeConfig) -> bool:
-    return config.n_gpu_layers != 0 and backend.has_gpu()
+    return config.n_gpu_layers != 0 and trust.has_gpu()
 
 
 def _others(context: Context, config: RuntimeConfig) -> list[Layout]:

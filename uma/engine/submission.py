@@ -133,9 +133,8 @@ class Submission:
         return most, (f"max_tokens: {asked:,} do not fit the context beside the prompt, which leaves {left:,}",)
 
     def _is_paced(self, request: Request) -> bool:
-        """Whether tokens are given evenly. Those of several answers are not: they come in turns anyway."""
-        is_asked = "off" not in (request.pace, self._config.pace)
-        return is_asked and request.stream and features.answers(request.sampling) == 1
+        """Whether tokens are given evenly, those of several answers together."""
+        return "off" not in (request.pace, self._config.pace) and request.stream
 
     def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]

@@ -27,11 +27,23 @@ def key(version: int) -> list[Any]:
 
 def cache_file(what: str, key: list[Any]) -> Path:
     """Where this is kept for this key, or would be."""
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    return folder() / f"{what}-{digest[:16]}.json"
+
+
+def folder() -> Path:
+    """UMA's folder for what can be found out again."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has a relative path ignored.
-    base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    return base / "uma" / f"{what}-{digest[:16]}.json"
+    return (Path(named) if Path(named).is_absolute() else _home() / ".cache") / "uma"
+
+
+def _home() -> Path:
+    """This user's folder; one that there cannot be where the system knows of none (a container's nameless user)."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.devnull)
 
 
 def read(path: Path, key: list[Any]) -> dict[str, Any] | None:

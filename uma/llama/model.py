@@ -282,7 +282,7 @@ def _extra_types(first: Header, wanted: Toggle | Literal["none"], n_gpu_layers: 
         return ()
     layers = first.metadata.get(f"{first.architecture}.block_count")
     is_all_on_gpu = n_gpu_layers < 0 or (isinstance(layers, int) and n_gpu_layers > layers)
-    computes = not (is_all_on_gpu and backend.has_gpu())
+    computes = not (is_all_on_gpu and trust.has_gpu())
     if wanted == "auto":
         return trust.verdict().usable if computes else ()
     if computes:

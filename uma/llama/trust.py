@@ -26,8 +26,7 @@ import numpy as np
 
 from uma.constraints import check
 from uma.errors import ModelError
-from uma.llama import cpu_cache, library
-from uma.llama.backend import core_count
+from uma.llama import backend, cpu_cache, library
 from uma.llama.catalog import builtin_path
 from uma.llama.probe import ALONE, LOADING, PLAIN, ROWS
 
@@ -125,6 +124,16 @@ def check_plain(command: Sequence[str] | None = None) -> None:
             _write(path, key, Verdict(unknown=child.seen, expires=time.time() + HANG_KEPT_SEC))
 
 
+def has_gpu() -> bool:
+    """Whether llama.cpp finds something else than CPUs to compute with, which it is asked only once a child process has
+    seen that it runs on this CPU. As `check_plain`.
+    """
+    if not library.may_have_gpu():
+        return False
+    check_plain()
+    return backend.has_gpu()
+
+
 def ask(command: Sequence[str]) -> Verdict:
     """Start child processes until each way has a result. Raises `ModelError` where the plain way fails."""
     logits: dict[str, bytes] = {}
@@ -167,7 +176,7 @@ def child_command() -> list[str]:
 def _run(command: Sequence[str], known: Sequence[str]) -> Child:
     if getattr(sys, "frozen", False) or not command[0]:
         return Child({}, LOADING, "this program has no Python interpreter to start", is_fault=False)
-    arguments = [str(builtin_path()), str(min(THREADS, core_count())), str(int(HANG_SEC * 2)), ",".join(known)]
+    arguments = [str(builtin_path()), str(min(THREADS, backend.core_count())), str(int(HANG_SEC * 2)), ",".join(known)]
     # Threads that wait passively leave the cores of a busy machine to other programs; GPUs are not used.
     env = {**os.environ, "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
     try:

@@ -57,6 +57,7 @@ from uma.errors import (
     TemplateError,
     UmaError,
 )
+from uma.llama import cpu_cache
 from uma.llama.catalog import resolve
 from uma.llama.model import Model
 
@@ -146,7 +147,7 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
         )
         name = options.served_name or model.info.name
         context_length = min(config.n_ctx or model.n_ctx_train, model.n_ctx_train)
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "uma" / "dynamo"
+    base = cpu_cache.folder() / "dynamo"
     directory = model_directory.write(base, files)
     os.chdir(base)
     return Card(directory, bos, context_length), name

@@ -5,9 +5,11 @@ Each answer is a sequence of its own, with its own credit window. Everything her
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from statistics import mean
 
 import attrs
 
@@ -33,6 +35,9 @@ class AnswerGroup:
         self._order: deque[int] = deque()
         """Of each event that was given and whose credit has not come back, the answer's index."""
         self._is_over = False
+        self._is_cancelled = False
+        self._ahead: deque[tuple[float, AnswerPort, Event | UmaError]] = deque()
+        """Events computed ahead of their time, of all answers in the order in which they came, until `release`."""
         self._early: deque[tuple[int, Event]] | None = deque() if _tells_prompt(request) else None
         """What came before the prompt was told, where it is: the first answer's sequence tells it."""
         self.stream = RequestStream(self, on_end, on_drop)
@@ -65,8 +70,34 @@ class AnswerGroup:
             self._order.append(index)
             self.stream.deliver(event)
 
+    @property
+    def is_ahead(self) -> bool:
+        """As `RequestStream.is_ahead`, of any answer."""
+        return bool(self._ahead)
+
+    def keep(self, port: AnswerPort, event: Event | UmaError, not_before_ms: float) -> bool:
+        """As `RequestStream.keep`, for an event of one answer. The answers are given out together, in one order."""
+        if self._is_cancelled and not isinstance(event, UmaError):
+            return self.stream.drop(event)
+        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
+            self.release(math.inf)
+            return False
+        self._ahead.append((not_before_ms, port, event))
+        return True
+
+    def release(self, until_ms: float) -> None:
+        """As `RequestStream.release`."""
+        while self._ahead and self._ahead[0][0] <= until_ms:
+            _, port, event = self._ahead.popleft()
+            port.deliver(event, until_ms)
+
     def cancel(self) -> None:
-        """End all of them at the next tick boundary."""
+        """End all of them at the next tick boundary, and drop the tokens that were computed ahead."""
+        self._is_cancelled = True
+        ahead, self._ahead = self._ahead, deque()
+        for _, port, event in ahead:
+            if not self.stream.drop(event):
+                port.deliver(event, math.inf)
         for control in self._controls:
             control.cancel()
 
@@ -95,16 +126,24 @@ class AnswerPort:
 
     @property
     def is_ahead(self) -> bool:
-        """See `RequestStream.is_ahead`. Several answers are not paced."""
-        return False
+        """See `RequestStream.is_ahead`."""
+        return self.group.is_ahead
 
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
-        """See `RequestStream.keep`. Everything is delivered at once."""
-        return False
+        """See `RequestStream.keep`."""
+        return self.group.keep(self, event, not_before_ms)
+
+    def release(self, until_ms: float) -> None:
+        """See `RequestStream.release`."""
+        self.group.release(until_ms)
+
+    def fail(self, error: UmaError) -> None:
+        """See `RequestStream.fail`: all answers end."""
+        self.group.stream.fail(error)
 
     def deliver(self, event: Event | UmaError, at_ms: float) -> None:
         """For the engine: the next event has come, and it is `at_ms` now."""
-        if type(event) is Token:
+        if type(event) is Token and at_ms < math.inf:
             self.lateness.had_token(at_ms)
         if isinstance(event, Finished | UmaError):
             self.forget()
@@ -146,10 +185,11 @@ def _mean_logprob(finished: Finished) -> float:
 
 
 def _metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
-    """How they were served together: the first one's way to its first token, and all of their decoding."""
+    """How they were served together: the first one's way to its first token, all of their decoding, their mean QoE."""
     return attrs.evolve(
         each[0],
         decode_ms=max(one.decode_ms for one in each),
+        qoe=mean(one.qoe for one in each),
         batch_size=max(one.batch_size for one in each),
         tokens_per_second=round(sum(one.tokens_per_second for one in each), 2),
         decode_iterations=max(one.decode_iterations for one in each),

@@ -4,7 +4,8 @@ Handing tokens over costs a wakeup of the Trio thread and of each reader, on cor
 outbox for those of the next steps, for as long as its stream's target between tokens allows; and while nothing changes,
 decode rows run several steps without re-planning (a stride). When a token is due is said here alone:
 
-- A stream's first token, its last event, and any event for a reader that is nearly out of credit are due at once.
+- A stream's first token, and any event for a reader that is nearly out of credit, are due at once; so is its last event
+  behind tokens that are.
 - Every other token is due `hold_ms` after it was sampled.
 - While prompts are read, rows decode ahead (`policy.lead`), and their readers are given each token at its time
   (`reader_ms`), all readers together (`Beat`): the Trio side keeps those that are early.

@@ -70,7 +70,7 @@ class RequestStream:
         tokens are dropped instead.
         """
         if self._is_cancelled and not isinstance(event, UmaError):
-            return self._drop(event)
+            return self.drop(event)
         if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
             self.release(math.inf)
             return False
@@ -115,13 +115,13 @@ class RequestStream:
         self._is_cancelled = True
         ahead, self._ahead = self._ahead, deque()
         for _, event in ahead:
-            if not self._drop(event):
+            if not self.drop(event):
                 self.deliver(event)
         if not self._is_over:
             self._control.cancel()
 
-    def _drop(self, event: Event | UmaError) -> bool:
-        """Leave out a token that the reader did not wait for; False for anything else."""
+    def drop(self, event: Event | UmaError) -> bool:
+        """For the engine: leave out a token that the reader did not wait for; False for anything else."""
         if not isinstance(event, Token):
             return False
         self._dropped += 1
