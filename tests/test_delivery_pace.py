@@ -193,7 +193,7 @@ class Watch:
 @pytest.fixture
 def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """While prompts are read, each token of a stream is due hours after the one before."""
-    watch, keep, deliver, keep_answers = Watch(), RequestStream.keep, RequestStream.deliver, AnswerGroup.keep
+    watch, keep, deliver, keep_answers = Watch(), RequestStream.keep, RequestStream.deliver, AnswerPort.keep
 
     def watched_keep(stream: RequestStream, event: Event | UmaError, not_before_ms: float) -> bool:
         is_kept = keep(stream, event, not_before_ms)
@@ -206,13 +206,13 @@ def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
             watch.given.append(event.token_id)
         deliver(stream, event, *at_ms)
 
-    def watched_group(group: AnswerGroup, port: AnswerPort, event: Event | UmaError, not_before_ms: float) -> bool:
-        is_kept = keep_answers(group, port, event, not_before_ms)
+    def watched_port(port: AnswerPort, event: Event | UmaError, not_before_ms: float) -> bool:
+        is_kept = keep_answers(port, event, not_before_ms)
         if is_kept and isinstance(event, Token) and event.id == "stream":
             watch.ahead.append(event.token_id)
         return is_kept
 
-    monkeypatch.setattr(AnswerGroup, "keep", watched_group)
+    monkeypatch.setattr(AnswerPort, "keep", watched_port)
     monkeypatch.setattr(RequestStream, "keep", watched_keep)
     monkeypatch.setattr(RequestStream, "deliver", watched_deliver)
     monkeypatch.setattr(lead, "MOST_PACE_MS", HOURS_MS)
@@ -258,19 +258,18 @@ class Answers:
         self.dropped += tokens
 
 
-async def test_tokens_of_several_answers_wait_in_one_order() -> None:
+async def test_tokens_of_each_answer_wait_for_their_own_time() -> None:
     answers = Answers()
     one, other = answers.ports
-    first, second, third = token(1), attrs.evolve(token(2), index=1), token(3)
-    assert one.keep(first, 100.0)
-    assert other.is_ahead
-    assert other.keep(second, 100.0)
-    assert one.keep(third, 180.0)
-    one.release(100.0)
-    assert await read(answers.group.stream) == [first, second]
-    other.release(180.0)
-    assert await read(answers.group.stream) == [third]
-    assert not one.is_ahead
+    for number in range(3):  # several of one come before any of the other, as from one batch each
+        assert one.keep(token(number), 100.0 + 80 * number)
+    for number in range(3):
+        assert other.keep(attrs.evolve(token(number), index=1), 100.0 + 80 * number)
+    for number in range(3):
+        for port in answers.ports:
+            port.release(100.0 + 80 * number)
+        assert await read(answers.group.stream) == [token(number), attrs.evolve(token(number), index=1)]
+    assert not one.is_ahead and not other.is_ahead
 
 
 async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them() -> None:
@@ -288,11 +287,15 @@ async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them(
     assert (given, answers.dropped) == (token(1), 3)
     assert isinstance(last, Finished)
     assert (last.reason, last.usage.completion_tokens) == ("cancelled", 1)
+    assert [(each.reason, each.completion_tokens) for each in last.answers] == [("cancelled", 1), ("cancelled", 0)]
 
 
-async def test_a_fault_in_one_answer_ends_all_of_them() -> None:
+@pytest.mark.parametrize("have_ended", [False, True])
+async def test_a_fault_in_one_answer_ends_all_of_them(have_ended: bool) -> None:
     answers = Answers()
-    assert answers.ports[0].keep(token(1), 100.0)
+    for port in answers.ports:
+        assert port.keep(token(1), 100.0)
+        assert not have_ended or port.keep(finished(1), 100.0)
     answers.ports[1].fail(InternalError("a fault"))
     with pytest.raises(ExceptionGroup) as caught:
         await read(answers.group.stream)

@@ -22,7 +22,7 @@ from uma.engine import Engine, open_engine
 from uma.errors import BadRequest
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
-from uma.http.generation import HEARTBEAT_SEC
+from uma.http.generation import HEARTBEAT_SEC, MOST_SILENT_SEC
 from uma.types import Request
 
 PROMPT = "x" * 60_000
@@ -150,6 +150,27 @@ async def test_a_request_that_is_refused_late_has_its_status_all_the_same(
         source.refuses.set()
         told = await heard.receive()
         assert (told["type"], told["status"]) == ("http.response.start", 400)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_that_is_not_taken_for_long_shows_that_it_lives_all_the_same(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    scope, message = scope_and_body()
+    ask, asked = trio.open_memory_channel[Message](1)
+    ask.send_nowait(message)
+    said, heard = trio.open_memory_channel[Message](100)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        source: Any = Slow(engine)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+        began = trio.current_time()
+        while heard.statistics().current_buffer_used == 0:
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HEARTBEAT_SEC)
+            await trio.testing.wait_all_tasks_blocked()
+            assert trio.current_time() <= began + MOST_SILENT_SEC + HEARTBEAT_SEC
+        assert (await heard.receive())["status"] == 200
+        assert (await heard.receive())["body"] == b": waiting\n\n"
         nursery.cancel_scope.cancel()
 
 

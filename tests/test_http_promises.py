@@ -124,6 +124,7 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
         (CHAT, {"logit_bias": {"200": "5"}}, "logit_bias"),
         (CHAT, {"logit_bias": 0}, "logit_bias"),
         (CHAT, {"logit_bias": ""}, "logit_bias"),
+        (CHAT, {"logit_bias": [[200, False]]}, "logit_bias"),
         (NATIVE, {"logit_bias": [[200, True]]}, "logit_bias"),
         (NATIVE, {"logit_bias": [[200]]}, "logit_bias"),
         (MESSAGES, {"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -345,6 +346,29 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = write_script_model(tmp_path_factory.mktemp("two") / "script.gguf", TWO_CALLS, template=QWEN)
     with hosted_http(RuntimeConfig(model=str(model), http="127.0.0.1:0", threads=1, threads_batch=1)) as server:
         yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/responses"])
+def test_streamed_log_probabilities_are_those_of_the_answer_and_not_of_the_thinking(tmp_path: Path, path: str) -> None:
+    model = write_script_model(tmp_path / "script.gguf", "<think>The city. The</think>The city is far.", template=QWEN)
+    body: dict[str, Any] = {"stream": True, "logprobs": True, "options": {"num_predict": 60}}
+    body |= {"messages": [{"role": "user", "content": "Go."}]} if path == "/api/chat" else {}
+    body |= {"input": "Go.", "top_logprobs": 0, "max_output_tokens": 60} if path != "/api/chat" else {}
+    with short_directory() as directory, running_http(directory, "--model", str(model)) as server:
+        whole = server.ask("POST", path, {**body, "stream": False}).json
+        lines = server.ask("POST", path, body).body.splitlines()
+    events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith((b"data: {", b"{"))]
+    if path == "/api/chat":
+        expected, streamed = whole["logprobs"], [each for event in events for each in event.get("logprobs", ())]
+    else:
+        (message,) = [item for item in whole["output"] if item["type"] == "message"]
+        expected = message["content"][0]["logprobs"]
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        streamed = [each for event in deltas for each in event["logprobs"]]
+    assert b"".join(bytes(each["bytes"]) for each in expected).decode().strip() == "The city is far."
+    assert [each["bytes"] for each in streamed] == [each["bytes"] for each in expected]
+    for one, other in zip(streamed, expected, strict=True):
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=0.01)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

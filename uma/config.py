@@ -23,6 +23,8 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"
 Toggle = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "always", "off"]
 
+LEAST_BUDGET_MS = 80.0
+"""What `tick_budget_ms` is at least where it is left to the others."""
 BARE_HTTP = "127.0.0.1:8080"
 """Where `--http` alone listens."""
 
@@ -130,7 +132,9 @@ class RuntimeConfig:
     )
 
     tick_budget_ms: Annotated[float, Range(0)] = setting(
-        0.0, "time between a stream's tokens to aim for while prompts are read; 0: as slo_tbt_ms", "milliseconds"
+        0.0,
+        "time between a stream's tokens to aim for while prompts are read; 0: 80, or slo_tbt_ms if longer",
+        "milliseconds",
     )
     start_target_tokens: Annotated[int, Range(1)] = setting(
         64, "prefill chunk before this machine's speed is known", "tokens"
@@ -196,6 +200,11 @@ class RuntimeConfig:
             wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
         if wrong:
             raise ConfigError("\n".join(wrong))
+
+    @property
+    def budget_ms(self) -> float:
+        """`tick_budget_ms`, or what it is where it is 0."""
+        return self.tick_budget_ms or max(LEAST_BUDGET_MS, self.slo_tbt_ms)
 
     @property
     def sampler(self) -> SamplerSettings:

@@ -21,7 +21,7 @@ from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import ConfigError, ConnectionLost, ModelError, Overloaded, UmaError
-from uma.llama import backend, catalog, devices, header, hugepages, trust, work_memory
+from uma.llama import backend, catalog, cpu_cache, devices, header, hugepages, trust, work_memory
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.net.place import objection
@@ -91,7 +91,7 @@ def uncomputed(config: RuntimeConfig) -> Iterator[Check]:
     yield Check("CPU", f"{llama_library.cpu_name()}; has: {', '.join(has) or 'none of what makes a large difference'}")
     seen = _gpu_trace()
     yield Check("GPU", seen[0] if seen else "none that the system shows")
-    yield _memory(config)
+    yield _memory(config, asks_for_gpu=False)
 
 
 def _cpu() -> Check:
@@ -125,13 +125,6 @@ def _gpu(config: RuntimeConfig) -> Check:
 def _gpu_trace() -> tuple[str, str] | None:
     """A GPU that the system shows, and the option that builds llama.cpp for it."""
     return next((found for path, found in GPU_TRACES.items() if Path(path).exists()), None)
-
-
-def _has_gpu() -> bool:
-    try:
-        return trust.has_gpu()
-    except ModelError:  # the library does not compute here
-        return False
 
 
 def _cpu_flags() -> frozenset[str]:
@@ -178,14 +171,14 @@ def _huge_pages(config: RuntimeConfig) -> Check:
     )
 
 
-def _memory(config: RuntimeConfig) -> Check:
+def _memory(config: RuntimeConfig, *, asks_for_gpu: bool = True) -> Check:
     free = sizing.free_memory_bytes()
     try:
         size = _model_bytes(config)
     except ModelError:
         return Check("memory", f"{words.size(free)} free")  # what is wrong with the model has a line of its own
     finding = f"{words.size(free)} free, the model has {words.size(size)}"
-    if size <= free or (config.n_gpu_layers and _has_gpu()):
+    if size <= free or (asks_for_gpu and config.n_gpu_layers and backend.has_gpu()):
         return Check("memory", finding)
     return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")
 
@@ -199,7 +192,10 @@ def folders(config: RuntimeConfig) -> Iterator[Check]:
     """The owners of the folders that UMA writes to."""
     socket = Path(config.socket)
     yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket))
-    yield _writable("cache", trust.cache_file().parent)
+    if cpu_cache.has_folder():
+        yield _writable("cache", cpu_cache.folder())
+    else:
+        yield Check("cache", "none: this user has no home folder", faster="name a folder with XDG_CACHE_HOME")
     if config.cache_dir:
         yield _writable("cache_dir", Path(config.cache_dir).expanduser())
 

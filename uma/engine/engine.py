@@ -328,7 +328,7 @@ def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None)
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:
     return Targets(
-        config.tick_budget_ms or config.slo_tbt_ms,
+        config.budget_ms,
         context.n_batch,
         config.start_target_tokens,
         config.slo_ttft_ms,

@@ -111,15 +111,15 @@ def answers(value: int | None, field: str, able: Capabilities) -> int | None:
     return value
 
 
-def logit_bias(value: Any, able: Capabilities, field: str = "logit_bias") -> dict[str, float] | None:
-    """`{"token": bias}`; llama-server's list of pairs too, where `false` bans. An empty one asks for nothing."""
+def logit_bias(value: Any, able: Capabilities, *, bans_by_false: bool = False) -> dict[str, float] | None:
+    """`{"token": bias}`, or a list of pairs; in llama-server's dialect `false` bans. An empty one asks for nothing."""
+    field = "logit_bias"
     if value is None or value in ({}, []):
         return None
     if "logit_bias" not in able.sampling_params:
         raise Unsupported(f"{field}: this server cannot bias tokens; leave it out")
-    is_object = isinstance(value, dict)
     pairs = list(value.items()) if isinstance(value, dict) else value
-    if not isinstance(pairs, list) or not all(_is_bias(pair, bans_by_false=not is_object) for pair in pairs):
+    if not isinstance(pairs, list) or not all(_is_bias(pair, bans_by_false=bans_by_false) for pair in pairs):
         raise BadRequest(f"{field}: expected token ids and their biases from -100 to 100, not {show(value)}")
     return {str(token): -100.0 if bias is False else float(bias) for token, bias in pairs}
 

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 HEARTBEAT_SEC = 2.0
 """Maximum silence of a stream, after which it says that it is alive: proxies give up after 15 s and more."""
+MOST_SILENT_SEC = 10.0
+"""Maximum time for which an answer is not begun for the sake of a status of its own."""
 MAX_UNSENT_BYTES = 65_536
 """Maximum bytes of one answer that wait for the writing task; beyond it the request is paused."""
 MAX_AT_ONCE = 64
@@ -122,6 +124,7 @@ class _Streamed:
     _work: Wakeup = attrs.field(factory=Wakeup, init=False)
     _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _results: dict[int, Finished] = attrs.field(factory=dict, init=False)
+    _began_at: float = attrs.field(factory=trio.current_time, init=False)
     _asked: int = attrs.field(default=0, init=False)
     """Requests that the source has been asked for."""
     _failure: UmaError | None = attrs.field(default=None, init=False)
@@ -242,11 +245,12 @@ class _Streamed:
             due = max(self._wrote_at, due) + HEARTBEAT_SEC
 
     async def _progress(self, source: Source) -> str:
-        """How far the prompts have been read. Nothing where one of them can still be refused with a status of its own:
-        the answer has not begun, and not all that can be with the source at once have been taken by it.
+        """How far the prompts have been read. Nothing, for a while, where one can still be refused with a status of its
+        own: the answer has not begun, and not all that can be with the source at once have been taken by it.
         """
         mine, at_once = {request.id for request in self.job.requests}, min(len(self.job.requests), MAX_AT_ONCE)
-        if not self._is_open and self._asked < at_once:
+        may_wait = not self._is_open and trio.current_time() < self._began_at + MOST_SILENT_SEC
+        if may_wait and self._asked < at_once:
             return ""
         try:
             activity = await source.activity()
@@ -255,8 +259,8 @@ class _Streamed:
         running = [each for each in activity.running if each.id in mine]
         # Behind a gateway all are asked at once, and the server can still be counting their tokens.
         waiting = activity.waiting_interactive + activity.waiting_normal + activity.waiting_background
-        is_taken = len(running) + len(self._results) >= at_once or waiting > 0
-        if not self._is_open and not is_taken:
+        is_taken = len({each.id for each in running}) + len(self._results) >= at_once or waiting > 0
+        if may_wait and not is_taken:
             return ""
         if not running:
             return "waiting"

@@ -23,7 +23,7 @@ from uma.http.openai_completions import prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
-from uma.types import MAX_SEED, Finished, Request, SamplerSettings, Temperature, Token
+from uma.types import Finished, Request, SamplerSettings, Temperature, Token
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -71,7 +71,7 @@ class CompletionBody(Common):
     stream: bool | None = None
     n_predict: Annotated[int, Range(-1)] | None = None
     temperature: Temperature | None = None
-    seed: Annotated[int, Range(-1, MAX_SEED)] | None = None
+    seed: Annotated[int, Range(-1, 2**63 - 1)] | None = None
     repeat_penalty: Annotated[float, Range(gt=0, le=2)] | None = None
     repeat_last_n: _Window | None = None
     dry_penalty_last_n: _Window | None = None
@@ -110,7 +110,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         penalty_window=_window(gateway, body.repeat_last_n, body.penalty_window),
         dry_window=_window(gateway, body.dry_penalty_last_n, body.dry_window),
         logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
-        logit_bias=abilities.logit_bias(body.logit_bias, able),
+        logit_bias=abilities.logit_bias(body.logit_bias, able, bans_by_false=True),
         grammar=abilities.gbnf(body.grammar, "grammar", able, http.names)
         or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
     )

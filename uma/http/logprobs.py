@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from uma.types import Logprobs, TokenLogprob
+import attrs
+
+from uma.types import Logprobs, Token, TokenLogprob
 
 
 def chat_form(positions: Sequence[Logprobs] | None) -> dict[str, Any] | None:
@@ -31,6 +33,31 @@ def spelling(positions: Sequence[Logprobs], text: str, after: str = "") -> Seque
     if start < 0:
         return positions
     return positions[bisect_right(ends, start) : bisect_left(ends, start + len(text.encode())) + 1]
+
+
+@attrs.define
+class Untold:
+    """The log probabilities of a stream's tokens whose text has not come yet. Thinking and calls are told apart from
+    the text, just before the token that ends their piece; their tokens have no text, and are left out.
+    """
+
+    _positions: list[Logprobs] = attrs.field(factory=list, init=False)
+    _is_aside: bool = attrs.field(default=False, init=False)
+
+    def aside(self) -> None:
+        """A piece of something else has come."""
+        self._positions.clear()
+        self._is_aside = True
+
+    def take(self, token: Token) -> Sequence[Logprobs]:
+        """Those of the tokens that spell this one's text, itself mostly; none where it has no text."""
+        is_aside, self._is_aside = self._is_aside and not token.text, False
+        if token.logprobs is not None and not is_aside:
+            self._positions.append(token.logprobs)
+        if not token.text:
+            return ()
+        told, self._positions = spelling(self._positions, token.text), []
+        return told
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.logprobs import chat_form, spelling
+from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.problem import ModelNotFound, Problem
 from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
 from uma.http.usage import warnings
@@ -331,8 +331,7 @@ class OllamaJob:
     stream: bool
     model: str
     piece: _Piece
-    _untold: list[Logprobs] = attrs.field(factory=list, init=False)
-    """Of tokens whose text has not come yet."""
+    _untold: Untold = attrs.field(factory=Untold, init=False)
 
     @property
     def media_type(self) -> bytes:
@@ -349,15 +348,12 @@ class OllamaJob:
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        if token.logprobs is not None:
-            self._untold.append(token.logprobs)
-        if not token.text:
-            return b""
-        told, self._untold = spelling(self._untold, token.text), []
-        return self._line({**self.piece(token.text), **_logprobs(told)})
+        told = self._untold.take(token)
+        return self._line({**self.piece(token.text), **_logprobs(told)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`. Ollama tells a call when it is whole."""
+        self._untold.aside()
         return self._line(self.piece("", part.text)) if isinstance(part, ReasoningDelta) else b""
 
     def finished(self, index: int, finished: Finished) -> bytes:

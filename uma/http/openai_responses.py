@@ -16,7 +16,7 @@ from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.logprobs import chat_form, spelling
+from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
@@ -250,8 +250,7 @@ class ResponsesJob(SseJob):
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
     """The items so far; the last one is open while text comes for it."""
     _is_open: bool = attrs.field(default=False, init=False)
-    _untold: list[Logprobs] = attrs.field(factory=list, init=False)
-    """Of tokens whose text has not come yet."""
+    _untold: Untold = attrs.field(factory=Untold, init=False)
 
     def begin(self) -> bytes:
         """See `Job`."""
@@ -262,15 +261,12 @@ class ResponsesJob(SseJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        if token.logprobs is not None:
-            self._untold.append(token.logprobs)
-        if not token.text:
-            return b""
-        told, self._untold = _entries(spelling(self._untold, token.text)), []
-        return self._grown("message", token.text, logprobs=told)
+        told = self._untold.take(token)
+        return self._grown("message", token.text, logprobs=_entries(told)) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
+        self._untold.aside()
         if isinstance(part, ReasoningDelta):
             return self._grown("reasoning", part.text)
         return self._grown("function_call", part.arguments, ToolCall(part.call_id, part.name, ""))

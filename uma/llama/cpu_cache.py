@@ -38,6 +38,11 @@ def folder() -> Path:
     return (Path(named) if Path(named).is_absolute() else _home() / ".cache") / "uma"
 
 
+def has_folder() -> bool:
+    """Whether there can be such a folder: `XDG_CACHE_HOME` names one, or this user has a home."""
+    return Path(os.devnull) not in folder().parents
+
+
 def _home() -> Path:
     """This user's folder; one that there cannot be where the system knows of none (a container's nameless user)."""
     try:

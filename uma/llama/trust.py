@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,14 @@ def has_gpu() -> bool:
     """
     if not library.may_have_gpu():
         return False
-    check_plain()
+    _check_plain_once(json.dumps(_key()))
     return backend.has_gpu()
+
+
+@cache
+def _check_plain_once(_: str) -> None:
+    """`check_plain`, once in this process for each library and CPU, whether or not its answer can be kept."""
+    check_plain()
 
 
 def ask(command: Sequence[str]) -> Verdict:

@@ -258,9 +258,12 @@ class Link:
         if not hasattr(select, "EPOLLRDHUP"):
             await trio.sleep_forever()
         # An epoll is readable itself once something has happened that it watches for.
-        with select.epoll() as watch:
-            watch.register(self.sock.fileno(), select.EPOLLRDHUP)
-            await trio.lowlevel.wait_readable(watch.fileno())
+        try:
+            with select.epoll() as watch:
+                watch.register(self.sock.fileno(), select.EPOLLRDHUP)
+                await trio.lowlevel.wait_readable(watch.fileno())
+        except (OSError, ValueError):  # no descriptor is left for it, or the socket is closed
+            await trio.sleep_forever()
 
     def close(self) -> None:
         """Close the socket. Tasks that still wait on it get `trio.ClosedResourceError`."""

@@ -48,6 +48,7 @@ from uma.contracts.request import is_health_check
 from uma.engine import Engine
 from uma.errors import (
     BadRequest,
+    ConfigError,
     ContractViolation,
     InternalError,
     ModelError,
@@ -147,6 +148,8 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
         )
         name = options.served_name or model.info.name
         context_length = min(config.n_ctx or model.n_ctx_train, model.n_ctx_train)
+    if not cpu_cache.has_folder():
+        raise ConfigError("XDG_CACHE_HOME: name a folder for the model's files; this user has no home")
     base = cpu_cache.folder() / "dynamo"
     directory = model_directory.write(base, files)
     os.chdir(base)

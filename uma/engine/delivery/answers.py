@@ -14,7 +14,7 @@ from statistics import mean
 import attrs
 
 from uma.engine.delivery.lateness import Lateness
-from uma.engine.delivery.stream import Control, RequestStream
+from uma.engine.delivery.stream import Control, RequestStream, without_dropped
 from uma.errors import UmaError
 from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Token, Usage
 
@@ -35,9 +35,10 @@ class AnswerGroup:
         self._order: deque[int] = deque()
         """Of each event that was given and whose credit has not come back, the answer's index."""
         self._is_over = False
-        self._is_cancelled = False
-        self._ahead: deque[tuple[float, AnswerPort, Event | UmaError]] = deque()
-        """Events computed ahead of their time, of all answers in the order in which they came, until `release`."""
+        self.is_cancelled = False
+        self.ports: list[AnswerPort] = []
+        """Where the answers' events come from; each adds itself."""
+        self.on_drop = on_drop
         self._early: deque[tuple[int, Event]] | None = deque() if _tells_prompt(request) else None
         """What came before the prompt was told, where it is: the first answer's sequence tells it."""
         self.stream = RequestStream(self, on_end, on_drop)
@@ -70,36 +71,18 @@ class AnswerGroup:
             self._order.append(index)
             self.stream.deliver(event)
 
-    @property
-    def is_ahead(self) -> bool:
-        """As `RequestStream.is_ahead`, of any answer."""
-        return bool(self._ahead)
-
-    def keep(self, port: AnswerPort, event: Event | UmaError, not_before_ms: float) -> bool:
-        """As `RequestStream.keep`, for an event of one answer. The answers are given out together, in one order."""
-        if self._is_cancelled and not isinstance(event, UmaError):
-            return self.stream.drop(event)
-        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
-            self.release(math.inf)
-            return False
-        self._ahead.append((not_before_ms, port, event))
-        return True
-
-    def release(self, until_ms: float) -> None:
-        """As `RequestStream.release`."""
-        while self._ahead and self._ahead[0][0] <= until_ms:
-            _, port, event = self._ahead.popleft()
-            port.deliver(event, until_ms)
-
     def cancel(self) -> None:
         """End all of them at the next tick boundary, and drop the tokens that were computed ahead."""
-        self._is_cancelled = True
-        ahead, self._ahead = self._ahead, deque()
-        for _, port, event in ahead:
-            if not self.stream.drop(event):
-                port.deliver(event, math.inf)
+        self.is_cancelled = True
+        for port in self.ports:
+            port.leave_ahead()
         for control in self._controls:
             control.cancel()
+
+    def fail(self, error: UmaError) -> None:
+        """End all of them with an error, because an event of one could not be delivered."""
+        self._is_over = True  # before what waits: an end among it must not be told instead
+        self.stream.fail(error)
 
     def credit(self, events: int) -> None:
         """The reader has taken so many more events: those that were given first."""
@@ -115,31 +98,50 @@ def _tells_prompt(request: Request) -> bool:
     return request.stream and (sampling.echo or sampling.prompt_logprobs is not None)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class AnswerPort:
-    """Where one sequence's events go. `forget` is called when it has ended."""
+    """Where one sequence's events go, each at its own time. `forget` is called when the sequence has ended."""
 
     group: AnswerGroup
     index: int
     forget: Callable[[], None]
     lateness: Lateness
+    _ahead: deque[tuple[float, Event | UmaError]] = attrs.field(factory=deque, init=False)
+    _dropped: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.group.ports.append(self)
 
     @property
     def is_ahead(self) -> bool:
         """See `RequestStream.is_ahead`."""
-        return self.group.is_ahead
+        return bool(self._ahead)
 
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
         """See `RequestStream.keep`."""
-        return self.group.keep(self, event, not_before_ms)
+        if self.group.is_cancelled and not isinstance(event, UmaError):
+            return self._drop(event)
+        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
+            self.release(math.inf)
+            return False
+        self._ahead.append((not_before_ms, event))
+        return True
 
     def release(self, until_ms: float) -> None:
         """See `RequestStream.release`."""
-        self.group.release(until_ms)
+        while self._ahead and self._ahead[0][0] <= until_ms:
+            self.deliver(self._ahead.popleft()[1], until_ms)
+
+    def leave_ahead(self) -> None:
+        """Drop the tokens that wait for their time; an end among what waits is delivered."""
+        ahead, self._ahead = self._ahead, deque()
+        for _, event in ahead:
+            if not self._drop(event):
+                self.deliver(event, math.inf)
 
     def fail(self, error: UmaError) -> None:
         """See `RequestStream.fail`: all answers end."""
-        self.group.stream.fail(error)
+        self.group.fail(error)
 
     def deliver(self, event: Event | UmaError, at_ms: float) -> None:
         """For the engine: the next event has come, and it is `at_ms` now."""
@@ -147,7 +149,16 @@ class AnswerPort:
             self.lateness.had_token(at_ms)
         if isinstance(event, Finished | UmaError):
             self.forget()
+        if self._dropped and isinstance(event, Finished):
+            event = without_dropped(event, self._dropped)
         self.group.deliver(self.index, event)
+
+    def _drop(self, event: Event | UmaError) -> bool:
+        if not isinstance(event, Token):
+            return False
+        self._dropped += 1
+        self.group.on_drop(1)
+        return True
 
 
 def joined(request: Request, drawn: Sequence[Finished]) -> Finished:

@@ -70,7 +70,7 @@ class RequestStream:
         tokens are dropped instead.
         """
         if self._is_cancelled and not isinstance(event, UmaError):
-            return self.drop(event)
+            return self._drop(event)
         if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
             self.release(math.inf)
             return False
@@ -89,7 +89,7 @@ class RequestStream:
         if self._lateness is not None and type(event) is Token and at_ms < math.inf:
             self._lateness.had_token(at_ms)
         if self._dropped and isinstance(event, Finished):
-            event = self._without_dropped(event)
+            event = without_dropped(event, self._dropped)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
             self._count_read()
             return
@@ -115,24 +115,18 @@ class RequestStream:
         self._is_cancelled = True
         ahead, self._ahead = self._ahead, deque()
         for _, event in ahead:
-            if not self.drop(event):
+            if not self._drop(event):
                 self.deliver(event)
         if not self._is_over:
             self._control.cancel()
 
-    def drop(self, event: Event | UmaError) -> bool:
-        """For the engine: leave out a token that the reader did not wait for; False for anything else."""
+    def _drop(self, event: Event | UmaError) -> bool:
+        """Leave out a token that the reader did not wait for; False for anything else."""
         if not isinstance(event, Token):
             return False
         self._dropped += 1
         self._on_drop(1)
         return True
-
-    def _without_dropped(self, last: Finished) -> Finished:
-        """The last event of a request that was cancelled with tokens computed ahead: these were never given."""
-        given = max(0, last.usage.completion_tokens - self._dropped)
-        usage = attrs.evolve(last.usage, completion_tokens=given)
-        return attrs.evolve(last, reason="cancelled", usage=usage)
 
     def abandon(self) -> None:
         """For the engine: the reader has left."""
@@ -173,3 +167,9 @@ class RequestStream:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+def without_dropped(last: Finished, tokens: int) -> Finished:
+    """The last event of a request that was cancelled with so many tokens computed ahead: these were never given."""
+    usage = attrs.evolve(last.usage, completion_tokens=max(0, last.usage.completion_tokens - tokens))
+    return attrs.evolve(last, reason="cancelled", usage=usage)

@@ -88,5 +88,5 @@ class Gate:
             max_running=self._max_active,
             service_ms=self._metrics.service_ms_ewma,
             used_cells=self._pool.used_cells,
-            tick_budget_ms=self._config.tick_budget_ms or self._config.slo_tbt_ms,
+            tick_budget_ms=self._config.budget_ms,
         )

@@ -54,8 +54,7 @@ class Pacing:
 def choose_pacing(
     decode: Iterable[Row], step_ms: float, *, budget_ms: float = math.inf, neighbour_load: float = 0.0
 ) -> Pacing:
-    """The pacing of rows of which a decode step takes `step_ms`, at most `budget_ms` where the machine allows that and
-    not all of them name a target.
+    """The pacing of rows of which a decode step takes `step_ms`, at most `budget_ms` where the machine allows that.
 
     The targets of background rows, and of rows without a reader, throttle no prompt.
     """
@@ -63,8 +62,7 @@ def choose_pacing(
     kept = [row for row in interactive if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
     usual = [row for row in interactive if not row.has_own_target and row.target_tbt_ms > HOPELESS * step_ms]
     usual_ms = min((row.target_tbt_ms for row in usual), default=math.inf)
-    # A request that names a target has it, be it longer: the budget is that of the others.
-    aimed_ms = min(budget_ms, usual_ms) if usual or not kept else math.inf
+    aimed_ms = min(budget_ms, usual_ms)
     pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
     pace = max(pace, _least_pace_ms(step_ms, neighbour_load))
     if kept:
