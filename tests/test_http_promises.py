@@ -131,6 +131,7 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
         (MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         (NATIVE, {"seed": -2}, "seed"),
+        (NATIVE, {"seed": 2**32}, "seed"),
         (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "grammar"),
     ],
 )

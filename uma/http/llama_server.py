@@ -23,7 +23,7 @@ from uma.http.openai_completions import prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
-from uma.types import Finished, Request, SamplerSettings, Temperature, Token
+from uma.types import MAX_SEED, Finished, Request, SamplerSettings, Temperature, Token
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -71,7 +71,7 @@ class CompletionBody(Common):
     stream: bool | None = None
     n_predict: Annotated[int, Range(-1)] | None = None
     temperature: Temperature | None = None
-    seed: Annotated[int, Range(-1, 2**63 - 1)] | None = None
+    seed: Annotated[int, Range(-1, MAX_SEED)] | None = None
     repeat_penalty: Annotated[float, Range(gt=0, le=2)] | None = None
     repeat_last_n: _Window | None = None
     dry_penalty_last_n: _Window | None = None
