@@ -13,8 +13,9 @@ from statistics import mean
 
 import attrs
 
+from uma.engine.delivery.ahead import Ahead
 from uma.engine.delivery.lateness import Lateness
-from uma.engine.delivery.stream import Control, RequestStream, without_dropped
+from uma.engine.delivery.stream import Control, RequestStream
 from uma.errors import UmaError
 from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Token, Usage
 
@@ -35,7 +36,6 @@ class AnswerGroup:
         self._order: deque[int] = deque()
         """Of each event that was given and whose credit has not come back, the answer's index."""
         self._is_over = False
-        self.is_cancelled = False
         self.ports: list[AnswerPort] = []
         """Where the answers' events come from; each adds itself."""
         self.on_drop = on_drop
@@ -73,9 +73,8 @@ class AnswerGroup:
 
     def cancel(self) -> None:
         """End all of them at the next tick boundary, and drop the tokens that were computed ahead."""
-        self.is_cancelled = True
         for port in self.ports:
-            port.leave_ahead()
+            port.ahead.leave()
         for control in self._controls:
             control.cancel()
 
@@ -106,38 +105,25 @@ class AnswerPort:
     index: int
     forget: Callable[[], None]
     lateness: Lateness
-    _ahead: deque[tuple[float, Event | UmaError]] = attrs.field(factory=deque, init=False)
-    _dropped: int = attrs.field(default=0, init=False)
+    ahead: Ahead = attrs.field(init=False)
+    """Its events that came before their time."""
 
     def __attrs_post_init__(self) -> None:
+        self.ahead = Ahead(self.deliver, self.group.on_drop)
         self.group.ports.append(self)
 
     @property
     def is_ahead(self) -> bool:
         """See `RequestStream.is_ahead`."""
-        return bool(self._ahead)
+        return bool(self.ahead.waiting)
 
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
         """See `RequestStream.keep`."""
-        if self.group.is_cancelled and not isinstance(event, UmaError):
-            return self._drop(event)
-        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
-            self.release(math.inf)
-            return False
-        self._ahead.append((not_before_ms, event))
-        return True
+        return self.ahead.keep(event, not_before_ms)
 
     def release(self, until_ms: float) -> None:
         """See `RequestStream.release`."""
-        while self._ahead and self._ahead[0][0] <= until_ms:
-            self.deliver(self._ahead.popleft()[1], until_ms)
-
-    def leave_ahead(self) -> None:
-        """Drop the tokens that wait for their time; an end among what waits is delivered."""
-        ahead, self._ahead = self._ahead, deque()
-        for _, event in ahead:
-            if not self._drop(event):
-                self.deliver(event, math.inf)
+        self.ahead.release(until_ms)
 
     def fail(self, error: UmaError) -> None:
         """See `RequestStream.fail`: all answers end."""
@@ -149,16 +135,9 @@ class AnswerPort:
             self.lateness.had_token(at_ms)
         if isinstance(event, Finished | UmaError):
             self.forget()
-        if self._dropped and isinstance(event, Finished):
-            event = without_dropped(event, self._dropped)
+        if isinstance(event, Finished):
+            event = self.ahead.without_dropped(event)
         self.group.deliver(self.index, event)
-
-    def _drop(self, event: Event | UmaError) -> bool:
-        if not isinstance(event, Token):
-            return False
-        self._dropped += 1
-        self.group.on_drop(1)
-        return True
 
 
 def joined(request: Request, drawn: Sequence[Finished]) -> Finished:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import attrs
 import trio
 
+from uma.engine.delivery.ahead import Ahead
 from uma.engine.delivery.flow import RETURNED_EVENTS
 from uma.engine.delivery.lateness import Lateness
 from uma.errors import UmaError
@@ -46,11 +46,7 @@ class RequestStream:
         self._control = control
         self._lateness = lateness
         self._on_end = on_end
-        self._on_drop = on_drop
-        self._ahead: deque[tuple[float, Event | UmaError]] = deque()
-        self._dropped = 0
-        """Tokens that the reader was not given, because it cancelled before they were due."""
-        self._is_cancelled = False
+        self._ahead = Ahead(self.deliver, on_drop)
         self._events: deque[Event | UmaError] = deque()
         self._reader: trio.lowlevel.Task | None = None
         self._read = 0
@@ -61,26 +57,15 @@ class RequestStream:
     @property
     def is_ahead(self) -> bool:
         """Whether events wait for their time, behind which others have to queue."""
-        return bool(self._ahead)
+        return bool(self._ahead.waiting)
 
     def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
-        """For the engine: an event has come before its time. False where it must be delivered at once instead.
-
-        A failure waits for nothing, nor does an end that is due: what came before it goes out with it. After `cancel`
-        tokens are dropped instead.
-        """
-        if self._is_cancelled and not isinstance(event, UmaError):
-            return self._drop(event)
-        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
-            self.release(math.inf)
-            return False
-        self._ahead.append((not_before_ms, event))
-        return True
+        """For the engine: an event has come before its time. See `Ahead.keep`."""
+        return self._ahead.keep(event, not_before_ms)
 
     def release(self, until_ms: float) -> None:
         """For the engine: deliver what was kept until now."""
-        while self._ahead and self._ahead[0][0] <= until_ms:
-            self.deliver(self._ahead.popleft()[1], until_ms)
+        self._ahead.release(until_ms)
 
     def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
         """For the engine: the next event is due; it is `at_ms` now. After the last one, or `fail`, it is dropped."""
@@ -88,8 +73,8 @@ class RequestStream:
             return
         if self._lateness is not None and type(event) is Token and at_ms < math.inf:
             self._lateness.had_token(at_ms)
-        if self._dropped and isinstance(event, Finished):
-            event = without_dropped(event, self._dropped)
+        if isinstance(event, Finished):
+            event = self._ahead.without_dropped(event)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
             self._count_read()
             return
@@ -104,7 +89,7 @@ class RequestStream:
     def fail(self, error: UmaError) -> None:
         """For the engine: end the stream with an error, because an event could not be delivered."""
         self.tap = None
-        self._ahead.clear()
+        self._ahead.waiting.clear()
         self.cancel()
         self.deliver(error)
 
@@ -112,21 +97,9 @@ class RequestStream:
         """See `types.EventStream.cancel`."""
         if self._is_over:
             return
-        self._is_cancelled = True
-        ahead, self._ahead = self._ahead, deque()
-        for _, event in ahead:
-            if not self._drop(event):
-                self.deliver(event)
+        self._ahead.leave()
         if not self._is_over:
             self._control.cancel()
-
-    def _drop(self, event: Event | UmaError) -> bool:
-        """Leave out a token that the reader did not wait for; False for anything else."""
-        if not isinstance(event, Token):
-            return False
-        self._dropped += 1
-        self._on_drop(1)
-        return True
 
     def abandon(self) -> None:
         """For the engine: the reader has left."""
@@ -167,9 +140,3 @@ class RequestStream:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-
-
-def without_dropped(last: Finished, tokens: int) -> Finished:
-    """The last event of a request that was cancelled with so many tokens computed ahead: these were never given."""
-    usage = attrs.evolve(last.usage, completion_tokens=max(0, last.usage.completion_tokens - tokens))
-    return attrs.evolve(last, reason="cancelled", usage=usage)

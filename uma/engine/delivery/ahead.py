@@ -1,0 +1,68 @@
+"""Events that were computed ahead of their time: kept for one reader, in order, until they are due."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from uma.errors import UmaError
+from uma.types import Event, Finished, Token
+
+
+@attrs.define(eq=False)
+class Ahead:
+    """What waits for its time. Belongs to the Trio thread."""
+
+    deliver: Callable[[Event | UmaError, float], None]
+    """Takes an event that is due, and what time it is."""
+    on_drop: Callable[[int], None]
+    """Is told how many tokens were dropped."""
+    waiting: deque[tuple[float, Event | UmaError]] = attrs.field(factory=deque, init=False)
+    dropped: int = attrs.field(default=0, init=False)
+    """Tokens that the reader was not given, because it cancelled before they were due."""
+    _is_left: bool = attrs.field(default=False, init=False)
+
+    def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
+        """Keep an event that has come before its time. False where it must be delivered at once instead.
+
+        A failure waits for nothing, nor does an end that is due: what came before it goes out with it. After `leave`
+        tokens are dropped instead.
+        """
+        if self._is_left and not isinstance(event, UmaError):
+            return self._drop(event)
+        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
+            self.release(math.inf)
+            return False
+        self.waiting.append((not_before_ms, event))
+        return True
+
+    def release(self, until_ms: float) -> None:
+        """Deliver what was kept until now."""
+        while self.waiting and self.waiting[0][0] <= until_ms:
+            self.deliver(self.waiting.popleft()[1], until_ms)
+
+    def leave(self) -> None:
+        """The reader has cancelled: tokens that wait are dropped, and what else waits is delivered."""
+        self._is_left = True
+        waiting, self.waiting = self.waiting, deque()
+        for _, event in waiting:
+            if not self._drop(event):
+                self.deliver(event, math.inf)
+
+    def without_dropped(self, last: Finished) -> Finished:
+        """The last event, less the tokens that were never given: with such a request was cancelled."""
+        if not self.dropped:
+            return last
+        usage = attrs.evolve(last.usage, completion_tokens=max(0, last.usage.completion_tokens - self.dropped))
+        return attrs.evolve(last, reason="cancelled", usage=usage)
+
+    def _drop(self, event: Event | UmaError) -> bool:
+        """Leave out a token that the reader did not wait for; False for anything else."""
+        if not isinstance(event, Token):
+            return False
+        self.dropped += 1
+        self.on_drop(1)
+        return True
