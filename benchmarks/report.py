@@ -73,10 +73,16 @@ def checks_table(checks: list[Check], where: str) -> Table:
         table.add_column(name, justify="left" if name in {"claim", "beside it"} else "right")
     for check in checks:
         verdict = "not measured" if not check.is_known else "[green]holds[/]" if check.holds else "[red]falls short[/]"
-        value = f"{check.value:.3g} {check.unit}" if check.is_known else "n/a"
-        bar = f"{check.relation} {check.bar:g} {check.unit}".strip()
-        table.add_row(check.claim, value.strip(), bar, verdict, check.beside)
+        table.add_row(check.claim, _value(check), _bar(check), verdict, check.beside)
     return table
+
+
+def _value(check: Check) -> str:
+    return f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"
+
+
+def _bar(check: Check) -> str:
+    return f"{check.relation} {check.bar:g} {check.unit}".strip()
 
 
 def as_markdown(scenario: Scenario, summary: Summary, rounds: int, where: str, options: str) -> str:
@@ -109,24 +115,19 @@ def checks_markdown(checks: list[Check], where: str) -> str:
     ]
     for check in checks:
         verdict = "not measured" if not check.is_known else "holds" if check.holds else "**falls short**"
-        value = f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"
-        bar = f"{check.relation} {check.bar:g} {check.unit}".strip()
-        lines.append(f"| {check.claim} | {value} | {bar} | {verdict} | {check.beside} |")
+        lines.append(f"| {check.claim} | {_value(check)} | {_bar(check)} | {verdict} | {check.beside} |")
     return "\n".join(lines) + "\n"
 
 
 def side_by_side(found: Mapping[str, Sequence[Check]]) -> str:
     """The claims of several machines in one table, each machine a column; what falls short there is bold."""
-    claims = {check.claim: check for checks in found.values() for check in checks if check.is_known}
+    by_machine = [{check.claim: check for check in checks if check.is_known} for checks in found.values()]
+    claims = {claim: check for checks in by_machine for claim, check in checks.items()}
     lines = ["| claim | bar | " + " | ".join(found) + " |", "| --- | ---: |" + " ---: |" * len(found)]
     for claim, any_check in claims.items():
-        cells = []
-        for checks in found.values():
-            check = next((each for each in checks if each.claim == claim and each.is_known), None)
-            value = "" if check is None else f"{check.value:.3g} {check.unit}".strip()
-            cells.append(value if check is None or check.holds else f"**{value}**")
-        bar = f"{any_check.relation} {any_check.bar:g} {any_check.unit}".strip()
-        lines.append(f"| {claim} | {bar} | " + " | ".join(cells) + " |")
+        known = [checks.get(claim) for checks in by_machine]
+        cells = ["" if each is None else _value(each) if each.holds else f"**{_value(each)}**" for each in known]
+        lines.append(f"| {claim} | {_bar(any_check)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -74,10 +74,11 @@ class Results:
 def every_page(results: Path) -> str:
     """What was measured on each processor with each model: the claims side by side, then one after another."""
     stores = [Store.read(path) for path in sorted(results.glob("*/results*.json"))]
-    claims = {Results.of(store).where: Results.of(store).checks for store in stores}
+    every = [Results.of(store) for store in stores]
     note = "What falls short is bold; what has no figure was not measured there.\n"
-    pages = [Results.of(store).page(store.machine, _figures(store.path)) for store in stores]
-    return "\n".join(["### Claims, machine by machine\n", note, report.side_by_side(claims), *pages])
+    claims = report.side_by_side({each.where: each.checks for each in every})
+    pages = [each.page(store.machine, _figures(store.path)) for each, store in zip(every, stores, strict=True)]
+    return "\n".join(["### Claims, machine by machine\n", note, claims, *pages])
 
 
 def _figures(results: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC, MOST_SILENT_SEC
 from uma.types import Request
+
+Heard = trio.MemoryReceiveChannel[Message]
 
 PROMPT = "x" * 60_000
 """With this model a CPU of any kind reads on it for longer than a stream is silent: 2 TFLOP for one thread."""
@@ -97,23 +99,30 @@ def scope_and_body() -> tuple[Scope, Message]:
     return scope, {"type": "http.request", "body": json.dumps(body).encode()}
 
 
-async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it_lives(
-    tiny: Path, mock_clock: trio.testing.MockClock
-) -> None:
+@asynccontextmanager
+async def streamed(tiny: Path, kind: Callable[[Engine], Any]) -> AsyncIterator[tuple[Any, Heard]]:
+    """A source of this kind that a stream is asked of, and what the app says of it."""
     scope, message = scope_and_body()
     ask, asked = trio.open_memory_channel[Message](1)
     ask.send_nowait(message)
     said, heard = trio.open_memory_channel[Message](100)
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        source: Any = Old(engine)
+        source = kind(engine)
         nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+        yield source, heard
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it_lives(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    async with streamed(tiny, Old) as (_, heard):
         for _ in range(3):
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(HEARTBEAT_SEC)
             while (told := await heard.receive())["type"] != "http.response.body":
                 pass
             assert told["body"] == b": waiting\n\n"
-        nursery.cancel_scope.cancel()
 
 
 class Slow:
@@ -136,13 +145,7 @@ class Slow:
 async def test_a_request_that_is_refused_late_has_its_status_all_the_same(
     tiny: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    scope, message = scope_and_body()
-    ask, asked = trio.open_memory_channel[Message](1)
-    ask.send_nowait(message)
-    said, heard = trio.open_memory_channel[Message](100)
-    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        source: Any = Slow(engine)
-        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+    async with streamed(tiny, Slow) as (source, heard):
         for _ in range(3):
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(HEARTBEAT_SEC)
@@ -150,19 +153,12 @@ async def test_a_request_that_is_refused_late_has_its_status_all_the_same(
         source.refuses.set()
         told = await heard.receive()
         assert (told["type"], told["status"]) == ("http.response.start", 400)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_request_that_is_not_taken_for_long_shows_that_it_lives_all_the_same(
     tiny: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    scope, message = scope_and_body()
-    ask, asked = trio.open_memory_channel[Message](1)
-    ask.send_nowait(message)
-    said, heard = trio.open_memory_channel[Message](100)
-    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        source: Any = Slow(engine)
-        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+    async with streamed(tiny, Slow) as (_, heard):
         began = trio.current_time()
         while heard.statistics().current_buffer_used == 0:
             await trio.testing.wait_all_tasks_blocked()
@@ -171,7 +167,6 @@ async def test_a_request_that_is_not_taken_for_long_shows_that_it_lives_all_the_
             assert trio.current_time() <= began + MOST_SILENT_SEC + HEARTBEAT_SEC
         assert (await heard.receive())["status"] == 200
         assert (await heard.receive())["body"] == b": waiting\n\n"
-        nursery.cancel_scope.cancel()
 
 
 class Steps(trio.abc.Instrument):

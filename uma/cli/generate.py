@@ -64,7 +64,7 @@ class Task:
                 messages=self._messages() if templated else None,
                 sampling=self.sampling,
                 priority=self.priority.value,
-                stream=max(self.sampling.n, self.sampling.best_of or 1) == 1,  # else their texts would be mixed
+                stream=self.sampling.drawn_answers == 1,  # else their texts would be mixed
             )
         except ValueError as error:
             raise ConfigError(f"the prompt cannot be used: {error}") from None

@@ -17,7 +17,6 @@ from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.lateness import Lateness
 from uma.engine.delivery.stream import RequestStream
-from uma.engine.intake import features
 from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.worker.commands import Commands, SequenceControl
 from uma.engine.worker.prompt_report import PromptReport
@@ -83,8 +82,7 @@ class Submission:
             prepared = attrs.evolve(prepared, request=attrs.evolve(prepared.request, sampling=sampling))
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         sequences = [
-            self._sequence(prepared, index, (seed + index) % (MAX_SEED + 1))
-            for index in range(features.answers(sampling))
+            self._sequence(prepared, index, (seed + index) % (MAX_SEED + 1)) for index in range(sampling.drawn_answers)
         ]
         stream = self._stream(prepared.request, sequences)
         for sequence in sequences:

@@ -14,10 +14,12 @@ from uma.types import Logprobs, Token, TokenLogprob
 
 def chat_form(positions: Sequence[Logprobs] | None) -> dict[str, Any] | None:
     """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`; None where none were asked for."""
-    if positions is None:
-        return None
-    content = [{**_token(each.chosen), "top_logprobs": [_token(top) for top in each.top]} for each in positions]
-    return {"content": content, "refusal": None}
+    return None if positions is None else {"content": entries(positions), "refusal": None}
+
+
+def entries(positions: Iterable[Logprobs]) -> list[dict[str, Any]]:
+    """The list in it by itself, which other dialects have too."""
+    return [{**_token(each.chosen), "top_logprobs": [_token(top) for top in each.top]} for each in positions]
 
 
 def spelling(positions: Sequence[Logprobs], text: str, after: str = "") -> Sequence[Logprobs]:

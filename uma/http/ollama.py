@@ -29,7 +29,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.logprobs import Untold, chat_form, spelling
+from uma.http.logprobs import Untold, entries, spelling
 from uma.http.problem import ModelNotFound, Problem
 from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
 from uma.http.usage import warnings
@@ -319,8 +319,7 @@ def _generate_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = (
 
 
 def _logprobs(positions: Sequence[Logprobs]) -> dict[str, Any]:
-    form = chat_form(positions)
-    return {"logprobs": form["content"]} if form and positions else {}
+    return {"logprobs": entries(positions)} if positions else {}
 
 
 @attrs.define

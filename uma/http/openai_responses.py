@@ -16,7 +16,7 @@ from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.logprobs import Untold, chat_form, spelling
+from uma.http.logprobs import Untold, entries, spelling
 from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
@@ -37,7 +37,6 @@ from uma.http.usage import timings, warnings
 from uma.types import (
     Capabilities,
     Finished,
-    Logprobs,
     Message,
     ReasoningDelta,
     Request,
@@ -262,7 +261,7 @@ class ResponsesJob(SseJob):
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
         told = self._untold.take(token)
-        return self._grown("message", token.text, logprobs=_entries(told)) if token.text else b""
+        return self._grown("message", token.text, logprobs=entries(told)) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
@@ -297,7 +296,7 @@ class ResponsesJob(SseJob):
         if result.text or not result.tool_calls:
             message = self._add("message")
             message.text = result.text or ""
-            message.logprobs = _entries(spelling(result.logprobs or (), message.text, result.reasoning or ""))
+            message.logprobs = entries(spelling(result.logprobs or (), message.text, result.reasoning or ""))
         for call in result.tool_calls:
             self._add("function_call", call).text = call.arguments
         status = _status(result)
@@ -394,11 +393,6 @@ def _notes(result: Finished) -> dict[str, Any]:
 
 def _status(result: Finished) -> str:
     return "incomplete" if result.reason == "length" else "completed"
-
-
-def _entries(positions: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    form = chat_form(positions)
-    return [] if form is None else form["content"]
 
 
 def _usage(result: Finished) -> dict[str, Any]:

@@ -29,14 +29,14 @@ class Bounds:
     """
 
     max_concurrent: Annotated[int, Range(1)] | None = None
-    """Maximum requests that run or wait at once."""
+    """Maximum requests that run or wait at once. An HTTP body with several prompts is as many."""
     max_tokens_per_minute: Annotated[int, Range(1)] | None = None
     """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
     max_priority: Lane | None = None
     """Highest lane. A request without a priority of its own gets this one where it is lower."""
     max_tokens: Annotated[int, Range(1)] | None = None
     """Maximum tokens that one request can generate, in all its answers. A request that asks for no number gets this
-    one, or the server's default where that is less."""
+    one, or the server's default where that is less. An HTTP body with several prompts is as many requests."""
     priority: Lane | None = None
     """Lane of every request, whatever it asks for."""
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
@@ -93,7 +93,7 @@ class Account:
             return lane
         request = attrs.evolve(request, priority=lane, slo=self._slo(request.slo))
         if bounds.max_tokens is not None:
-            answers = max(sampling.n, sampling.best_of or 1)
+            answers = sampling.drawn_answers
             most = bounds.max_tokens // answers
             if (sampling.max_tokens or 1) > most:
                 each = f", here {most:,} in each of {answers} answers" if answers > 1 else ""

@@ -180,6 +180,11 @@ class SamplingParams:
         return attrs.evolve(self, **missing) if missing else self
 
     @property
+    def drawn_answers(self) -> int:
+        """Answers that are computed: more than `n` where the best of them are wanted."""
+        return max(self.n, self.best_of or 1)
+
+    @property
     def settled(self) -> SamplerSettings:
         """The figures for the sampler; what is None changes nothing."""
         given = {name: value for name in SAMPLER_FIELDS if (value := getattr(self, name)) is not None}

@@ -16,15 +16,10 @@ def sampling_params() -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(SamplingParams))
 
 
-def answers(sampling: SamplingParams) -> int:
-    """Answers that are drawn for a request."""
-    return max(sampling.n, sampling.best_of or 1)
-
-
 def check_features(request: Request, max_active: int) -> None:
     """Raise `BadRequest` with a line for each field that another one, or the engine's size, excludes."""
     lines = _conflicts(request)
-    if (count := answers(request.sampling)) > max_active:
+    if (count := request.sampling.drawn_answers) > max_active:
         name = "n" if count == request.sampling.n else "best_of"
         lines.append(
             f"{name}: {count} answers need as many sequences, and {max_active} run here at once; ask for fewer, or run "
