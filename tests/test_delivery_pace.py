@@ -18,7 +18,7 @@ from uma import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.engine.delivery import bell as bell_module
 from uma.engine.delivery import mailbox as mailbox_module
-from uma.engine.delivery.answers import AnswerGroup, AnswerPort
+from uma.engine.delivery.answers import AnswerGroup, AnswerPort, joined
 from uma.engine.delivery.bell import PipeBell
 from uma.engine.delivery.experience import Experience
 from uma.engine.delivery.lateness import Lateness
@@ -288,6 +288,24 @@ async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them(
     assert isinstance(last, Finished)
     assert (last.reason, last.usage.completion_tokens) == ("cancelled", 1)
     assert [(each.reason, each.completion_tokens) for each in last.answers] == [("cancelled", 1), ("cancelled", 0)]
+
+
+def test_several_answers_are_as_well_served_as_on_the_average() -> None:
+    drawn = [finished(1), finished(1)]
+    drawn = [
+        attrs.evolve(each, metrics=attrs.evolve(each.metrics, qoe=qoe))
+        for each, qoe in zip(drawn, (1, 0.5), strict=True)
+    ]
+    assert joined(ask(PROMPT, n=2), drawn).metrics.qoe == 0.75
+
+
+@pytest.mark.parametrize("targets", [(80.0, 0.0, 80.0), (40.0, 0.0, 80.0), (200.0, 0.0, 200.0), (200.0, 50.0, 50.0)])
+async def test_the_budget_follows_a_longer_target_unless_it_is_set(
+    tiny: Path, targets: tuple[float, float, float]
+) -> None:
+    slo_ms, set_ms, expected_ms = targets
+    async with open_engine(config_for(tiny, slo_tbt_ms=slo_ms, tick_budget_ms=set_ms)) as engine:
+        assert engine.worker._scheduler.targets.tick_budget_ms == expected_ms
 
 
 @pytest.mark.parametrize("have_ended", [False, True])

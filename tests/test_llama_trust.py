@@ -182,6 +182,7 @@ def test_a_library_that_may_have_a_gpu_is_not_asked_for_it_before_a_child_has_co
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[bool] = []
+    trust._check_plain_once.cache_clear()
     monkeypatch.setattr(library, "may_have_gpu", lambda: True)
     monkeypatch.setattr(backend, "start", lambda: started.append(True))
     monkeypatch.setattr(trust, "child_command", lambda: child(f"if way == probe.PLAIN: {ILLEGAL}"))

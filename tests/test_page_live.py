@@ -269,6 +269,26 @@ def percentile(then: dict[str, int], now: dict[str, int], share: float) -> float
     return low
 
 
+def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_server: HttpServer) -> None:
+    """The page's own script, given a snapshot in which a request's two answers are at different places."""
+    first = {"id": "a", "priority": 0, "prompt_tokens": 9, "cached_tokens": 0, "is_preempted": False}
+    running = [
+        {**first, "computed_tokens": 12, "generated_tokens": 3},
+        {**first, "computed_tokens": 9, "generated_tokens": 0},
+    ]
+    script = """async (running) => {
+        const { Lanes } = await import("/ui/lanes.js");
+        const list = document.createElement("ul");
+        document.body.append(list);
+        const lanes = new Lanes(list, document.createElement("p"));
+        lanes.take({ at_ms: 250, activity: { running } });
+        return [...list.children].map((lane) => lane.querySelector(".lane-side").textContent);
+    }"""
+    with visitor(browser, narrow_server.url) as one:
+        assert one.visit().page.evaluate(script, running) == ["writing9 in · 3 out"]
+        assert one.page.evaluate(script, running[::-1]) == ["writing9 in · 3 out"]
+
+
 def test_a_viewer_that_looks_away_costs_nothing(browser: Browser, narrow_server: HttpServer) -> None:
     with visitor(browser, narrow_server.url) as one:
         page = one.visit("#live").page
