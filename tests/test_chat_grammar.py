@@ -156,7 +156,7 @@ def test_every_call_that_is_parsed_validates(
     calls = [part for part in parts if isinstance(part, CallEnded)]
     for call in calls:
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
-    assert all(part.reason == "the output ended inside it" for part in parts if isinstance(part, CallBroken))
+    assert not any(isinstance(part, CallBroken) for part in parts)
     assert is_parallel or len(calls) <= 1
     if must_call and state.is_over:
         assert calls

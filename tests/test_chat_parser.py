@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from uma.chat.families import GENERIC, Family, family_of, thinking_of
 from uma.chat.harmony import HarmonyParser
+from uma.chat.json_call import whole_members
 from uma.chat.parser import Parser
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning, Text, joined
 from uma.llama.template import ChatTemplate
 from uma.types import Message, ToolCall
 
@@ -155,7 +156,7 @@ def test_text_behind_calls_is_text() -> None:
     "text",
     [
         '<tool_call>{"name": "launch", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": {"a": 1',
+        '<tool_call>{"name": "ad',
         '<tool_call>{"name": "add", "arguments": {"a": nope}}</tool_call> so',
         '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "add", "name": "weather"}',
@@ -170,6 +171,39 @@ def test_what_is_no_whole_call_is_text_as_the_model_wrote_it(text: str) -> None:
     begun = sum(isinstance(part, CallBegun) for part in parts)
     assert sum(isinstance(part, CallBroken) for part in parts) == begun
     assert parts_of(text, "hermes", list(range(1, len(text)))) == parts
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_that_the_output_ends_inside_of_is_told_with_what_there_is_of_it(name: str) -> None:
+    before = "" if name in ("generic", "llama3", "harmony") else "Let me see.\n"
+    text = before + WRITTEN[name]
+    whole = next(end for end in range(len(text)) if CALLS[0] in parts_of(text[:end], name, []))
+    kinds = set()
+    for end in range(whole):
+        parts = parts_of(text[:end], name, [])
+        cut = [part for part in parts if isinstance(part, CallCut)]
+        assert len(cut) == sum(isinstance(part, CallBegun) for part in parts)
+        assert text_in(parts) + "".join(part.text for part in cut) == text[:end]
+        assert PARIS.startswith("".join(part.text for part in parts if isinstance(part, CallArguments)))
+        kinds |= {type(part) for part in parts}
+        assert parts_of(text[:end], name, list(range(1, end))) == parts
+    assert {Text, CallBegun, CallArguments, CallCut} <= kinds | ({Text} if name == "harmony" else set())
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=4), st.integers(0, 200), st.booleans())
+def test_of_a_cut_object_the_members_that_are_whole_are_found(value: dict[str, Any], end: int, is_spaced: bool) -> None:
+    text = json.dumps(value, separators=None if is_spaced else (",", ":"))
+    found = whole_members(text[:end])
+    assert found == value or end < len(text)
+    assert list(found.items()) == list(value.items())[: len(found)]
+    first = json.dumps(dict(list(value.items())[:-1]), separators=None if is_spaced else (",", ":"))[:-1]
+    assert len(found) >= len(value) - 1 or end <= len(first)
 
 
 def test_json_that_is_no_call_is_not_held_back_to_its_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from script_model import write_script_model
+from script_model import pieces_of, write_script_model
 from test_engine_tools import ARGUMENTS, QWEN, SAID, THOUGHT_TOKENS
 
 from harness import PATIENCE_SEC, short_directory
@@ -145,7 +146,14 @@ def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any
         ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"functions": [WEATHER["function"]]}, "functions"),
-        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "grammar"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "any", "tools": [ADD]}},
+            "allowed_tools.mode",
+        ),
+        (
+            {"tools": [WEATHER], "tool_choice": {**ALLOWED_OTHER, "allowed_tools": {"mode": "auto"}}},
+            "allowed_tools.tools",
+        ),
     ],
 )
 def test_what_cannot_be_done_with_tools_is_refused_by_name(
@@ -155,6 +163,40 @@ def test_what_cannot_be_done_with_tools_is_refused_by_name(
     refused = http_server.ask("POST", "/v1/chat/completions", body)
     assert refused.status == 400
     assert naming in refused.json["error"]["message"]
+
+
+FORM = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "naming"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": FORM}}},
+            "response_format",
+        ),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "f", "schema": FORM}}}, "text.format"),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": FORM}}},
+            "output_config.format",
+        ),
+        ("/api/chat", {"format": "json"}, "format"),
+    ],
+)
+def test_a_format_that_cannot_be_had_beside_tools_is_refused_by_its_own_name(
+    http_server: HttpServer, path: str, fields: dict[str, Any], naming: str
+) -> None:
+    flat = {"type": "function", "name": "weather", "parameters": PARAMETERS}
+    tools = {"/v1/responses": flat, "/v1/messages": {"name": "weather", "input_schema": PARAMETERS}}
+    talk = {"input": ASKED} if path == "/v1/responses" else {"messages": [{"role": "user", "content": ASKED}]}
+    body = {**talk, "max_tokens": 2, "tools": [tools.get(path, WEATHER)], **fields}
+    error = http_server.ask("POST", path, body).json["error"]
+    assert naming + ": " in str(error)
+    assert "grammar" not in str(error)
+    assert path.endswith("messages") or path == "/api/chat" or error["param"] == naming
 
 
 def test_a_function_that_does_not_exist_is_refused_in_every_dialect(http_server: HttpServer) -> None:
@@ -312,6 +354,59 @@ def test_answers_and_events_are_all_that_the_clients_own_types_demand(
     assert len(events) > 10
     for each in map(json.loads, events):
         TypeAdapter(event).validate_python(each)
+
+
+CUT_TOKENS = sum(begin < SAID.index('ich"}') for begin in accumulate(map(len, pieces_of(SAID, set())), initial=0))
+"""As many as end inside the call's arguments."""
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_that_the_token_limit_cuts_off_is_told_once_streamed_or_not(
+    thinker: HttpServer, is_streamed: bool
+) -> None:
+    turns: Any = [{"role": "user", "content": ASKED}]
+    with openai_client(thinker) as client:
+        asked: Any = {"model": "script", "messages": turns, "tools": [FREE], "max_tokens": CUT_TOKENS}
+        create: Any = client.chat.completions
+        if is_streamed:
+            choices = [chunk.choices[0] for chunk in create.create(**asked, stream=True)]
+            text = "".join(each.delta.content or "" for each in choices)
+            parts = [part for each in choices for part in each.delta.tool_calls or ()]
+            assert {part.index for part in parts} == {0}
+            called = parts[0].function.name, "".join(part.function.arguments for part in parts)
+            reason = choices[-1].finish_reason
+        else:
+            choice = create.create(**asked).choices[0]
+            (call,) = choice.message.tool_calls
+            text, reason = choice.message.content, choice.finish_reason
+            called = call.function.name, call.function.arguments
+        assert (text, called, reason) == ("Moment.", ("weather", '{"city": "Zür'), "length")
+        flat: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+        fields: Any = {"model": "script", "input": ASKED, "tools": [flat], "max_output_tokens": CUT_TOKENS}
+        if is_streamed:
+            *_, last = client.responses.create(**fields, stream=True)
+            response = last.response
+        else:
+            response = client.responses.create(**fields)
+    assert (response.status, response.output_text) == ("incomplete", "Moment.")
+    assert [item.status for item in response.output] == ["completed", "completed", "incomplete"]
+    assert response.output[-1].arguments == '{"city": "Zür'
+    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+    fields = {"model": "script", "messages": turns, "tools": [tool], "max_tokens": CUT_TOKENS}
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+        if is_streamed:
+            with claude.messages.stream(**fields) as stream:
+                said: Any = stream.get_final_message()
+        else:
+            said = claude.messages.create(**fields)
+    assert [block.type for block in said.content] == ["thinking", "text", "tool_use"]
+    assert (said.content[1].text, said.content[2].input, said.stop_reason) == ("Moment.", {}, "max_tokens")
+    body = {"messages": turns, "tools": [FREE], "options": {"num_predict": CUT_TOKENS}, "stream": is_streamed}
+    lines = [json.loads(line) for line in thinker.ask("POST", "/api/chat", body).body.splitlines()]
+    written = "".join(line["message"]["content"] for line in lines)
+    assert written == SAID[SAID.index("Moment.") : SAID.index('ich"}')]
+    assert not any("tool_calls" in line["message"] for line in lines)
+    assert "the output ended inside it" in str(lines[-1]["warnings"])
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -53,7 +53,7 @@ class HarmonyParser(StepParser):
     def finish(self) -> list[Part]:
         """What is left when no more text comes."""
         if self._call is not None:
-            self._break("the output ended inside it")
+            self._cut()
         if self._pending:
             self._parts.append(self._part(self._pending) if self._step == self._read_body else Text(self._pending))
         self._pending = ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _KEYS = {"name", "id", "type", *_ARGUMENT_KEYS}
@@ -154,6 +156,23 @@ class JsonCall:
         except (ValueError, RecursionError):
             self.problem = self.problem or "it is not JSON"
             return None
+
+
+def whole_members(beginning: str) -> dict[str, Any]:
+    """Of a JSON object that is cut off anywhere: its members that are whole."""
+    depth = comma = 0
+    string = JsonString()
+    for at, char in enumerate(beginning):
+        string.push(char)
+        if not string.is_open:
+            depth += (char in "{[") - (char in "}]")
+            comma = at if char == "," and depth == 1 else comma
+    to_comma = beginning[:comma] + "}"
+    # A number's last digit can be missing.
+    for whole in [to_comma] if beginning[-1:].isdigit() else [beginning, beginning + "}", to_comma]:
+        with suppress(ValueError, RecursionError):
+            return dict(json.loads(whole))
+    return {}
 
 
 def _refuse(constant: str) -> object:

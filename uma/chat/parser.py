@@ -1,7 +1,7 @@
 """From a model's text, in pieces cut anywhere, to answer, thinking and tool calls.
 
 No text is lost and none changes its order: what looks like a call and is none comes out as text. Only the marks around
-thinking and whole calls, and the white space next to them, are left out. The parts are the same however the text is
+thinking and calls, and the white space next to them, are left out. The parts are the same however the text is
 cut, but for where a part's own text is divided.
 """
 
@@ -56,7 +56,7 @@ class Parser(StepParser):
         """What is left when no more text comes."""
         parts = self._run()
         if self._step in (self._read_calls, self._read_call):
-            self._break("the output ended inside it")
+            self._cut()
         elif self._step == self._read_close:
             # What follows a whole call and is no mark of its end.
             self._step = self._read_text

@@ -49,7 +49,17 @@ class CallBroken:
     reason: str
 
 
-Part = Text | Reasoning | CallBegun | CallArguments | CallEnded | CallBroken
+@attrs.frozen
+class CallCut:
+    """The output has ended inside the call that had begun. `text` is what the model wrote of it, with the mark and the
+    white space before it.
+    """
+
+    name: str
+    text: str
+
+
+Part = Text | Reasoning | CallBegun | CallArguments | CallEnded | CallBroken | CallCut
 
 
 def joined(parts: list[Part]) -> list[Part]:

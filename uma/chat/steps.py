@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from uma.chat.calls import CallReader, overlap, read_call
-from uma.chat.parts import CallBroken, CallEnded, Part, joined
+from uma.chat.parts import CallBroken, CallCut, CallEnded, Part, joined
 
 
 class StepParser(ABC):
@@ -74,6 +74,15 @@ class StepParser(ABC):
             self._parts.append(CallBroken(call.name, reason))
         raw, self._raw = self._raw, ""
         self._give_back(raw)
+
+    def _cut(self) -> None:
+        """The output has ended inside what was taken for a call: it is one if its name is known by then, else text."""
+        call = self._call
+        if call is None or call.name is None:
+            self._break("")
+            return
+        self._parts.append(CallCut(call.name, self._raw))
+        self._call, self._raw = None, ""
 
     @abstractmethod
     def _end_call(self) -> None:

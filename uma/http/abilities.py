@@ -6,12 +6,16 @@ the source's `Capabilities` lack it. What the fields of a dialect mean is decide
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from uma.constraints import show
 from uma.errors import BadRequest
 from uma.http.problem import Unsupported
 from uma.types import MAX_LOGPROBS, Capabilities, Grammar
+
+_NO_TOKEN = re.compile(r"[+-]\d+|")
+"""What is meant as an id and is none, and the text without tokens."""
 
 Names = dict[str, str]
 """The body's names for fields that the engine calls otherwise; see `Exchange.names`."""
@@ -33,12 +37,12 @@ def response_format(
     inner = value.get("json_schema", value)
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if value["type"] == "json_object" and schema is None:
-        return _grammar({"json_object": True}, field, able)
+        return _grammar({"json_object": True}, field, able, names)
     is_flat = "json_schema" not in value and (is_flat or "schema" in value)
     place = f"{field}.schema" if is_flat else f"{field}.json_schema.schema"
     if not isinstance(schema, dict):
         raise BadRequest(f"{place}: is required (an object)")
-    return json_schema(schema, place, able, names)
+    return json_schema(schema, place, able, names, field)
 
 
 def json_format(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
@@ -46,18 +50,18 @@ def json_format(value: Any, field: str, able: Capabilities, names: Names) -> Gra
     if value is None or value == "":
         return None
     if value == "json":
-        return _grammar({"json_object": True}, field, able)
+        return _grammar({"json_object": True}, field, able, names)
     return json_schema(value, field, able, names)
 
 
-def json_schema(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
-    """A JSON Schema by itself."""
+def json_schema(value: Any, place: str, able: Capabilities, names: Names, field: str | None = None) -> Grammar | None:
+    """A JSON Schema by itself, at `place`. `field` asks for it, where that is another."""
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise BadRequest(f"{field}: expected a JSON Schema, not {show(value)}")
-    names["grammar.json_schema"] = field
-    return _grammar({"json_schema": value}, field, able)
+        raise BadRequest(f"{place}: expected a JSON Schema, not {show(value)}")
+    names["grammar.json_schema"] = place
+    return _grammar({"json_schema": value}, field or place, able, names)
 
 
 def gbnf(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
@@ -67,11 +71,12 @@ def gbnf(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | 
     if not isinstance(value, str):
         raise BadRequest(f"{field}: expected a grammar as a string, not {show(value)}")
     names["grammar.gbnf"] = field
-    return _grammar({"gbnf": value}, field, able)
+    return _grammar({"gbnf": value}, field, able, names)
 
 
-def _grammar(given: dict[str, Any], field: str, able: Capabilities) -> Grammar:
+def _grammar(given: dict[str, Any], field: str, able: Capabilities, names: Names) -> Grammar:
     (form,) = given
+    names["grammar"] = field
     if form not in able.grammars:
         raise Unsupported(f"{field}: this server cannot constrain its output by {form.replace('_', ' ')}; leave it out")
     try:
@@ -112,23 +117,33 @@ def answers(value: int | None, field: str, able: Capabilities) -> int | None:
 
 
 def logit_bias(value: Any, able: Capabilities, *, bans_by_false: bool = False) -> dict[str, float] | None:
-    """`{"token": bias}`, or a list of pairs; in llama-server's dialect `false` bans. An empty one asks for nothing."""
+    """`{"token": bias}`, or a list of pairs; in llama-server's dialect `false` bans. An empty one asks for nothing.
+
+    A token is an id, or a text: then each of its tokens, as llama-server has it.
+    """
     field = "logit_bias"
     if value is None or value in ({}, []):
         return None
     if "logit_bias" not in able.sampling_params:
         raise Unsupported(f"{field}: this server cannot bias tokens; leave it out")
     pairs = list(value.items()) if isinstance(value, dict) else value
-    if not isinstance(pairs, list) or not all(_is_bias(pair, bans_by_false=bans_by_false) for pair in pairs):
+    if not isinstance(pairs, list):
         raise BadRequest(f"{field}: expected token ids and their biases from -100 to 100, not {show(value)}")
-    return {str(token): -100.0 if bias is False else float(bias) for token, bias in pairs}
+    return dict(_bias(pair, field, bans_by_false=bans_by_false) for pair in pairs)
 
 
-def _is_bias(pair: Any, *, bans_by_false: bool) -> bool:
-    if not isinstance(pair, list | tuple) or len(pair) != 2 or isinstance(pair[0], bool | list | dict | None):
-        return False
-    bias = pair[1]
-    return bans_by_false if bias is False else isinstance(bias, int | float) and bias is not True
+def _bias(pair: Any, field: str, *, bans_by_false: bool) -> tuple[str, float]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise BadRequest(f"{field}: expected pairs of a token id and its bias, not {show(pair)}")
+    token, bias = pair
+    is_id = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+    if not is_id and (not isinstance(token, str) or _NO_TOKEN.fullmatch(token)):
+        raise BadRequest(f"{field}: {show(token)}: expected a token id or a text")
+    if bias is False and bans_by_false:
+        return str(token), -100.0
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+        raise BadRequest(f"{field}: {show(token)}: expected a bias from -100 to 100, not {show(bias)}")
+    return str(token), float(bias)
 
 
 def echo(value: bool | None, able: Capabilities) -> bool:

@@ -30,7 +30,7 @@ from uma.http.generation import unless_gone
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import Effort, reasoning
-from uma.http.usage import warnings
+from uma.http.usage import calls_of, warnings
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
 
 DEFAULTS = SamplerSettings(temperature=1.0)
@@ -125,9 +125,12 @@ def _grammar(wanted: OutputBody | None, gateway: Gateway, http: Exchange) -> Gra
     form, field = wanted.format, "output_config.format"
     if form is None:
         return None
-    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
-        raise BadRequest(f"{field}: expected an object of type json_schema with a schema, not {show(form)}")
-    return abilities.json_schema(form["schema"], f"{field}.schema", gateway.source.info.capabilities, http.names)
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise BadRequest(f"{field}: expected an object of type json_schema, not {show(form)}")
+    place = f"{field}.schema"
+    if form.get("schema") is None:
+        raise BadRequest(f"{place}: is required (an object)")
+    return abilities.json_schema(form["schema"], place, gateway.source.info.capabilities, http.names, field)
 
 
 async def count_tokens(gateway: Gateway, http: Exchange) -> None:
@@ -261,9 +264,9 @@ def _content(result: Finished) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if result.reasoning:
         blocks.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
-    if result.text or not result.tool_calls:
+    if result.text or not calls_of(result):
         blocks.append({**_TEXT, "text": result.text or ""})
-    return blocks + [tool_use(call) for call in result.tool_calls]
+    return blocks + [tool_use(call) for call in calls_of(result)]
 
 
 def _stop_reason(result: Finished) -> str:

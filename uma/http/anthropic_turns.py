@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
+from uma.chat.json_call import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
 from uma.http.openai import part_text, read_part, text_of
 from uma.http.problem import Unsupported
 from uma.http.tools import MAX_TOOLS, Name, Schema, check_calls, name_schemas, named_choice, tool_fields, with_names
-from uma.types import Capabilities, Message, Tool, ToolCall
+from uma.types import Capabilities, CutCall, Message, Tool, ToolCall
 
 
 @attrs.frozen(kw_only=True)
@@ -114,9 +115,10 @@ def _turns(body: TurnBody, path: str, able: Capabilities, ignored: list[str]) ->
         yield Message(body.role, "\n".join(texts), tuple(calls))
 
 
-def tool_use(call: ToolCall) -> dict[str, Any]:
-    """A whole call as a content block."""
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+def tool_use(call: ToolCall | CutCall) -> dict[str, Any]:
+    """A call as a content block. One that is cut off has those of its arguments that are whole."""
+    given = json.loads(call.arguments) if isinstance(call, ToolCall) else whole_members(call.arguments)
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 @attrs.frozen(kw_only=True)

@@ -30,7 +30,7 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
-from uma.http.problem import ModelNotFound, Problem
+from uma.http.problem import Problem
 from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
 from uma.http.usage import warnings
 from uma.types import (
@@ -351,14 +351,15 @@ class OllamaJob:
         return self._line({**self.piece(token.text), **_logprobs(told)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Job`. Ollama tells a call when it is whole."""
+        """See `Job`. Ollama tells a call when it is whole, and one that never is as text."""
         self._untold.aside()
         return self._line(self.piece("", part.text)) if isinstance(part, ReasoningDelta) else b""
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
         calls = self._line(self.piece("", "", finished.tool_calls)) if finished.tool_calls else b""
-        return calls + dumps(self._last(finished, self.piece(""))) + b"\n"
+        cut = self._line(self.piece(finished.cut_call.text)) if finished.cut_call is not None else b""
+        return calls + cut + dumps(self._last(finished, self.piece(""))) + b"\n"
 
     def _line(self, piece: dict[str, Any]) -> bytes:
         return dumps({"model": self.model, "created_at": _now(), **piece, "done": False}) + b"\n"
@@ -380,6 +381,8 @@ class OllamaJob:
         result = results[0]
         text, thinking = result.text or "", result.reasoning or ""
         told = _logprobs(spelling(result.logprobs or (), text, thinking))
+        if result.cut_call is not None:
+            text += result.cut_call.text
         return self._last(result, {**self.piece(text, thinking, result.tool_calls), **told})
 
     def _last(self, result: Finished, piece: dict[str, Any]) -> dict[str, Any]:
@@ -454,9 +457,7 @@ class ShowBody:
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/show`."""
     body = await http.built(lambda fields: read(fields, ShowBody, http))
-    asked = body.model or body.name
-    if asked is not None and not gateway.names.knows(asked) and not gateway.names.takes_any:
-        raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")
+    gateway.names.check(body.model or body.name)
     model, able = gateway.source.info.model, gateway.source.info.capabilities
     await http.answer_json(
         {

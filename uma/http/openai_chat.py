@@ -30,7 +30,7 @@ from uma.http.tools import (
     tool_fields,
     with_names,
 )
-from uma.http.usage import finish_reason, numbered, stop_reason
+from uma.http.usage import calls_of, finish_reason, numbered, stop_reason
 from uma.types import (
     MAX_ANSWERS,
     Answer,
@@ -228,11 +228,11 @@ def _said(answer: Answer) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": answer.text or "", "refusal": None}
     if answer.reasoning:
         said["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
+    if calls := calls_of(answer):
         said["content"] = answer.text or None
         said["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.tool_calls
+            for call in calls
         ]
     return said
 

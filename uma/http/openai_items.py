@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import attrs
 
-from uma.types import ToolCall
+from uma.types import CutCall, ToolCall
 
 ItemKind = Literal["message", "reasoning", "function_call"]
 
@@ -17,7 +17,7 @@ class OutputItem:
 
     kind: ItemKind
     id: str
-    call: ToolCall | None = None
+    call: ToolCall | CutCall | None = None
     text: str = ""
     """The message's text, the thinking, or the call's arguments."""
     logprobs: list[dict[str, Any]] = attrs.field(factory=list)

@@ -33,9 +33,10 @@ from uma.http.tools import (
     tool_fields,
     with_names,
 )
-from uma.http.usage import timings, warnings
+from uma.http.usage import calls_of, timings, warnings
 from uma.types import (
     Capabilities,
+    CutCall,
     Finished,
     Message,
     ReasoningDelta,
@@ -273,10 +274,9 @@ class ResponsesJob(SseJob):
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
         empty = b"" if self._items else self._grown("message", "")
-        closed = self._close(_status(finished))
+        closed = self._close(_last_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
-        output = [item.body(_status(finished)) for item in self._items]
-        response = {**self._response(_status(finished), output, finished), **_notes(finished)}
+        response = {**self._response(_status(finished), self._output(finished), finished), **_notes(finished)}
         return empty + closed + self._event(kind, response=response)
 
     def end(self, results: Sequence[Finished]) -> bytes:
@@ -293,19 +293,20 @@ class ResponsesJob(SseJob):
         result = results[0]
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
-        if result.text or not result.tool_calls:
+        if result.text or not calls_of(result):
             message = self._add("message")
             message.text = result.text or ""
             message.logprobs = entries(spelling(result.logprobs or (), message.text, result.reasoning or ""))
-        for call in result.tool_calls:
+        for call in calls_of(result):
             self._add("function_call", call).text = call.arguments
-        status = _status(result)
-        return {
-            **self._response(status, [item.body(status) for item in self._items], result),
-            **_notes(result),
-        }
+        return {**self._response(_status(result), self._output(result), result), **_notes(result)}
 
-    def _add(self, kind: ItemKind, call: ToolCall | None = None) -> OutputItem:
+    def _output(self, result: Finished) -> list[dict[str, Any]]:
+        """All items at the end: what cuts the answer off cuts the last one."""
+        *whole, last = self._items
+        return [*(item.body("completed") for item in whole), last.body(_last_status(result))]
+
+    def _add(self, kind: ItemKind, call: ToolCall | CutCall | None = None) -> OutputItem:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         item = OutputItem(kind, f"{prefix}_{self.requests[0].id}_{len(self._items)}", call)
         self._items.append(item)
@@ -393,6 +394,11 @@ def _notes(result: Finished) -> dict[str, Any]:
 
 def _status(result: Finished) -> str:
     return "incomplete" if result.reason == "length" else "completed"
+
+
+def _last_status(result: Finished) -> str:
+    """Of the last item."""
+    return _status(result) if result.cut_call is None else "incomplete"
 
 
 def _usage(result: Finished) -> dict[str, Any]:

@@ -130,9 +130,11 @@ def _function_name(value: Any) -> str | None:
 
 def _allowed(value: Any, names: Sequence[str]) -> tuple[list[int], str]:
     mode, listed = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
-    if mode not in ("auto", "required") or not isinstance(listed, list) or not 1 <= len(listed) <= MAX_TOOLS:
+    if mode not in ("auto", "required"):
+        raise BadRequest(f"tool_choice: allowed_tools.mode: expected auto or required, not {show(mode)}")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_TOOLS:
         raise BadRequest(
-            "tool_choice: allowed_tools needs a mode (auto or required) and tools (a list of functions by name)"
+            f"tool_choice: allowed_tools.tools: expected 1 to {MAX_TOOLS} functions by name, not {show(listed)}"
         )
     wanted = set()
     for index, each in enumerate(listed):

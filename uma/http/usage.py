@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from uma.types import Answer, Finished
+from uma.types import Answer, CutCall, Finished, ToolCall
 
 
 @attrs.frozen
@@ -54,8 +54,16 @@ def answers_of(finished: Finished) -> tuple[Answer, ...]:
             finished.tool_calls,
             finished.reasoning,
             stop_string=finished.stop_string,
+            cut_call=finished.cut_call,
         ),
     )
+
+
+def calls_of(ended: Finished | Answer) -> tuple[ToolCall | CutCall, ...]:
+    """The calls of an answer. The last one's arguments are cut off where the output ended inside it, as OpenAI and
+    Anthropic have it: the reason is `length` then, unless a stop string was met.
+    """
+    return ended.tool_calls if ended.cut_call is None else (*ended.tool_calls, ended.cut_call)
 
 
 def numbered(results: Sequence[Finished]) -> Iterator[tuple[int, Finished, Answer]]:

@@ -9,6 +9,7 @@ import attrs
 from uma.errors import UmaError
 from uma.types import (
     Answer,
+    CutCall,
     Finished,
     FinishReason,
     Logprobs,
@@ -40,6 +41,8 @@ class Completion:
     """The calls of the `tools` that `LLM.chat` was given; `text` does not have them."""
     reasoning: str | None = None
     """The model's thinking, where `reasoning` asked for it to be told apart."""
+    cut_call: CutCall | None = None
+    """The call that the output ended inside of; neither `tool_calls` nor `text` has it."""
 
 
 @attrs.frozen
@@ -77,6 +80,7 @@ def completions_of(finished: Finished) -> tuple[Completion, ...]:
         stop_string=finished.stop_string,
         tool_calls=finished.tool_calls,
         reasoning=finished.reasoning,
+        cut_call=finished.cut_call,
     )
     return tuple(map(_completion, finished.answers or (only,)))
 
@@ -93,6 +97,7 @@ def _completion(answer: Answer) -> Completion:
         stop_reason=answer.stop_string,
         tool_calls=answer.tool_calls,
         reasoning=answer.reasoning,
+        cut_call=answer.cut_call,
     )
 
 

@@ -18,6 +18,7 @@ from uma.types import (
     Activity,
     Answer,
     Capabilities,
+    CutCall,
     Embeddings,
     EmbedRequest,
     Finished,
@@ -268,6 +269,7 @@ class EosEvent:
     reasoning: str | None = None
     stop_string: str | None = None
     """Of the request's `stop` strings the one that ended it."""
+    cut_call: CutCall | None = None
     metadata: dict[str, Any] | None = None
 
     @classmethod
@@ -290,6 +292,7 @@ class EosEvent:
             finished.tool_calls,
             finished.reasoning,
             finished.stop_string,
+            finished.cut_call,
             metadata,
         )
 
@@ -311,6 +314,7 @@ class EosEvent:
             self.tool_calls,
             self.reasoning,
             self.stop_string,
+            self.cut_call,
         )
 
 

@@ -7,6 +7,7 @@ tokens, and each name says which.
 from uma.types.embedding import MAX_TEXTS, Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
 from uma.types.events import (
     Answer,
+    CutCall,
     Event,
     Finished,
     FinishReason,
@@ -66,6 +67,7 @@ __all__ = [
     "Activity",
     "Answer",
     "Capabilities",
+    "CutCall",
     "EmbedRequest",
     "Embeddings",
     "Event",

@@ -129,8 +129,8 @@ class ReasoningDelta:
 class ToolCallDelta:
     """The next piece of a tool call: its name in the first, more of its arguments' JSON in each.
 
-    A call that turns out to be none is in the text as the model wrote it, and not among `Finished.tool_calls`, and a
-    warning says why.
+    A call that the output ends inside of is `Finished.cut_call`. One that turns out to be none is in the text as the
+    model wrote it, and not among `Finished.tool_calls`, and a warning says why.
     """
 
     id: str
@@ -142,6 +142,18 @@ class ToolCallDelta:
     """To be put behind what came before."""
     index: int = 0
     """Of which of the request's `n` answers."""
+
+
+@attrs.frozen
+class CutCall:
+    """A tool call inside which the output ended: by `max_tokens`, the context's end, a stop string or a cancel."""
+
+    id: str
+    name: str
+    arguments: str
+    """The arguments' JSON as far as it came."""
+    text: str
+    """What the model wrote of the call, in its own form."""
 
 
 @attrs.frozen
@@ -160,6 +172,8 @@ class Answer:
     reasoning: str | None = None
     stop_string: str | None = None
     """Of the request's `stop` strings the one that ended it; None where something else did."""
+    cut_call: CutCall | None = None
+    """The call that the output ended inside of; the text does not have it."""
 
 
 @attrs.frozen
@@ -188,6 +202,8 @@ class Finished:
     """The model's thinking, where `stream` was false and `reasoning` asked for it."""
     stop_string: str | None = None
     """Of the request's `stop` strings the one that ended it; None where something else did."""
+    cut_call: CutCall | None = None
+    """The call that the output ended inside of: neither in `tool_calls` nor in the text. A warning tells of it."""
 
 
 Event = Prompt | Token | ReasoningDelta | ToolCallDelta | Finished

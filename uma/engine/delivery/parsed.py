@@ -16,10 +16,10 @@ import attrs
 
 from uma.chat.harmony import HarmonyParser
 from uma.chat.parser import Parser
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallEnded, Part, Reasoning, Text
+from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning, Text
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.stream import RequestStream
-from uma.types import Answer, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta, Usage
+from uma.types import Answer, CutCall, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta, Usage
 
 _LETTERS = string.ascii_letters + string.digits
 _End = TypeVar("_End", Finished, Answer)
@@ -40,6 +40,9 @@ class _Spoken:
     begun: int = 0
     call_id: str = ""
     name: str = ""
+    arguments: str = ""
+    """Of the call that has begun, as far as they have come."""
+    cut_call: CutCall | None = None
     last_token: int = 0
     ends: array[int] = attrs.field(factory=lambda: array("q"))
     """For each token that came, where its text ends in the output, by characters."""
@@ -116,18 +119,23 @@ class ParsedStream:
                 spoken.thoughts += part.text
                 events.append(ReasoningDelta(self._request.id, part.text, spoken.index))
             elif isinstance(part, CallArguments):
+                spoken.arguments += part.text
                 events.append(self._delta(spoken, part.text))
             elif isinstance(part, CallBegun):
                 spoken.name, spoken.call_id = part.name, "".join(secrets.choice(_LETTERS) for _ in range(CALL_ID_CHARS))
+                spoken.arguments = ""
                 events.append(self._delta(spoken, ""))
             else:
                 self._end_call(spoken, part)
         spoken.text += "".join(texts)
         return events, "".join(texts)
 
-    def _end_call(self, spoken: _Spoken, part: CallEnded | CallBroken) -> None:
+    def _end_call(self, spoken: _Spoken, part: CallEnded | CallBroken | CallCut) -> None:
         if isinstance(part, CallEnded):
             spoken.calls.append(ToolCall(spoken.call_id, part.name, part.arguments))
+        elif isinstance(part, CallCut):
+            spoken.cut_call = CutCall(spoken.call_id, part.name, spoken.arguments, part.text)
+            spoken.warnings.append(f"tool call {spoken.begun} ({part.name}): the output ended inside it")
         else:
             warning = f"tool call {spoken.begun} ({part.name}): {part.reason}; it is in the text, and not in tool_calls"
             spoken.warnings.append(warning)
@@ -175,7 +183,7 @@ class ParsedStream:
     def _said(self, index: int, end: _End) -> _End:
         """The answer's end, with its calls, and its text without them."""
         spoken = self._spoken(index)
-        end = attrs.evolve(end, tool_calls=tuple(spoken.calls))
+        end = attrs.evolve(end, tool_calls=tuple(spoken.calls), cut_call=spoken.cut_call)
         if end.text is None:
             return end
         return attrs.evolve(end, text=spoken.text, reasoning=spoken.thoughts if self._request.reasoning else None)
