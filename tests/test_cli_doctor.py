@@ -119,6 +119,17 @@ def test_a_library_that_is_not_for_this_cpu_is_asked_nothing_more(
     assert {"GPU", "threads"} <= found.keys()
 
 
+def test_a_user_without_a_home_has_nothing_to_do(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    code, found = run(capsys)
+    assert (code, found["cache"]["finding"]) == (0, "none: this user has no home folder")
+    assert "XDG_CACHE_HOME" in found["cache"]["faster"]
+
+
 def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "BUILD_FLAGS", {"avx9": "AVX9"})
     monkeypatch.setattr(library, "cpu_identity", lambda *_: ["flags: avx2 avx9"])
@@ -174,7 +185,18 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
         ({"work_memory.is_aligned": lambda: False}, "work memory", "lies as the system gives it", ""),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
          "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),
-        ({"os.access": lambda *_: False}, "cache", "made when it is needed", "todo: .* cannot be written to"),
+        (
+            {"os.access": lambda *_: False},
+            "cache",
+            "made when it is needed",
+            "todo: .* cannot be written to: mend its permissions, or name another folder with XDG_CACHE_HOME",
+        ),
+        (
+            {"os.access": lambda *_: False, "os.geteuid": lambda: os.getuid() + 1},
+            "cache",
+            "made when it is needed",
+            "todo: .* cannot be written to: name another folder with XDG_CACHE_HOME",
+        ),
         ({"_ask_server": too_slow}, "server", "does not answer", "todo: no answer within 15 s"),
     ],
 )  # fmt: skip

@@ -372,3 +372,5 @@ async def test_a_bias_for_a_token_that_does_not_exist_is_refused(tiny: Path) -> 
     async with open_engine(config_for(tiny)) as engine:
         with pytest.raises(BadRequest, match="logit_bias: 99999 is not in the vocabulary"):
             await answer(engine, ask(logit_bias={"99999": 1}))
+        with pytest.raises(BadRequest, match="logit_bias: '' has no token"):
+            await answer(engine, ask(logit_bias={"": 1}))

@@ -64,6 +64,12 @@ def test_an_input_is_a_string_token_ids_or_a_list_of_either(client: openai.OpenA
     assert np.allclose(text.embedding, texts[0].embedding, atol=1e-5)
 
 
+def test_what_is_asked_for_about_streams_is_named_as_ignored(http_server: HttpServer) -> None:
+    headers = {"x-uma-target-ttft-ms": "5", "x-uma-pace": "off", "x-uma-priority": "-1"}
+    answer = http_server.ask("POST", "/v1/embeddings", {"input": "a", "slo": {"target_ttft_ms": 5}}, **headers)
+    assert answer.headers["x-uma-ignored"] == "slo, x-uma-target-ttft-ms, x-uma-pace"
+
+
 def test_dimensions_are_cut_and_normalised_again(client: openai.OpenAI) -> None:
     whole = np.array(client.embeddings.create(model="builtin", input=TEXTS[0]).data[0].embedding)
     cut = client.embeddings.create(model="builtin", input=TEXTS[0], dimensions=8).data[0].embedding

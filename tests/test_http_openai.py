@@ -239,7 +239,12 @@ def test_echo_with_a_grammar_is_refused_with_what_to_do(client: openai.OpenAI) -
 
 @pytest.mark.parametrize(
     ("path", "advice"),
-    [("/v1/chat/completion", "/v1/chat/completions"), ("/nope", "/health"), ("/infill", "filling in the middle")],
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/nope", "/health"),
+        ("/infill", "filling in the middle"),
+        ("/api/pull", "uma run --model"),
+    ],
 )
 def test_a_path_that_there_is_not_is_answered_with_what_there_is(
     http_server: HttpServer, path: str, advice: str

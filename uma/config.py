@@ -203,7 +203,7 @@ class RuntimeConfig:
 
     @property
     def budget_ms(self) -> float:
-        """`tick_budget_ms`, or what it is where it is 0."""
+        """`tick_budget_ms`; where that is 0, what follows from `slo_tbt_ms`."""
         return self.tick_budget_ms or max(LEAST_BUDGET_MS, self.slo_tbt_ms)
 
     @property

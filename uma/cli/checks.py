@@ -216,7 +216,8 @@ def _writable(name: str, folder: Path) -> Check:
     nearest = _nearest_folder(folder)
     is_usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     where = "XDG_CACHE_HOME" if name == "cache" else "--cache-dir"
-    todo = f"{nearest} cannot be written to: mend its permissions, or name another folder with {where}"
+    mend = "mend its permissions, or " if nearest.is_dir() and nearest.stat().st_uid == os.geteuid() else ""
+    todo = f"{nearest} cannot be written to: {mend}name another folder with {where}"
     return Check(name, f"{folder}, {_owner(folder)}", "" if is_usable else todo)
 
 

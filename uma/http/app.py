@@ -88,6 +88,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
 )
 
+_OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs"))
 _LLAMA_SERVER = (llama_server.__name__, llama_server_embeddings.__name__)
 _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
 
@@ -152,6 +153,8 @@ def _advice(path: str) -> str:
     """What to ask instead of a path that there is not."""
     if path == "/infill":
         return "; filling in the middle is not offered, /completion continues a text"
+    if path.startswith(_OLLAMAS_MODELS):
+        return "; models are not managed over HTTP: this server has the one of `uma run --model`, see /api/tags"
     known = [each for _, each, _ in ENDPOINTS if "{" not in each]
     near = get_close_matches(path[:200], known, n=3, cutoff=0.7)
     return (

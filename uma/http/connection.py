@@ -113,8 +113,8 @@ class HttpConnection(TCPServer):
 
     Sending takes no lock, since posting to a link does not wait. A part of a body can be posted without a task's turn.
     Reading goes on while Hypercorn is busy with what was read (a pipelined request waits there for the one before
-    it), and beyond a bound of that the socket is watched, so that a hang-up is always noticed. And it speaks this
-    server's `Protocols`.
+    it), and beyond a bound of that the socket is watched, so that a hang-up is noticed as soon as TCP brings it. And it
+    speaks this server's `Protocols`.
     """
 
     def __init__(self, *args: Any, transport: LinkStream, max_body_bytes: int) -> None:

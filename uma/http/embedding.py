@@ -19,7 +19,7 @@ import trio
 from uma.errors import BadRequest, PromptTooLarge
 from uma.http import abilities
 from uma.http.exchange import Exchange
-from uma.http.fields import lane
+from uma.http.fields import lane_alone
 from uma.http.gateway import Gateway
 from uma.net.quota import Lane
 from uma.protocol.codec import MAX_INLINE_FIGURES
@@ -96,7 +96,7 @@ def asked(
             token_ids=given.token_ids,
             dimensions=dimensions,
             normalize=normalize,
-            priority=lane(priority, http),
+            priority=lane_alone(priority, http),
         )
     return Asked(given, request)
 

@@ -40,6 +40,10 @@ Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
 MAX_WINDOW = 65_536
 """Maximum tokens that a penalty looks back over."""
 
+_TTFT, _TBT, _PACE = "x-uma-target-ttft-ms", "x-uma-target-tbt-ms", "x-uma-pace"
+_ABOUT_STREAMS = (_TTFT, _TBT, _PACE)
+"""Headers."""
+
 Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None
 
 
@@ -143,9 +147,7 @@ def urgency(body: Common, http: Exchange) -> dict[str, Any]:
 
     Raises `BadRequest` where a header is no number in its range, or no word.
     """
-    slo = body.slo or Slo(
-        target_ttft_ms=_header_ms(http, "x-uma-target-ttft-ms"), target_tbt_ms=_header_ms(http, "x-uma-target-tbt-ms")
-    )
+    slo = body.slo or Slo(target_ttft_ms=_header_ms(http, _TTFT), target_tbt_ms=_header_ms(http, _TBT))
     return {"priority": lane(body.priority, http), "slo": slo, "pace": body.pace or _header_pace(http)}
 
 
@@ -153,6 +155,12 @@ def lane(priority: Lane | None, http: Exchange) -> Lane:
     """The lane that the body asks for, else the header, else the normal one. Raises `BadRequest` as `urgency` does."""
     http.has_priority = priority is not None or http.header(b"x-uma-priority") is not None
     return _header_priority(http) if priority is None else priority
+
+
+def lane_alone(priority: Lane | None, http: Exchange) -> Lane:
+    """The same for what does not stream. Adds the headers about streams to the ignored fields."""
+    http.ignored += [name for name in _ABOUT_STREAMS if http.header(name.encode()) is not None]
+    return lane(priority, http)
 
 
 def _header_priority(http: Exchange) -> Lane:
@@ -164,7 +172,7 @@ def _header_priority(http: Exchange) -> Lane:
 
 
 def _header_pace(http: Exchange) -> Pace:
-    text = http.header(b"x-uma-pace")
+    text = http.header(_PACE.encode())
     words: dict[str | None, Pace] = {None: "auto", "auto": "auto", "off": "off"}
     if text not in words:
         raise BadRequest(f"X-UMA-Pace: expected auto or off, not {text!r}")

@@ -135,7 +135,9 @@ class Gateway:
                 self._running.discard(scope)
 
     def admitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
-        """The requests as the key's bounds have them. Raises `RateLimited` or `Forbidden` where they are over these."""
+        """The requests as the key's bounds have them. Raises `RateLimited` where they are over one and waiting helps,
+        else `Forbidden`.
+        """
         if http.account is None:
             return requests
         _check_rate(http.account, len(requests))
@@ -176,6 +178,8 @@ def running(account: Account | None, requests: int) -> AbstractContextManager[No
 
 def _check_rate(account: Account, requests: int) -> None:
     if (excess := account.objection(requests, trio.current_time())) is not None:
+        if excess.retry_after_ms is None:
+            raise Forbidden(excess.message)
         raise RateLimited(excess.message, retry_after_ms=excess.retry_after_ms)
 
 

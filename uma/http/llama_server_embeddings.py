@@ -13,7 +13,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named
 from uma.http.exchange import Exchange
-from uma.http.fields import lane, read
+from uma.http.fields import lane_alone, read
 from uma.http.gateway import Gateway
 from uma.http.openai_completions import is_one_prompt, prompts
 from uma.http.openai_embeddings import usage
@@ -93,7 +93,7 @@ def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[R
         raise BadRequest("documents: give either documents or texts")
     abilities.rerank(gateway.source.info.capabilities)
     documents = body.documents or body.texts or ()
-    request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane(body.priority, http))
+    request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane_alone(body.priority, http))
     return body, model, request
 
 

@@ -13,7 +13,7 @@ from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import MAX_NAMED, Exchange
 from uma.http.gateway import Gateway
-from uma.http.problem import ModelNotFound, Problem
+from uma.http.problem import Problem
 from uma.protocol.converter import structure, unknown_fields
 from uma.types import SamplerSettings
 
@@ -136,9 +136,7 @@ async def list_models(gateway: Gateway, http: Exchange) -> None:
 async def show_model(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models/{id}`."""
     asked = str(http.scope["path_params"]["id"])
-    if not gateway.names.knows(asked) and not gateway.names.takes_any:
-        raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; this server has {gateway.names.name!r}")
-    await http.answer_json(_model(gateway, asked))
+    await http.answer_json(_model(gateway, gateway.names.check(asked)))
 
 
 def _model(gateway: Gateway, name: str) -> dict[str, Any]:

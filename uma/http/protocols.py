@@ -108,6 +108,7 @@ class Http1(H11Protocol):
     async def _create_stream(self, request: h11.Request) -> None:
         length = next((value for name, value in request.headers if name == b"content-length"), b"0")
         if int(length) > self._max_body_bytes and isinstance(self.connection, h11.Connection):
+            # What is refused by its length is not asked for: h11 would say 100 with the first read.
             self.connection.client_is_waiting_for_100_continue = False
         try:
             await super()._create_stream(request)

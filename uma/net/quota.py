@@ -71,6 +71,12 @@ class Account:
     def objection(self, requests: int, now: float) -> Excess | None:
         """Why so many more requests must not run now; None where they are allowed to."""
         most = self.bounds.max_concurrent
+        if most is not None and requests > most:
+            return Excess(
+                f"{self.name} may have {most} requests running (max_concurrent), and this body is {requests}: "
+                "one for each prompt; send fewer in one body",
+                None,
+            )
         if most is not None and self.running + requests > most:
             return Excess(f"{self.name} has {self.running} requests running and may have {most} (max_concurrent)", 1000)
         rate = self.bounds.max_tokens_per_minute

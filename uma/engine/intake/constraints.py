@@ -99,7 +99,9 @@ class Constraints:
             return state, _opening(state, sampling)
 
     def bias(self, sampling: SamplingParams) -> Bias | None:
-        """Token ids and what is added to their logits. Raises `BadRequest` for an id outside the vocabulary."""
+        """Token ids and what is added to their logits. Raises `BadRequest` for an id outside the vocabulary, and for a
+        text without tokens.
+        """
         if not sampling.logit_bias:
             return None
         values: dict[int, float] = {}
@@ -113,7 +115,10 @@ class Constraints:
             if int(key) >= self._vocab.n_tokens:
                 raise BadRequest(f"logit_bias: {key} is not in the vocabulary of {self._vocab.n_tokens:,} tokens")
             return {int(key)}
-        return set(self._vocab.tokenize(key, add_special=False, parse_special=False).tolist())
+        tokens = set(self._vocab.tokenize(key, add_special=False, parse_special=False).tolist())
+        if not tokens:
+            raise BadRequest(f"logit_bias: {key!r} has no token; give ids or texts")
+        return tokens
 
 
 def _opening(state: GrammarState, sampling: SamplingParams) -> list[int]:
