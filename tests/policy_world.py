@@ -178,6 +178,7 @@ class World:
     def _give(self, key: int, pace_ms: float) -> None:
         asked = self.running[key]
         given_ms = reader_ms(asked.row.last_token_ms, self.now_ms, pace_ms)
+        asked.given_ms[:] = [min(each, given_ms) for each in asked.given_ms]  # what is due takes along what waits
         asked.given_ms.append(given_ms)
         asked.row.had_token(given_ms)
         if asked.is_done:

@@ -31,6 +31,7 @@ from uma.errors import DecodeFailed, InternalError, UmaError
 from uma.types import Event, EventStream, Finished, Grammar, Pace, Request, RequestMetrics, Slo, Token, Usage
 
 PACE_MS = 80.0
+NOW_MS = 1.0
 
 
 class Sequence:
@@ -77,13 +78,20 @@ async def read(stream: RequestStream) -> list[object]:
 async def test_events_wait_for_their_time_and_keep_their_order() -> None:
     stream = Sequence().stream
     for number in range(4):
-        assert stream.keep(token(number), 100.0 * number)
+        assert stream.take(token(number), 50.0 + 100 * number, NOW_MS)
     stream.release(250.0)
     assert await read(stream) == [token(0), token(1), token(2)]
     stream.release(250.0)
-    assert stream.is_ahead
-    stream.release(300.0)
+    assert await read(stream) == []
+    stream.release(350.0)
     assert await read(stream) == [token(3)]
+
+
+async def test_what_is_due_takes_along_what_was_computed_ahead() -> None:
+    stream = Sequence().stream
+    assert all(stream.take(token(number), 100.0 + number, NOW_MS) for number in range(2))
+    assert not stream.take(token(2), NOW_MS, NOW_MS), "no prompt is read any more, and it is sent as it comes"
+    assert await read(stream) == [token(0), token(1), token(2)]
 
 
 async def test_a_cancel_drops_what_was_computed_ahead_and_the_usage_says_what_was_given() -> None:
@@ -91,10 +99,10 @@ async def test_a_cancel_drops_what_was_computed_ahead_and_the_usage_says_what_wa
     stream = sequence.stream
     stream.deliver(token(0))
     for number in (1, 2):
-        stream.keep(token(number), 1e6)
+        stream.take(token(number), 1e6, NOW_MS)
     stream.cancel()
     assert sequence.is_cancelled
-    assert stream.keep(token(3), 2e6), "it came after the cancel"
+    assert not stream.take(token(3), 2e6, NOW_MS), "it came after the cancel"
     stream.deliver(finished(4))
     *given_tokens, last = await read(stream)
     assert given_tokens == [token(0)]
@@ -104,8 +112,8 @@ async def test_a_cancel_drops_what_was_computed_ahead_and_the_usage_says_what_wa
 
 async def test_a_cancel_of_a_request_that_has_ended_ahead_of_time_needs_no_decode_thread() -> None:
     sequence = Sequence()
-    sequence.stream.keep(token(0), 1e6)
-    sequence.stream.keep(finished(1), 1e6)
+    sequence.stream.take(token(0), 1e6, NOW_MS)
+    sequence.stream.take(finished(1), 1e6, NOW_MS)
     sequence.stream.cancel()
     (last,) = await read(sequence.stream)
     assert isinstance(last, Finished)
@@ -115,10 +123,9 @@ async def test_a_cancel_of_a_request_that_has_ended_ahead_of_time_needs_no_decod
 
 async def test_a_fault_waits_for_nothing_and_comes_after_what_was_computed() -> None:
     stream = Sequence().stream
-    stream.keep(token(0), 1e6)
+    stream.take(token(0), 1e6, NOW_MS)
     error = DecodeFailed("it broke")
-    assert not stream.keep(error, 0.0), "deliver it at once"
-    stream.deliver(error)
+    assert not stream.take(error, 0.0, NOW_MS)
     assert await stream.__anext__() == token(0)
     with pytest.raises(DecodeFailed):
         await stream.__anext__()
@@ -126,9 +133,8 @@ async def test_a_fault_waits_for_nothing_and_comes_after_what_was_computed() -> 
 
 async def test_an_end_that_is_due_brings_all_tokens_before_it() -> None:
     stream = Sequence().stream
-    stream.keep(token(0), 1e6)
-    assert not stream.keep(finished(1), 0.0), "deliver it at once"
-    stream.deliver(finished(1))
+    stream.take(token(0), 1e6, NOW_MS)
+    assert not stream.take(finished(1), 0.0, NOW_MS)
     assert await read(stream) == [token(0), finished(1)]
 
 
@@ -139,8 +145,9 @@ def test_readers_are_given_tokens_in_order_never_early_and_at_the_pace(steps: li
         now += took_ms
         at = reader_ms(last, now, pace_ms)
         assert at >= now
-        assert at >= last
+        assert at >= last or not pace_ms
         assert at in (now, last, last + pace_ms, now + max_lead_ms(pace_ms))
+        assert at == now or pace_ms, "nothing is paced"
         assert at <= max(last, now + max_lead_ms(pace_ms)), "kept for longer than is of use"
         last = at
 
@@ -188,32 +195,35 @@ class Watch:
         self.given: list[int] = []
         self.ahead: list[int] = []
         """Those that came before their time."""
+        self.has_several = trio.Event()
+        """Of these."""
+
+    def noted(self, event: Event | UmaError, is_kept: bool) -> bool:
+        if is_kept and isinstance(event, Token) and event.id == "stream":
+            self.ahead.append(event.token_id)
+            if len(self.ahead) == 3:
+                self.has_several.set()
+        return is_kept
 
 
 @pytest.fixture
 def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """While prompts are read, each token of a stream is due hours after the one before."""
-    watch, keep, deliver, keep_answers = Watch(), RequestStream.keep, RequestStream.deliver, AnswerPort.keep
+    watch, take, deliver, take_of_several = Watch(), RequestStream.take, RequestStream.deliver, AnswerPort.take
 
-    def watched_keep(stream: RequestStream, event: Event | UmaError, not_before_ms: float) -> bool:
-        is_kept = keep(stream, event, not_before_ms)
-        if is_kept and isinstance(event, Token) and event.id == "stream":
-            watch.ahead.append(event.token_id)
-        return is_kept
+    def watched_take(stream: RequestStream, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
+        return watch.noted(event, take(stream, event, not_before_ms, now_ms))
 
     def watched_deliver(stream: RequestStream, event: Event | UmaError, *at_ms: float) -> None:
         if isinstance(event, Token) and event.id == "stream":
             watch.given.append(event.token_id)
         deliver(stream, event, *at_ms)
 
-    def watched_port(port: AnswerPort, event: Event | UmaError, not_before_ms: float) -> bool:
-        is_kept = keep_answers(port, event, not_before_ms)
-        if is_kept and isinstance(event, Token) and event.id == "stream":
-            watch.ahead.append(event.token_id)
-        return is_kept
+    def watched_port(port: AnswerPort, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
+        return watch.noted(event, take_of_several(port, event, not_before_ms, now_ms))
 
-    monkeypatch.setattr(AnswerPort, "keep", watched_port)
-    monkeypatch.setattr(RequestStream, "keep", watched_keep)
+    monkeypatch.setattr(AnswerPort, "take", watched_port)
+    monkeypatch.setattr(RequestStream, "take", watched_take)
     monkeypatch.setattr(RequestStream, "deliver", watched_deliver)
     monkeypatch.setattr(lead, "MOST_PACE_MS", HOURS_MS)
     return watch
@@ -224,12 +234,20 @@ def patient(tiny: Path, **settings: Any) -> RuntimeConfig:
     return config_for(tiny, n_ctx=8_192, tick_budget_ms=1e9, slo_tbt_ms=1e9, **settings)
 
 
-async def beside_a_document(engine: Engine, request: Request, *, cancels: bool) -> tuple[list[int], Finished | None]:
-    """Read a stream while a prompt of 3,000 tokens is read, and then leave it, or cancel it and read to its end."""
+async def beside_a_document(
+    engine: Engine, request: Request, *, cancels: bool, watch: Watch | None = None
+) -> tuple[list[int], Finished | None]:
+    """Read a stream while a prompt of 3,000 tokens is read, and then leave it, or cancel it and read to its end. With
+    a `watch` that is as soon as some tokens have come before their time.
+    """
     ids: list[int] = []
 
     async def read_document(stream: EventStream) -> None:
-        await answer(engine, ask(tokens_for(3, 3_000), 1, id="document", priority=request.priority))
+        async with trio.open_nursery() as reading:
+            reading.start_soon(answer, engine, ask(tokens_for(3, 3_000), 1, id="document", priority=request.priority))
+            if watch is not None:
+                await watch.has_several.wait()
+                scope.cancel() if not cancels else stream.cancel()
         scope.cancel() if not cancels else stream.cancel()
 
     with trio.fail_after(PATIENCE_SEC), trio.CancelScope() as scope:
@@ -262,26 +280,26 @@ async def test_tokens_of_each_answer_wait_for_their_own_time() -> None:
     answers = Answers()
     one, other = answers.ports
     for number in range(3):  # several of one come before any of the other, as from one batch each
-        assert one.keep(token(number), 100.0 + 80 * number)
+        assert one.take(token(number), 100.0 + 80 * number, NOW_MS)
     for number in range(3):
-        assert other.keep(attrs.evolve(token(number), index=1), 100.0 + 80 * number)
+        assert other.take(attrs.evolve(token(number), index=1), 100.0 + 80 * number, NOW_MS)
     for number in range(3):
         for port in answers.ports:
             port.release(100.0 + 80 * number)
         assert await read(answers.group.stream) == [token(number), attrs.evolve(token(number), index=1)]
-    assert not one.is_ahead and not other.is_ahead
+    assert not one.ahead.waiting and not other.ahead.waiting
 
 
 async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them() -> None:
     answers = Answers()
     one, other = answers.ports
     one.deliver(token(1), 0.0)
-    assert one.keep(token(2), 100.0)
-    assert other.keep(attrs.evolve(token(3), index=1), 100.0)
-    assert other.keep(finished(1), 100.0)
+    assert one.take(token(2), 100.0, NOW_MS)
+    assert other.take(attrs.evolve(token(3), index=1), 100.0, NOW_MS)
+    assert other.take(finished(1), 100.0, NOW_MS)
     answers.group.stream.cancel()
     assert all(each.is_cancelled for each in answers.sequences)
-    assert one.keep(token(4), 100.0)  # came late, and is dropped too
+    assert not one.take(token(4), 100.0, NOW_MS)  # came late, and is dropped too
     one.deliver(finished(3), 0.0)
     given, last = await read(answers.group.stream)
     assert (given, answers.dropped) == (token(1), 3)
@@ -312,8 +330,8 @@ async def test_the_budget_follows_a_longer_target_unless_it_is_set(
 async def test_a_fault_in_one_answer_ends_all_of_them(have_ended: bool) -> None:
     answers = Answers()
     for port in answers.ports:
-        assert port.keep(token(1), 100.0)
-        assert not have_ended or port.keep(finished(1), 100.0)
+        assert port.take(token(1), 100.0, NOW_MS)
+        assert not have_ended or port.take(finished(1), 100.0, NOW_MS)
     answers.ports[1].fail(InternalError("a fault"))
     with pytest.raises(ExceptionGroup) as caught:
         await read(answers.group.stream)
@@ -369,7 +387,7 @@ async def test_tokens_that_a_reader_left_before_their_time_are_dropped_and_their
 ) -> None:
     async with open_engine(patient(tiny)) as engine:
         request = ask(PROMPT, 4_000, id="stream", **sampling)
-        ids, last = await beside_a_document(engine, request, cancels=cancels)
+        ids, last = await beside_a_document(engine, request, cancels=cancels, watch=far_ahead)
         given, ahead = far_ahead.given, list(far_ahead.ahead)
         follow_up = await answer(engine, ask((*PROMPT, *given, *ahead, 100), 1, id="follow-up"))
         metrics = engine.snapshot()  # what the stream was given and what it dropped came before the follow-up's token
@@ -419,7 +437,7 @@ async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_an
         nursery.start_soon(mailbox.run)
         await trio.sleep(0.35)
         nursery.cancel_scope.cancel()
-    due = [(100, 1), (100, 4), (200, 2), (250, 5), (300, 0)]
+    due = [(0, 1), (0, 4), (200, 2), (250, 5), (300, 0)]  # the fifth is due at once, and takes along the second
     assert [(round(at_ms), number) for at_ms, number in seen] == due
     assert late == [], "each within its target of the one before"
     mailbox.close()

@@ -62,14 +62,24 @@ def test_a_storm_of_prompts_leaves_a_stream_its_pace_and_is_read_at_a_fair_share
 def test_a_longer_target_between_tokens_leaves_prompts_more_of_the_time(
     target_ms: float, most_decode_share: float
 ) -> None:
-    world = World(Machine(base_ms=10.0), tick_budget_ms=target_ms)
-    stream = world.ask(16, 10_000, tbt=target_ms)
+    world = World(Machine(base_ms=10.0))
+    stream = world.ask(16, 10_000, tbt=target_ms)  # the budget is for those that name none
     for wanted in (world.ask(500, 1), world.ask(8_000, 1)):  # the first shows what pieces take
         world.ticks.clear()
         stream.given_ms.clear()
         world.run([wanted])
     assert max(stream.gaps_ms) <= target_ms
     assert sum(tick.decode_ms for tick in world.ticks) <= most_decode_share * sum(tick.took_ms for tick in world.ticks)
+
+
+def test_a_longer_target_of_one_stream_slows_no_other() -> None:
+    world = World(Machine(base_ms=10.0))
+    world.ask(16, 10_000, tbt=1_000.0)
+    other = world.ask(16, 10_000)
+    for wanted in (world.ask(500, 1), world.ask(8_000, 1)):
+        other.given_ms.clear()
+        world.run([wanted])
+    assert max(other.gaps_ms) <= BUDGET
 
 
 def test_the_first_tick_on_an_unknown_machine_is_a_small_one() -> None:

@@ -25,24 +25,28 @@ class Ahead:
     """Tokens that the reader was not given, because it cancelled before they were due."""
     _is_left: bool = attrs.field(default=False, init=False)
 
-    def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
-        """Keep an event that has come before its time. False where it must be delivered at once instead.
+    def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
+        """Deliver the next event, or keep it where it has come before its time: then the result is True.
 
-        A failure waits for nothing, nor does an end that is due: what came before it goes out with it. After `leave`
-        tokens are dropped instead.
+        One that is due waits for nothing, and nothing waits longer: what came before it goes out with it. That is so
+        for a failure, and for a token behind the last prompt, as nothing is paced then. After `leave` tokens that would
+        have to wait are dropped.
         """
-        if self._is_left and not isinstance(event, UmaError):
-            return self._drop(event)
-        if isinstance(event, UmaError) or (isinstance(event, Finished) and not not_before_ms):
-            self.release(math.inf)
+        if not_before_ms <= now_ms:
+            self.release(math.inf, now_ms)
+            self.deliver(event, now_ms)
+            return False
+        if self._is_left:
+            if not self._drop(event):
+                self.deliver(event, now_ms)
             return False
         self.waiting.append((not_before_ms, event))
         return True
 
-    def release(self, until_ms: float) -> None:
-        """Deliver what was kept until now."""
+    def release(self, until_ms: float, now_ms: float) -> None:
+        """Deliver what was kept until then."""
         while self.waiting and self.waiting[0][0] <= until_ms:
-            self.deliver(self.waiting.popleft()[1], until_ms)
+            self.deliver(self.waiting.popleft()[1], now_ms)
 
     def leave(self) -> None:
         """The reader has cancelled: tokens that wait are dropped, and what else waits is delivered."""

@@ -112,18 +112,13 @@ class AnswerPort:
         self.ahead = Ahead(self.deliver, self.group.on_drop)
         self.group.ports.append(self)
 
-    @property
-    def is_ahead(self) -> bool:
-        """See `RequestStream.is_ahead`."""
-        return bool(self.ahead.waiting)
-
-    def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
-        """See `RequestStream.keep`."""
-        return self.ahead.keep(event, not_before_ms)
+    def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
+        """See `RequestStream.take`."""
+        return self.ahead.take(event, not_before_ms, now_ms)
 
     def release(self, until_ms: float) -> None:
         """See `RequestStream.release`."""
-        self.ahead.release(until_ms)
+        self.ahead.release(until_ms, until_ms)
 
     def fail(self, error: UmaError) -> None:
         """See `RequestStream.fail`: all answers end."""

@@ -79,9 +79,7 @@ class Mailbox:
             now = now_ms()
             for stream, event, not_before_ms in deliveries:
                 try:
-                    if (not_before_ms <= now and not stream.is_ahead) or not stream.keep(event, not_before_ms):
-                        stream.deliver(event, now)
-                    else:
+                    if stream.take(event, not_before_ms, now):
                         heapq.heappush(self._early, (not_before_ms, next(self._numbers), stream))
                 except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
                     _fail(stream, fault)

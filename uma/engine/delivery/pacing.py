@@ -13,9 +13,8 @@ decode rows run several steps without re-planning (a stride). When a token is du
 
 The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
 event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
-and before the thread rests. The mailbox keeps a stream's events in order behind those that wait
-(`RequestStream.is_ahead`). A fault, a cancel and a background stream's end wait for nothing, any other end for its
-tokens (`Residency.end`).
+and before the thread rests. A stream keeps its events in order: one that is due takes along those that wait (`Ahead`).
+A fault, a cancel and a background stream's end wait for nothing, any other end for its tokens (`Residency.end`).
 How far apart tokens are while prompts are read is the policy's (`policy/pace.py`, `policy/lead.py`).
 """
 
@@ -55,11 +54,11 @@ def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float, beat: Beat | No
     """When the reader is given a token that was sampled at `sampled_ms`, after one that it is given at `last_ms`.
 
     Tokens that were computed ahead go out `pace_ms` apart, or a little closer where they come to a `beat` so, and never
-    out of order. The first is given at once. Where rows are computed faster than that for long, each waits no longer
-    than the longest lead that is of use.
+    out of order. The first is given at once, and so is every one without a pace. Where rows are computed faster than
+    that for long, each waits no longer than the longest lead that is of use.
     """
     if not pace_ms or not last_ms:
-        return max(sampled_ms, last_ms)
+        return sampled_ms
     due_ms = last_ms + pace_ms
     if beat is not None and due_ms > sampled_ms:
         due_ms = beat.near(due_ms, pace_ms)

@@ -54,18 +54,13 @@ class RequestStream:
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether events wait for their time, behind which others have to queue."""
-        return bool(self._ahead.waiting)
-
-    def keep(self, event: Event | UmaError, not_before_ms: float) -> bool:
-        """For the engine: an event has come before its time. See `Ahead.keep`."""
-        return self._ahead.keep(event, not_before_ms)
+    def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
+        """For the engine: the next event has come. Whether it is kept for its time; see `Ahead.take`."""
+        return self._ahead.take(event, not_before_ms, now_ms)
 
     def release(self, until_ms: float) -> None:
         """For the engine: deliver what was kept until now."""
-        self._ahead.release(until_ms)
+        self._ahead.release(until_ms, until_ms)
 
     def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
         """For the engine: the next event is due; it is `at_ms` now. After the last one, or `fail`, it is dropped."""

@@ -1,6 +1,7 @@
 """The pace at which readers are given tokens while prompts are read, and which targets it keeps.
 
 The pace is nine tenths of the tightest target in play, and all of a default one where decoding takes half of the time.
+Default targets are bounded by `tick_budget_ms`; a target that a request names can be longer, up to `lead.MOST_PACE_MS`.
 A faster pace leaves the prompts less time, so a machine that is too slow for a target must give up one of them:
 
 - A target that a request names is kept wherever prompts have `LEAST_READ_SHARE` of the time beside it. Where even that
@@ -54,17 +55,19 @@ class Pacing:
 def choose_pacing(
     decode: Iterable[Row], step_ms: float, *, budget_ms: float = math.inf, neighbour_load: float = 0.0
 ) -> Pacing:
-    """The pacing of rows of which a decode step takes `step_ms`, at most `budget_ms` where the machine allows that.
+    """The pacing of rows of which a decode step takes `step_ms`: at most `budget_ms` where one of them has no target of
+    its own and the machine allows that.
 
     The targets of background rows, and of rows without a reader, throttle no prompt.
     """
     interactive = [row for row in decode if row.lane >= 0 and row.has_reader]
     kept = [row for row in interactive if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
     usual = [row for row in interactive if not row.has_own_target and row.target_tbt_ms > HOPELESS * step_ms]
-    usual_ms = min((row.target_tbt_ms for row in usual), default=math.inf)
-    aimed_ms = min(budget_ms, usual_ms)
-    pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
-    pace = max(pace, _least_pace_ms(step_ms, neighbour_load))
+    pace = math.inf
+    if usual or not kept:
+        aimed_ms = min((budget_ms, *(row.target_tbt_ms for row in usual)))
+        pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
+        pace = max(pace, _least_pace_ms(step_ms, neighbour_load))
     if kept:
         kept_ms = min(row.target_tbt_ms for row in kept)
         pace = min(pace, max(pace_ms(kept_ms, step_ms), step_ms / (1 - LEAST_READ_SHARE)))

@@ -83,8 +83,9 @@ class PrefillPolicy:
         if lane < 0 or prompts.is_in_company or targets.attends_all or wanted > most or first == len(crowd):
             return 0
         step_ms = self._cost.decode_ms(first, streams.used_cells + targets.solo_tokens)
-        paces_ms = [pace_ms(min(row.target_tbt_ms, targets.tick_budget_ms)) for row in crowd]
-        is_slow = step_ms / min(paces_ms) > EVEN_MEAN * first / len(crowd)
+        budget_ms = targets.tick_budget_ms
+        aimed_ms = min(row.target_tbt_ms if row.has_own_target else min(row.target_tbt_ms, budget_ms) for row in crowd)
+        is_slow = step_ms / pace_ms(aimed_ms) > EVEN_MEAN * first / len(crowd)
         is_soon = prompts.replaced(crowd).ms(wanted) < targets.slo_ttft_ms
         return wanted if is_slow and is_soon else 0
 

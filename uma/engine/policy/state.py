@@ -114,7 +114,7 @@ class PlainRow:
 
     def had_token(self, now_ms: float) -> None:
         """Note that its next token was sampled."""
-        self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
+        self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
         self.last_token_ms = now_ms
 
 

@@ -275,9 +275,11 @@ class Sequence:
         return sampling.ignore_eos or self.generated + ahead < sampling.min_tokens
 
     def had_token(self, now_ms: float) -> None:
-        """Count a token that the reader is given at `now_ms`, which can be later than now."""
+        """Count a token that the reader is given at `now_ms`, which can be later than now, and earlier than the time to
+        which the token before was put off: both are given then.
+        """
         self.generated += 1
-        self.last_gap_ms = now_ms - self.last_token_ms if self.last_token_ms else 0.0
+        self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
         self.last_token_ms = now_ms
         self.experience.had_token(now_ms)
         if self.generated == 1:
