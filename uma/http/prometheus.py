@@ -10,7 +10,7 @@ from uma.http.gateway import Gateway
 PREFIX = "uma_"
 
 HELP = {
-    "tokens_generated_total": "Tokens handed to readers.",
+    "tokens_generated_total": "Tokens generated; those that were dropped included.",
     "prompt_tokens_total": "Prompt tokens of all requests that were started.",
     "cached_tokens_total": "Prompt tokens that were in the cache.",
     "reread_tokens_total": "Cached tokens computed again, since a batch with them takes less time than one without.",

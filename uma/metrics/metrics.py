@@ -44,7 +44,7 @@ class EngineMetrics:
     """Counters since start, gauges of now, histograms. Times are milliseconds, sizes are tokens or KV cells."""
 
     tokens_generated_total: int = 0
-    """Tokens handed to readers; agrees with the sum of `usage.completion_tokens`."""
+    """The sum of `usage.completion_tokens` and `tokens_dropped_total`."""
     tokens_dropped_total: int = 0
     """Tokens computed ahead of their time for readers that cancelled before it came. Their KV stays as cache."""
     tokens_late_total: int = 0
@@ -157,5 +157,4 @@ class EngineMetrics:
                 flat[field.name] = round(value, 3) if isinstance(value, float) else value
         # Two writers, two fields; a snapshot has their sum.
         flat["requests_cancelled"] += self.requests_withdrawn
-        flat["tokens_generated_total"] -= self.tokens_dropped_total
         return flat
