@@ -103,11 +103,12 @@ async def test_a_cancel_drops_what_was_computed_ahead_and_the_usage_says_what_wa
     stream.cancel()
     assert sequence.is_cancelled
     assert not stream.take(token(3), 2e6, NOW_MS), "it came after the cancel"
-    stream.deliver(finished(4))
+    assert not stream.take(token(3), 0.0, NOW_MS), "it is due, but behind one that was dropped"
+    stream.deliver(finished(5))
     *given_tokens, last = await read(stream)
     assert given_tokens == [token(0)]
     assert isinstance(last, Finished)
-    assert (last.reason, last.usage.completion_tokens, sequence.dropped) == ("cancelled", 1, 3)
+    assert (last.reason, last.usage.completion_tokens, sequence.dropped) == ("cancelled", 1, 4)
 
 
 async def test_a_cancel_of_a_request_that_has_ended_ahead_of_time_needs_no_decode_thread() -> None:

@@ -30,15 +30,14 @@ class Ahead:
 
         One that is due waits for nothing, and nothing waits longer: what came before it goes out with it. That is so
         for a failure, and for a token behind the last prompt, as nothing is paced then. After `leave` tokens that would
-        have to wait are dropped.
+        have to wait are dropped, and all behind one that was.
         """
-        if not_before_ms <= now_ms:
+        is_due = not_before_ms <= now_ms
+        if self._is_left and (self.dropped or not is_due) and self._drop(event):
+            return False
+        if is_due or self._is_left:
             self.release(math.inf, now_ms)
             self.deliver(event, now_ms)
-            return False
-        if self._is_left:
-            if not self._drop(event):
-                self.deliver(event, now_ms)
             return False
         self.waiting.append((not_before_ms, event))
         return True
