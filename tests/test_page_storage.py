@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from http_server import HttpServer
 from page_browser import FLAGS, Visitor, chromium, find_chromium, violations, visitor
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, FilePayload, Page, expect, sync_playwright
 
 FILL = """() => {
     for (let size = 1 << 20, count = 0; size >= 1; )
@@ -58,7 +58,8 @@ def conversation(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     by_id = {each["id"]: each for each in messages}
     leaf = messages[-1]["id"] if messages else None
     settings = {"system": "", "priority": 1, "sampling": {"temperature": 0.7}}
-    return {"id": "x", "title": "Of a file", "updated": 1, "settings": settings, "messages": by_id, "leaf": leaf, **more}
+    known = {"id": "x", "title": "Of a file", "updated": 1, "settings": settings}
+    return {**known, "messages": by_id, "leaf": leaf, **more}
 
 
 def choose_file(page: Page, *conversations: Any) -> None:
@@ -68,8 +69,12 @@ def choose_file(page: Page, *conversations: Any) -> None:
 
 
 def choose_text(page: Page, text: str) -> None:
-    given = {"name": "given.json", "mimeType": "application/json", "buffer": text.encode()}
-    page.locator("#import-file").set_input_files([given])  # type: ignore[list-item]
+    page.locator("#import-file").set_input_files(payload("given.json", text))
+
+
+def payload(name: str, text: str) -> FilePayload:
+    """A file that is nowhere on the disk."""
+    return {"name": name, "mimeType": "application/octet-stream", "buffer": text.encode()}
 
 
 def set_temperature(page: Page, value: str) -> None:
@@ -127,8 +132,8 @@ def test_a_browser_without_room_for_conversations_says_so(here: Visitor) -> None
     page = here.visit().page
     quota = {"origin": here.url, "quotaSize": 20_000}
     page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", quota)
-    long = {"name": "long.txt", "mimeType": "text/plain", "buffer": b"".join(b"%d " % each for each in range(100_000))}
-    page.locator("#attach-file").set_input_files([long])  # type: ignore[list-item]
+    long = " ".join(map(str, range(100_000)))  # the store compresses what repeats itself
+    page.locator("#attach-file").set_input_files(payload("long.txt", long))
     expect(page.locator("#attached")).to_contain_text("long.txt")
     here.ask("Summarize")
     expect(page.locator(".toast", has_text="The browser has no room to keep this conversation")).to_have_count(1)
@@ -334,8 +339,7 @@ def test_a_draft_stays_with_its_conversation(here: Visitor) -> None:
     message.fill("For a new chat")
     choose_file(page, conversation(question("a")))
     expect(message).to_have_value("")
-    note = {"name": "note.txt", "mimeType": "text/plain", "buffer": b"Olga"}
-    page.locator("#attach-file").set_input_files([note])  # type: ignore[list-item]
+    page.locator("#attach-file").set_input_files(payload("note.txt", "Olga"))
     expect(page.locator("#attached")).to_contain_text("note.txt")
     page.get_by_role("button", name="New chat", exact=True).click()
     expect(message).to_have_value("For a new chat")

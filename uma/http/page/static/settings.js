@@ -299,9 +299,10 @@ function numberField(field, draft, info, changed) {
     max: Number.isFinite(maximum) ? maximum : undefined,
     step: field.step,
     placeholder: field.empty,
-    "aria-describedby": `${id}-help ${id}-fault`,
+    "aria-describedby": `${id}-help`,
+    "aria-errormessage": `${id}-fault`,
   });
-  const fault = h("p", { class: "fault", id: `${id}-fault`, role: "status" });
+  const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
   const most = Number.isFinite(maximum) ? `from ${number(minimum)} to ${number(maximum)}` : `of ${number(minimum)} or more`;
   const check = () => {
     const { valid } = input.validity;
