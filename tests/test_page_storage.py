@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,7 @@ def test_what_an_earlier_page_stored_wrongly_breaks_nothing(here: Visitor) -> No
         {"id": "1", "title": "No messages"},
         conversation(question("a"), answer("b", "a", done={"usage": {}, "metrics": {}}), id="2", leaf="gone", title={}),
         conversation(question("a", "b"), id="3"),
+        conversation(question("a"), answer("b", "a", failure={"message": 5}), id="4", title="Failed"),
     ]
     put = """stored => new Promise(done => {
         indexedDB.open("uma").onsuccess = ({ target: { result } }) => {
@@ -285,10 +287,17 @@ def test_what_an_earlier_page_stored_wrongly_breaks_nothing(here: Visitor) -> No
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")
     expect(page.locator(".toast")).to_contain_text("damaged")
-    page.locator(".conversation").click()
-    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
+    for number in range(2):
+        page.locator(".conversation").nth(number).click()
+        expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
     here.ask("What is UMA?")
-    here.wait_for_answer()
+    here.wait_for_answer(2)
+
+
+def test_an_answer_says_the_seed_that_it_was_drawn_with(here: Visitor) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a", done={**FIGURES, "seed": 4_711})))
+    expect(page.locator(".figures span").last).to_have_attribute("title", re.compile("drawn with seed 4711$"))
 
 
 def test_more_answers_than_are_remembered_are_rendered_once(here: Visitor) -> None:

@@ -6,7 +6,18 @@ import { AnswerView, question } from "./message.js";
 import { Run } from "./run.js";
 import { tellLoss } from "./local.js";
 import * as store from "./store.js";
-import { add, asked, branch, branchOff, freshId, newConversation, news, pathTo, show, siblings } from "./tree.js";
+import {
+  add,
+  asked,
+  branch,
+  branchOff,
+  freshId,
+  newConversation,
+  news,
+  pathTo,
+  show,
+  siblings,
+} from "./tree.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
@@ -164,7 +175,8 @@ export class Chat {
       await store.save(conversation, options);
       this.unkept.delete(id);
     } catch {
-      if (!this.unkept.has(id)) // an answer is saved every second
+      if (!this.unkept.has(id))
+        // an answer is saved every second
         toast("The browser has no room to keep this conversation. Export it if you need it.");
       this.unkept.add(id);
     }
@@ -182,7 +194,13 @@ export class Chat {
     const { sampling, reasoning } = conversation.settings;
     // Without a priority an answer is as interactive as the key lets it be.
     const priority = conversation.settings.priority === 1 ? undefined : conversation.settings.priority;
-    void this.follow(conversation, message, { messages, priority, sampling, reasoning, token: message.token });
+    void this.follow(conversation, message, {
+      messages,
+      priority,
+      sampling,
+      reasoning,
+      token: message.token,
+    });
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */

@@ -19,7 +19,9 @@ export function kept(name) {
   try {
     return localStorage.getItem(name);
   } catch {
-    tellLoss("This browser keeps nothing for this page: conversations and settings are lost when it is closed.");
+    tellLoss(
+      "This browser keeps nothing for this page: conversations and settings are lost when it is closed.",
+    );
     return null;
   }
 }

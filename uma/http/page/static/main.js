@@ -148,15 +148,19 @@ async function importFile() {
     found = importJson(await file.text(), info);
   } catch (error) {
     if (!(error instanceof ImportError || error instanceof DOMException)) throw error;
-    const why = error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
+    const why =
+      error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
     toast(`Nothing was imported from ${file.name}. ${why}`);
     return;
   }
   const { conversations, dropped } = found;
   chat.addAll(conversations);
   go(`#c/${conversations[0].id}`);
-  const count = conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
-  const loss = dropped.length ? ` Left out, because the values cannot be used here: ${dropped.join(", ")}.` : "";
+  const count =
+    conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
+  const loss = dropped.length
+    ? ` Left out, because the values cannot be used here: ${dropped.join(", ")}.`
+    : "";
   toast(`${count} imported.${loss}`);
 }
 
@@ -200,12 +204,19 @@ function removeCurrent() {
 /** A request was refused for its key, or for the lack of one. @param {string} path What was asked for. */
 function missKey(path) {
   const banner = byId("banner", HTMLElement);
-  const enter = h("button", { type: "button", class: "link-button", onclick: () => askForKey() }, "Enter the key");
+  const enter = h(
+    "button",
+    { type: "button", class: "link-button", onclick: () => askForKey() },
+    "Enter the key",
+  );
   if (!banner.querySelector("button")) banner.replaceChildren("This server needs a key. ", enter);
   banner.hidden = false;
   // The live view asks again and again: only a person's question opens a dialog that was closed.
   if (isKeyDismissed && path !== "answers") return;
-  askForKey("This server needs a key", currentKey() ? "The server does not know this key. Enter another one." : "");
+  askForKey(
+    "This server needs a key",
+    currentKey() ? "The server does not know this key. Enter another one." : "",
+  );
 }
 
 /** @param {string} [title] @param {string} [fault] What is wrong with the last one. */

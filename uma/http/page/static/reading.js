@@ -68,8 +68,10 @@ export function mended(raw) {
     updated: Number.isFinite(raw.updated) ? raw.updated : 0,
     settings: readSettings(raw.settings),
   };
-  for (const message of Object.values(conversation.messages))
+  for (const message of Object.values(conversation.messages)) {
     if (!isDone(message.done)) delete message.done;
+    if (typeof message.failure?.message !== "string") delete message.failure;
+  }
   if (raw.leaf === null || !Object.hasOwn(raw.messages, raw.leaf)) showNewest(conversation);
   return conversation;
 }
@@ -122,7 +124,8 @@ function faultOf(raw) {
   for (const [id, each] of Object.entries(raw.messages)) {
     if (each?.id !== id) return "a message has not the id that it is listed by";
     if (typeof each.text !== "string") return "a message has no text";
-    if (each.role !== "user" && each.role !== "assistant") return "a message is neither a question nor an answer";
+    if (each.role !== "user" && each.role !== "assistant")
+      return "a message is neither a question nor an answer";
     if (!isOptional(each.thinking, "string")) return "an answer's thinking is no text";
     if (!(each.files ?? []).every?.(isFile)) return "an attached file has no name or no text";
     if (each.parent != null && !(typeof each.parent === "string" && Object.hasOwn(raw.messages, each.parent)))

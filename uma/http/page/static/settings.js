@@ -99,7 +99,7 @@ const THINKING = [
 
 /** @type {Choice[]} */
 const LANES = [
-  { value: 1, label: "Interactive", help: "goes before everything else" },
+  { value: 1, label: "Interactive", help: "goes before everything else, if the key lets it" },
   { value: 0, label: "Normal", help: "waits for interactive requests" },
   { value: -1, label: "Background", help: "gives way to all others" },
 ];
@@ -108,7 +108,10 @@ const LANES = [
 function rangeOf(name, info) {
   const { minimum = -Infinity, maximum = Infinity } = info?.sampling[name] ?? {};
   if (SLIDERS.some((field) => field.name === name)) return { minimum, maximum };
-  return { minimum: Math.max(0, minimum), maximum: (name === "max_tokens" && info?.limits.max_tokens) || maximum };
+  return {
+    minimum: Math.max(0, minimum),
+    maximum: (name === "max_tokens" && info?.limits.max_tokens) || maximum,
+  };
 }
 
 /**
@@ -149,7 +152,11 @@ function isInRange(name, value, info) {
 
 /** @param {any} value */
 function isStop(value) {
-  return Array.isArray(value) && value.length <= MAX_STOPS && value.every((each) => each && typeof each === "string");
+  return (
+    Array.isArray(value) &&
+    value.length <= MAX_STOPS &&
+    value.every((each) => each && typeof each === "string")
+  );
 }
 
 /** The chip under the message box: what differs from the defaults. @param {Settings} settings */
@@ -303,7 +310,9 @@ function numberField(field, draft, info, changed) {
     "aria-errormessage": `${id}-fault`,
   });
   const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
-  const most = Number.isFinite(maximum) ? `from ${number(minimum)} to ${number(maximum)}` : `of ${number(minimum)} or more`;
+  const most = Number.isFinite(maximum)
+    ? `from ${number(minimum)} to ${number(maximum)}`
+    : `of ${number(minimum)} or more`;
   const check = () => {
     const { valid } = input.validity;
     input.setAttribute("aria-invalid", String(!valid));

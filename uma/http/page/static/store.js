@@ -50,7 +50,9 @@ async function transact(mode, begin) {
 /** All conversations, the newest first, and how many more there are that cannot be read. */
 export async function load() {
   /** @type {unknown[]} */
-  const found = (await transact("readonly", (objects) => objects.getAll())).filter((each) => !isDeleted(each));
+  const found = (await transact("readonly", (objects) => objects.getAll())).filter(
+    (each) => !isDeleted(each),
+  );
   const conversations = found.filter(isConversation).map(mended);
   conversations.sort((a, b) => b.updated - a.updated);
   return { conversations, unreadable: found.length - conversations.length };
