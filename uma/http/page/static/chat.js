@@ -2,9 +2,9 @@
 
 import { ApiError, ask } from "./api.js";
 import { announce, byId, h, toast } from "./dom.js";
+import { tellLoss } from "./local.js";
 import { AnswerView, question } from "./message.js";
 import { Run } from "./run.js";
-import { tellLoss } from "./local.js";
 import * as store from "./store.js";
 import {
   add,
@@ -175,10 +175,9 @@ export class Chat {
       await store.save(conversation, options);
       this.unkept.delete(id);
     } catch {
-      if (!this.unkept.has(id))
-        // an answer is saved every second
-        toast("The browser has no room to keep this conversation. Export it if you need it.");
+      if (this.unkept.has(id)) return; // an answer is saved every second: it was said
       this.unkept.add(id);
+      toast("The browser has no room to keep this conversation. Export it if you need it.");
     }
   }
 

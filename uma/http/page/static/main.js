@@ -165,19 +165,20 @@ async function importFile() {
 }
 
 function rename() {
+  const named = chat.current; // another window can delete it meanwhile
   const input = h("input", {
     class: "title-input",
     "aria-label": "Name of the conversation",
     maxlength: 200,
   });
-  input.value = chat.current.title;
+  input.value = named.title;
   let isOver = false;
   const end = (/** @type {boolean} */ isKept) => {
     if (isOver) return;
     isOver = true; // taking the focus away ends it once more
-    if (isKept && input.value.trim()) chat.current.title = input.value.trim();
+    if (isKept && input.value.trim()) named.title = input.value.trim();
     input.replaceWith(heading);
-    void chat.save(chat.current);
+    void chat.save(named);
     refresh();
   };
   input.addEventListener("keydown", (event) => {
