@@ -112,7 +112,7 @@ def test_openai_s_allowed_tools_are_those_that_can_be_called(http_server: HttpSe
             tool_choice=choice,
             max_tokens=60,
         )
-        response = client.responses.create(
+        response: Any = client.responses.create(
             model="builtin", input=ASKED, tools=tools, tool_choice=flat, max_output_tokens=60
         )
     called = [call.function.name for call in chat.choices[0].message.tool_calls or () if call.type == "function"]
@@ -429,6 +429,19 @@ def check_ollama(client: Any, is_streamed: bool) -> None:
     assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())
 
 
+def test_a_chat_s_log_probabilities_are_those_of_its_text_streamed_or_not(thinker: HttpServer) -> None:
+    asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
+    asked |= {"max_tokens": 200, "logprobs": True}
+    with openai_client(thinker) as client:
+        whole = client.chat.completions.create(**asked).choices[0].logprobs
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    streamed = [each for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content or []]
+    assert whole is not None
+    told = "".join(each.token for each in whole.content or [])
+    assert ("Moment." in told, "city" in told) == (True, False)
+    assert [each.token for each in streamed] == [each.token for each in whole.content or []]
+
+
 TWO_CITIES = ("Oslo", "Bergen")
 OPEN, CLOSE = '<tool_call>\n{"name": "weather", "arguments": {"city": "', '"}}\n</tool_call>'
 TWO_CALLS = (OPEN, "Os", "lo" + CLOSE, "\n" + OPEN, "Ber", "gen" + CLOSE)
@@ -464,6 +477,27 @@ def test_streamed_log_probabilities_are_those_of_the_answer_and_not_of_the_think
     assert [each["bytes"] for each in streamed] == [each["bytes"] for each in expected]
     for one, other in zip(streamed, expected, strict=True):
         assert one["logprob"] == pytest.approx(other["logprob"], abs=0.01)
+
+
+def test_a_call_that_a_stop_string_cuts_off_is_never_told_as_a_whole_one(caller: str) -> None:
+    turns: Any = [{"role": "user", "content": ASKED}]
+    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+        chat = client.chat.completions.create(
+            model="script", messages=turns, tools=[FREE], stop=["gen"], max_tokens=200, temperature=0
+        ).choices[0]
+        flat: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+        response: Any = client.responses.create(
+            model="script", input=ASKED, tools=[flat], temperature=0, extra_body={"stop": ["gen"]}
+        )
+    arguments = [call.function.arguments for call in chat.message.tool_calls or () if call.type == "function"]
+    assert (chat.finish_reason, arguments) == ("length", ['{"city": "Oslo"}', '{"city": "Ber'])
+    assert (response.status, response.output[-1].status) == ("incomplete", "incomplete")
+    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+        said = claude.messages.create(
+            model="script", messages=turns, tools=[tool], stop_sequences=["gen"], max_tokens=200
+        )
+    assert (said.stop_reason, [block.type for block in said.content]) == ("stop_sequence", ["tool_use", "tool_use"])
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

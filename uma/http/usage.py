@@ -61,7 +61,7 @@ def answers_of(finished: Finished) -> tuple[Answer, ...]:
 
 def calls_of(ended: Finished | Answer) -> tuple[ToolCall | CutCall, ...]:
     """The calls of an answer. The last one's arguments are cut off where the output ended inside it, as OpenAI and
-    Anthropic have it: the reason is `length` then, unless a stop string was met.
+    Anthropic have it: the reason is `length` then (at Anthropic's a stop string has its own).
     """
     return ended.tool_calls if ended.cut_call is None else (*ended.tool_calls, ended.cut_call)
 
@@ -97,7 +97,7 @@ def _over(amount: float, by: float) -> float:
 
 def finish_reason(ended: Finished | Answer) -> str:
     """`stop`, `length` or `tool_calls`, as OpenAI has it."""
-    if ended.reason == "length":
+    if ended.reason == "length" or ended.cut_call is not None:
         return "length"
     return "tool_calls" if ended.tool_calls else "stop"
 
