@@ -442,6 +442,30 @@ def test_a_chat_s_log_probabilities_are_those_of_its_text_streamed_or_not(thinke
     assert [each.token for each in streamed] == [each.token for each in whole.content or []]
 
 
+def test_items_have_the_order_in_which_they_were_said_streamed_or_not(tmp_path: Path) -> None:
+    said = 'Look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>Done that.'
+    model = write_script_model(tmp_path / "script.gguf", said, template=QWEN)
+    flat = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+    asked: Any = {"input": ASKED, "tools": [flat], "temperature": 0}
+    with short_directory() as directory, running_http(directory, "--model", str(model)) as server:
+        with openai_client(server) as client:
+            whole: Any = client.responses.create(**asked, model="script")
+            *_, last = client.responses.create(**asked, model="script", stream=True)
+            streamed: Any = last
+        tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+        turns: Any = [{"role": "user", "content": ASKED}]
+        with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+            fields: Any = {"model": "script", "messages": turns, "tools": [tool], "max_tokens": 200}
+            message = claude.messages.create(**fields)
+            with claude.messages.stream(**fields) as stream:
+                final = stream.get_final_message()
+    for response in (whole, streamed.response):
+        found = [item.arguments if item.type == "function_call" else item.content[0].text for item in response.output]
+        assert found == ["Look.", '{"city": "Bern"}', "Done that."]
+    for blocks in (message.content, final.content):
+        assert [getattr(block, "text", None) for block in blocks] == ["Look.", None, "Done that."]
+
+
 TWO_CITIES = ("Oslo", "Bergen")
 OPEN, CLOSE = '<tool_call>\n{"name": "weather", "arguments": {"city": "', '"}}\n</tool_call>'
 TWO_CALLS = (OPEN, "Os", "lo" + CLOSE, "\n" + OPEN, "Ber", "gen" + CLOSE)

@@ -30,7 +30,7 @@ from uma.http.generation import unless_gone
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import Effort, reasoning
-from uma.http.usage import calls_of, warnings
+from uma.http.usage import spoken, warnings
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
 
 DEFAULTS = SamplerSettings(temperature=1.0)
@@ -269,9 +269,8 @@ def _content(result: Finished) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if result.reasoning:
         blocks.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
-    if result.text or not (calls_of(result) or blocks):
-        blocks.append({**_TEXT, "text": result.text or ""})
-    return blocks + [tool_use(call) for call in calls_of(result)]
+    blocks += [{**_TEXT, "text": said} if isinstance(said, str) else tool_use(said) for said in spoken(result)]
+    return blocks or [_TEXT]
 
 
 def _stop_reason(result: Finished) -> str:

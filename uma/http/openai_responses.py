@@ -33,7 +33,7 @@ from uma.http.tools import (
     tool_fields,
     with_names,
 )
-from uma.http.usage import calls_of, finish_reason, timings, warnings
+from uma.http.usage import finish_reason, spoken, timings, warnings
 from uma.types import (
     Capabilities,
     CutCall,
@@ -296,12 +296,16 @@ class ResponsesJob(SseJob):
         result = results[0]
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
-        if result.text or not (calls_of(result) or self._items):
-            message = self._add("message")
-            message.text = result.text or ""
-            message.logprobs = entries(spelling(result.logprobs or (), message.text, result.reasoning or ""))
-        for call in calls_of(result):
-            self._add("function_call", call).text = call.arguments
+        before = result.reasoning or ""
+        for said in spoken(result):
+            if isinstance(said, str):
+                item = self._add("message")
+                item.text, item.logprobs = said, entries(spelling(result.logprobs or (), said, before))
+                before = said
+            else:
+                self._add("function_call", said).text = said.arguments
+        if not self._items:
+            self._add("message")
         return {**self._response(_status(result), self._output(result), result), **_notes(result)}
 
     def _output(self, result: Finished) -> list[dict[str, Any]]:
