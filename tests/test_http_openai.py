@@ -131,6 +131,14 @@ def test_usage_sums_all_prompts_and_choices_streamed_or_not(client: openai.OpenA
         assert (usage.completion_tokens, usage.total_tokens) == (12, usage.prompt_tokens + 12)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_of_several_prompts_the_one_that_is_too_long_is_named(client: openai.OpenAI, is_streamed: bool) -> None:
+    asked: Any = {"model": "builtin", "prompt": ["Once", "long " * 300_000], "max_tokens": 1, "stream": is_streamed}
+    with pytest.raises(openai.BadRequestError, match=r"prompt\[1\]: prompt too large") as refused:
+        list(client.completions.create(**asked))
+    assert refused.value.code == "context_length_exceeded"
+
+
 def test_a_prompt_of_token_ids_is_that_of_their_text(client: openai.OpenAI) -> None:
     text = "Once upon a time"
     found = client.post("/../tokenize", body={"content": text, "add_special": True}, cast_to=dict[str, Any])

@@ -15,7 +15,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from uma.errors import BadRequest, UmaError
+from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http.dialect import Job
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.net.metering import metered
@@ -98,7 +98,7 @@ async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -
                         meter.usage = event.usage
                         results[index] = event
         except UmaError as error:
-            failures.append(error)
+            failures.append(_placed(error, index, len(requests)))
             if scope is not None:
                 scope.cancel()
 
@@ -111,6 +111,13 @@ async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -
     if failures:
         raise failures[0]
     return [each for each in results if each is not None]
+
+
+def _placed(error: UmaError, index: int, requests: int) -> UmaError:
+    """The error, which says of several prompts which one is too long."""
+    if requests == 1 or not isinstance(error, PromptTooLarge):
+        return error
+    return PromptTooLarge(f"prompt[{index}]: {error.message}")
 
 
 @attrs.define(eq=False)
@@ -180,7 +187,7 @@ class _Streamed:
                         while self._unsent_bytes >= MAX_UNSENT_BYTES:
                             await self._room.park()
         except UmaError as error:
-            self._failure = self._failure or error
+            self._failure = self._failure or _placed(error, index, len(self.job.requests))
             if siblings is not None:
                 siblings.cancel()
 
