@@ -1,6 +1,8 @@
 /** Questions to the server: JSON both ways, and streams of server-sent events, read by hand so that they can be asked
  * for with POST and with a key. */
 
+import { keep, kept } from "./local.js";
+
 /** @typedef {import("./types.js").Failure} Failure */
 /** @typedef {{id: string, name: string, data: any}} ServerEvent */
 
@@ -16,19 +18,26 @@ export class ApiError extends Error {
   }
 }
 
-/** @param {string} key Empty: forget it. */
+/** Why no key can be like this; null where one can. @param {string} key */
+export function faultOfKey(key) {
+  const odd = key.match(/[^\x21-\x7e]/u);
+  if (!odd) return null;
+  const what = /\s/.test(odd[0]) ? "space or line break" : `“${odd[0]}”`;
+  return `No key has a ${what} in it: copy yours again, just as “uma key new” printed it.`;
+}
+
+/** @param {string} key Without a fault. Empty: forget it. */
 export function setKey(key) {
-  if (key) localStorage.setItem(KEY, key);
-  else localStorage.removeItem(KEY);
+  keep(KEY, key || null);
 }
 
-/** @returns {Record<string, string>} */
-function headers() {
-  const key = localStorage.getItem(KEY);
-  return key ? { Authorization: `Bearer ${key}` } : {};
+/** The key that requests are sent with. One that cannot be sent is none. */
+export function currentKey() {
+  const key = kept(KEY) ?? "";
+  return faultOfKey(key) ? "" : key;
 }
 
-/** What is called when a key is missing or wrong. @type {{ask: () => void}} */
+/** What is called when a key is missing or wrong, with the path that was asked for. @type {{ask: (path: string) => void}} */
 export const onUnauthorized = { ask: () => {} };
 
 /**
@@ -38,20 +47,24 @@ export const onUnauthorized = { ask: () => {} };
  */
 async function request(path, options = {}) {
   const { method = options.body === undefined ? "GET" : "POST", body, signal } = options;
-  const init = { method, signal, headers: { ...headers(), ...options.headers } };
+  const key = currentKey();
+  /** @type {Record<string, string>} */
+  const access = key ? { Authorization: `Bearer ${key}` } : {};
+  const init = { method, signal, headers: { ...access, ...options.headers } };
   if (body !== undefined) {
     init.headers["Content-Type"] = "application/json";
     Object.assign(init, { body: JSON.stringify(body) });
   }
+  const asked = new Request(`ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
   let response;
   try {
-    response = await fetch(`ui/api/${path}`, init);
+    response = await fetch(asked);
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ApiError(0, { code: "E_CONNECTION", message: "The server does not answer. Is it running?" });
   }
   if (response.ok) return response;
-  if (response.status === 401) onUnauthorized.ask();
+  if (response.status === 401 && key === currentKey()) onUnauthorized.ask(path);
   throw new ApiError(response.status, await failureOf(response));
 }
 

@@ -4,8 +4,20 @@ import { ApiError, ask } from "./api.js";
 import { announce, byId, h, toast } from "./dom.js";
 import { AnswerView, question } from "./message.js";
 import { Run } from "./run.js";
+import { tellLoss } from "./local.js";
 import * as store from "./store.js";
-import { add, asked, branch, branchOff, freshId, newConversation, pathTo, show, siblings } from "./tree.js";
+import {
+  add,
+  asked,
+  branch,
+  branchOff,
+  freshId,
+  newConversation,
+  news,
+  pathTo,
+  show,
+  siblings,
+} from "./tree.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
@@ -28,6 +40,11 @@ export class Chat {
     this.runs = new Map();
     /** Rendered answers by their text. @type {Map<string, string[]>} */
     this.rendered = new Map();
+    /** The answers that are shown, by their message's id. @type {Map<string, AnswerView>} */
+    this.shown = new Map();
+    /** Conversations that the browser has no room for, of which that was said. @type {Set<string>} */
+    this.unkept = new Set();
+    this.hasStore = true;
     this.thread = byId("thread", HTMLElement);
     this.scroller = byId("scroller", HTMLElement);
     this.empty = byId("empty", HTMLElement);
@@ -40,13 +57,55 @@ export class Chat {
   /** Load what the browser keeps, and go on with answers that were being written when the page was left. */
   async start() {
     try {
-      this.conversations = await store.load();
+      const { conversations, unreadable } = await store.load();
+      this.conversations = conversations;
+      if (unreadable) toast("Some of what this browser keeps is damaged: not all conversations are listed.");
+      store.watch({ saved: (stored) => this.take(stored), deleted: (id) => this.drop(id) });
     } catch {
-      toast("This browser keeps nothing for this page: conversations are lost when it is closed.");
+      this.hasStore = false;
+      tellLoss("This browser keeps nothing for this page: conversations are lost when it is closed.");
     }
     for (const conversation of this.conversations)
       for (const message of Object.values(conversation.messages))
         if (message.token) void this.follow(conversation, message);
+  }
+
+  /** What another window has saved. @param {Conversation} stored */
+  take(stored) {
+    const mine = this.conversations.find(({ id }) => id === stored.id);
+    if (!mine) this.keep(stored);
+    else this.join(mine, stored);
+    this.does.onChange();
+  }
+
+  /** @param {Conversation} mine @param {Conversation} stored */
+  join(mine, stored) {
+    const found = news(mine, stored).filter(({ id }) => !this.runs.has(id));
+    for (const message of found) mine.messages[message.id] = message;
+    const { title, settings, updated } = stored;
+    Object.assign(mine, { title, settings, updated });
+    // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
+    if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
+    if (branch(stored).some(({ id }) => id === mine.leaf)) mine.leaf = stored.leaf;
+    if (mine !== this.current) return;
+    this.render();
+    this.pickUp(mine);
+  }
+
+  /** Follow answers that another window has asked for: those with text, for an answer is saved before it is asked for. @param {Conversation} conversation */
+  pickUp(conversation) {
+    for (const message of Object.values(conversation.messages))
+      if (message.token && (message.text || message.thinking) && !this.runs.has(message.id))
+        void this.follow(conversation, message);
+  }
+
+  /** What another window has deleted. @param {string} id */
+  drop(id) {
+    const gone = this.conversations.find((each) => each.id === id);
+    if (!gone) return;
+    if (gone === this.current) toast(`“${gone.title || "New chat"}” was deleted in another window.`);
+    this.leave(gone);
+    this.does.onChange();
   }
 
   /** The run in the branch that is shown, if there is one. */
@@ -64,6 +123,7 @@ export class Chat {
     this.current = this.conversations.find((each) => each.id === id) ?? newConversation(this.does.defaults());
     this.isAtEnd = true;
     this.render();
+    this.pickUp(this.current);
   }
 
   /** @param {string} text @param {Attachment[]} files */
@@ -82,17 +142,22 @@ export class Chat {
   addAll(conversations) {
     for (const each of conversations) {
       this.keep(each);
-      void this.save(each);
+      void this.save(each, { isNew: true });
     }
     this.open(conversations[0]?.id);
   }
 
   /** @param {Conversation} conversation */
   remove(conversation) {
+    void store.forget(conversation.id).catch(() => {});
+    this.leave(conversation);
+  }
+
+  /** @param {Conversation} conversation */
+  leave(conversation) {
     for (const { run, home } of this.runs.values()) if (home === conversation) void run.stop();
     this.conversations = this.conversations.filter((each) => each !== conversation);
-    void store.forget(conversation.id).catch(() => {});
-    this.open();
+    if (conversation === this.current) this.open();
   }
 
   /** @param {Settings} settings */
@@ -102,13 +167,18 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** @param {Conversation} conversation */
-  async save(conversation) {
-    if (!this.conversations.includes(conversation)) return;
+  /** @param {Conversation} conversation @param {{isNew?: boolean}} [options] */
+  async save(conversation, options) {
+    if (!this.hasStore || !this.conversations.includes(conversation)) return;
+    const { id } = conversation;
     try {
-      await store.save(conversation);
+      await store.save(conversation, options);
+      this.unkept.delete(id);
     } catch {
-      toast("The browser has no room to keep this conversation. Export it if you need it.");
+      if (!this.unkept.has(id))
+        // an answer is saved every second
+        toast("The browser has no room to keep this conversation. Export it if you need it.");
+      this.unkept.add(id);
     }
   }
 
@@ -121,8 +191,16 @@ export class Chat {
   answer(conversation, parent) {
     const messages = asked(conversation.settings, pathTo(conversation, parent));
     const message = add(conversation, { parent, role: "assistant", text: "", token: freshId() });
-    const { priority, sampling, reasoning } = conversation.settings;
-    void this.follow(conversation, message, { messages, priority, sampling, reasoning, token: message.token });
+    const { sampling, reasoning } = conversation.settings;
+    // Without a priority an answer is as interactive as the key lets it be.
+    const priority = conversation.settings.priority === 1 ? undefined : conversation.settings.priority;
+    void this.follow(conversation, message, {
+      messages,
+      priority,
+      sampling,
+      reasoning,
+      token: message.token,
+    });
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
@@ -151,8 +229,9 @@ export class Chat {
 
   /** @param {Run} run */
   showRun(run) {
-    if (this.views?.id !== run.message.id) return;
-    this.views.view.follow(run);
+    const view = this.shown.get(run.message.id);
+    if (!view) return;
+    view.follow(run);
     if (this.isAtEnd) this.goToEnd();
   }
 
@@ -160,8 +239,7 @@ export class Chat {
     const path = branch(this.current);
     this.empty.hidden = path.length > 0;
     if (!path.length) this.empty.replaceChildren(...this.welcome());
-    /** The view of the last answer. @type {{id: string, view: AnswerView} | undefined} */
-    this.views = undefined;
+    this.shown.clear();
     const views = path.map((message) => this.view(message));
     this.thread.replaceChildren(...views);
     if (this.isAtEnd) this.goToEnd();
@@ -177,7 +255,7 @@ export class Chat {
     const run = this.runs.get(message.id)?.run;
     if (run) view.follow(run);
     else view.showBlocks(this.rendered.get(message.text));
-    this.views = { id: message.id, view };
+    this.shown.set(message.id, view);
     return view.element;
   }
 
@@ -229,21 +307,38 @@ export class Chat {
       try {
         const { blocks } = await ask("markdown", { texts: some });
         some.forEach((text, index) => this.remember(text, blocks[index]));
+        // Each in its place: more answers than are remembered would have the whole thread built for ever.
+        for (const { id, text } of path)
+          if (some.includes(text)) this.shown.get(id)?.showBlocks(this.rendered.get(text));
+        if (this.isAtEnd) this.goToEnd();
       } catch (error) {
         if (!(error instanceof ApiError)) throw error;
         return; // plain text stays; the banner says that the server is gone
       }
     }
-    if (texts.length && this.current.leaf === path.at(-1)?.id) this.render();
   }
 
   /** @param {string} text @param {string[]} blocks */
   remember(text, blocks) {
-    if (this.rendered.size >= MAX_RENDERED) this.rendered.clear();
+    const [oldest] = this.rendered.keys();
+    if (oldest !== undefined && this.rendered.size >= MAX_RENDERED) this.rendered.delete(oldest);
     this.rendered.set(text, [...blocks]);
   }
 
+  /** While another view is shown, the thread stays as it is, and comes back where it was. @param {boolean} isShown */
+  setShown(isShown) {
+    const view = byId("chat-view", HTMLElement);
+    const wasShown = !view.hidden;
+    if (wasShown) this.scrolledTo = this.scroller.scrollTop;
+    view.hidden = !isShown;
+    if (!isShown) return;
+    if (!this.thread.hasChildNodes() && this.empty.hidden) this.render();
+    else if (!wasShown && this.isAtEnd) this.goToEnd();
+    else if (!wasShown) this.scroller.scrollTop = this.scrolledTo ?? 0;
+  }
+
   noteScroll() {
+    if (!this.scroller.clientHeight) return; // another view is shown
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
     this.isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
     this.toEnd.hidden = this.isAtEnd;

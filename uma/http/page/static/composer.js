@@ -17,6 +17,9 @@ export class Composer {
     this.chips = byId("chips", HTMLButtonElement);
     /** @type {Attachment[]} */
     this.files = [];
+    /** What was begun in other conversations; all new ones share a draft. @type {Map<string, {text: string, files: Attachment[]}>} */
+    this.drafts = new Map();
+    this.conversation = { id: "", isNew: true };
     this.isAnswering = false;
     this.maxBytes = MAX_FILE_BYTES;
     const form = byId("composer", HTMLFormElement);
@@ -48,6 +51,18 @@ export class Composer {
     this.showFiles();
     this.fit();
     this.does.send(text, files);
+  }
+
+  /** Show what was begun in this conversation. @param {string} id @param {boolean} isNew */
+  show(id, isNew) {
+    const before = this.conversation;
+    this.conversation = { id, isNew };
+    if (id === before.id) return;
+    this.drafts.set(before.isNew ? "" : before.id, { text: this.input.value, files: this.files });
+    const { text, files } = this.drafts.get(isNew ? "" : id) ?? { text: "", files: [] };
+    this.input.value = text;
+    this.files = files;
+    this.showFiles();
   }
 
   /** Whether the button stops or sends. @param {boolean} isAnswering */

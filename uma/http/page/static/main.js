@@ -1,28 +1,31 @@
 /** The page: puts its parts together, and says which view is shown. */
 
-import { ApiError, ask, onUnauthorized, setKey } from "./api.js";
+import { ApiError, ask, currentKey, faultOfKey, onUnauthorized, setKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { byId, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
-import { DEFAULTS, openSettings, summary } from "./settings.js";
+import { keep, kept } from "./local.js";
+import { exportJson, ImportError, importJson } from "./reading.js";
+import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { exportJson, importJson } from "./tree.js";
 
 /** @typedef {import("./types.js").Settings} Settings */
 
 const THEMES = ["system", "light", "dark"];
 const SETTINGS_KEY = "uma.settings";
+const THEME_KEY = "uma.theme";
 const RETRY_MS = 2_000;
 
 /** @type {import("./types.js").Info | undefined} */
 let info;
+let isKeyDismissed = false;
 
 /** The settings that were chosen last, for new conversations. @returns {Settings} */
 function defaults() {
   try {
-    const kept = JSON.parse(localStorage.getItem(SETTINGS_KEY) ?? "null");
-    return kept?.sampling ? { ...kept, system: "" } : structuredClone(DEFAULTS);
+    const last = JSON.parse(kept(SETTINGS_KEY) ?? "null");
+    return last?.sampling ? { ...readSettings(last), system: "" } : structuredClone(DEFAULTS);
   } catch {
     return structuredClone(DEFAULTS);
   }
@@ -46,12 +49,14 @@ const composer = new Composer({
 });
 const sidebar = new Sidebar((id) => go(`#c/${id}`));
 const live = new LiveView(byId("live-view", HTMLElement));
+const heading = byId("title", HTMLElement); // while it is renamed, it is not in the page
 
 /** Everything around the thread. */
 function refresh() {
   const isLive = location.hash === "#live";
   const title = isLive ? "Live" : chat.current.title || "New chat";
-  byId("title", HTMLElement).textContent = title;
+  heading.textContent = title;
+  composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
   composer.setAnswering(Boolean(chat.running));
   composer.chips.replaceChildren(icon("tune"), summary(chat.current.settings));
@@ -78,30 +83,54 @@ function go(hash) {
 
 function route() {
   const isLive = location.hash === "#live";
-  byId("chat-view", HTMLElement).hidden = isLive;
   byId("live-view", HTMLElement).hidden = !isLive;
   byId("tab-chat", HTMLElement).toggleAttribute("aria-current", false);
   byId("tab-live", HTMLElement).toggleAttribute("aria-current", false);
   byId(isLive ? "tab-live" : "tab-chat", HTMLElement).setAttribute("aria-current", "page");
   live.setShown(isLive);
   const id = location.hash.startsWith("#c/") ? location.hash.slice(3) : undefined;
-  if (!isLive && (id !== chat.current.id || !chat.thread.hasChildNodes()))
-    chat.open(id ?? (location.hash === "#chat" ? chat.current.id : undefined));
+  // Without another one that there is, the conversation stays, and what is begun in it: the way back leads here.
+  if (id && id !== chat.current.id && chat.conversations.some((each) => each.id === id)) chat.open(id);
+  chat.setShown(!isLive);
   refresh();
 }
 
 function editSettings() {
-  openSettings(chat.current.settings, info, (settings) => {
-    localStorage.setItem(SETTINGS_KEY, JSON.stringify(settings));
+  const change = (/** @type {Settings} */ settings) => {
     chat.setSettings(settings);
-  });
+    keep(SETTINGS_KEY, JSON.stringify(settings));
+  };
+  openSettings(chat.current.settings, info, change, currentKey() ? keySection() : null);
+}
+
+/** What can be done with the key that this browser keeps. */
+function keySection() {
+  const button = (/** @type {string} */ label, /** @type {() => void} */ act) => {
+    const run = () => {
+      byId("settings", HTMLDialogElement).close();
+      act();
+    };
+    return h("button", { type: "button", class: "button", onclick: run }, label);
+  };
+  const forget = () => {
+    setKey("");
+    toast("This browser has forgotten the key.");
+    void connect();
+  };
+  return h(
+    "fieldset",
+    { class: "field" },
+    h("legend", {}, "Key"),
+    h("p", { class: "help" }, "This browser keeps the key that this page sends to the server."),
+    button("Change the key", () => askForKey("Another key")),
+    button("Forget the key", forget),
+  );
 }
 
 /** @param {string} theme */
 function setTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  localStorage.setItem("uma.theme", theme);
   const words = theme === "system" ? "as the system has them" : theme;
   const button = byId("theme", HTMLButtonElement);
   button.setAttribute("aria-label", `Colours: ${words}`);
@@ -114,18 +143,28 @@ async function importFile() {
   const file = input.files?.[0];
   input.value = "";
   if (!file) return;
+  let found;
   try {
-    const found = importJson(await file.text());
-    chat.addAll(found);
-    if (found.length) go(`#c/${found[0].id}`);
-    toast(`${number(found.length)} ${found.length === 1 ? "conversation" : "conversations"} imported.`);
+    found = importJson(await file.text(), info);
   } catch (error) {
-    toast(`${file.name} cannot be imported. ${error instanceof Error ? error.message : ""}`);
+    if (!(error instanceof ImportError || error instanceof DOMException)) throw error;
+    const why =
+      error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
+    toast(`Nothing was imported from ${file.name}. ${why}`);
+    return;
   }
+  const { conversations, dropped } = found;
+  chat.addAll(conversations);
+  go(`#c/${conversations[0].id}`);
+  const count =
+    conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
+  const loss = dropped.length
+    ? ` Left out, because the values cannot be used here: ${dropped.join(", ")}.`
+    : "";
+  toast(`${count} imported.${loss}`);
 }
 
 function rename() {
-  const title = byId("title", HTMLElement);
   const input = h("input", {
     class: "title-input",
     "aria-label": "Name of the conversation",
@@ -137,7 +176,7 @@ function rename() {
     if (isOver) return;
     isOver = true; // taking the focus away ends it once more
     if (isKept && input.value.trim()) chat.current.title = input.value.trim();
-    input.replaceWith(title);
+    input.replaceWith(heading);
     void chat.save(chat.current);
     refresh();
   };
@@ -147,7 +186,7 @@ function rename() {
     byId("menu", HTMLElement).querySelector("summary")?.focus();
   });
   input.addEventListener("blur", () => end(true));
-  title.replaceWith(input);
+  heading.replaceWith(input);
   input.select();
 }
 
@@ -162,24 +201,56 @@ function removeCurrent() {
   toast(`“${gone.title || "New chat"}” deleted.`, { label: "Undo", run: undo });
 }
 
-/** Ask for the key that this server wants. */
-function askForKey() {
+/** A request was refused for its key, or for the lack of one. @param {string} path What was asked for. */
+function missKey(path) {
+  const banner = byId("banner", HTMLElement);
+  const enter = h(
+    "button",
+    { type: "button", class: "link-button", onclick: () => askForKey() },
+    "Enter the key",
+  );
+  if (!banner.querySelector("button")) banner.replaceChildren("This server needs a key. ", enter);
+  banner.hidden = false;
+  // The live view asks again and again: only a person's question opens a dialog that was closed.
+  if (isKeyDismissed && path !== "answers") return;
+  askForKey(
+    "This server needs a key",
+    currentKey() ? "The server does not know this key. Enter another one." : "",
+  );
+}
+
+/** @param {string} [title] @param {string} [fault] What is wrong with the last one. */
+function askForKey(title = "This server needs a key", fault = "") {
   const dialog = byId("key-dialog", HTMLDialogElement);
   if (dialog.open) return;
-  const input = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
+  isKeyDismissed = false;
+  const input = h("input", {
+    type: "password",
+    id: "key",
+    autocomplete: "off",
+    required: true,
+    "aria-describedby": "key-fault",
+  });
+  const wrong = h("p", { class: "fault", id: "key-fault", role: "alert" }, fault);
   const save = (/** @type {Event} */ event) => {
     event.preventDefault();
-    setKey(input.value.trim());
+    const key = input.value.trim();
+    const why = faultOfKey(key);
+    wrong.textContent = why;
+    if (why) return;
+    setKey(key);
     dialog.close();
     void connect();
   };
+  dialog.oncancel = () => (isKeyDismissed = true);
   const form = h(
     "form",
     { class: "sheet-body", onsubmit: save },
-    h("h2", { id: "key-title" }, "This server needs a key"),
+    h("h2", { id: "key-title" }, title),
     h("p", {}, "Make one with “uma key new NAME” on the server’s machine. This browser keeps it."),
     h("label", { for: "key" }, "Key"),
     input,
+    wrong,
     h("button", { class: "button primary" }, "Go on"),
   );
   dialog.replaceChildren(form);
@@ -225,7 +296,9 @@ function listen() {
   byId("open-settings", HTMLElement).addEventListener("click", editSettings);
   byId("theme", HTMLElement).addEventListener("click", () => {
     const at = THEMES.indexOf(document.documentElement.dataset.theme ?? "system");
-    setTheme(THEMES[(at + 1) % THEMES.length]);
+    const theme = THEMES[(at + 1) % THEMES.length];
+    setTheme(theme);
+    keep(THEME_KEY, theme);
   });
   const menu = byId("menu", HTMLDetailsElement);
   const choose = (/** @type {string} */ id, /** @type {() => void} */ run) =>
@@ -255,10 +328,10 @@ function listen() {
   });
   window.addEventListener("hashchange", route);
   window.addEventListener("online", connect);
-  onUnauthorized.ask = askForKey;
+  onUnauthorized.ask = missKey;
 }
 
-setTheme(localStorage.getItem("uma.theme") ?? "system");
+setTheme(kept(THEME_KEY) ?? "system");
 listen();
 void connect();
 await chat.start();

@@ -198,7 +198,7 @@ function endOf(message) {
 /** @param {Message} message */
 function figures({ done }) {
   if (!done) return null;
-  const { usage, metrics } = done;
+  const { usage, metrics, seed } = done;
   const figure = (/** @type {string} */ value, /** @type {string} */ name, /** @type {string} */ title) =>
     h("span", { title }, h("b", {}, value), ` ${name}`);
   return h(
@@ -222,7 +222,7 @@ function figures({ done }) {
     figure(
       number(usage.completion_tokens),
       "tokens",
-      `computed beside at most ${metrics.batch_size - 1} other requests`,
+      `computed beside at most ${metrics.batch_size - 1} other requests${seed === undefined ? "" : `, drawn with seed ${seed}`}`,
     ),
   );
 }

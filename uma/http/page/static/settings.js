@@ -13,6 +13,8 @@ export const DEFAULTS = {
   reasoning: "auto",
 };
 
+const MAX_STOPS = 16;
+
 /** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
 
 /** @type {Field[]} */
@@ -97,10 +99,65 @@ const THINKING = [
 
 /** @type {Choice[]} */
 const LANES = [
-  { value: 1, label: "Interactive", help: "goes before everything else" },
+  { value: 1, label: "Interactive", help: "goes before everything else, if the key lets it" },
   { value: 0, label: "Normal", help: "waits for interactive requests" },
   { value: -1, label: "Background", help: "gives way to all others" },
 ];
+
+/** The numbers that a setting can be; without a server that tells, as far as it is known. @param {string} name @param {Info | undefined} info */
+function rangeOf(name, info) {
+  const { minimum = -Infinity, maximum = Infinity } = info?.sampling[name] ?? {};
+  if (SLIDERS.some((field) => field.name === name)) return { minimum, maximum };
+  return {
+    minimum: Math.max(0, minimum),
+    maximum: (name === "max_tokens" && info?.limits.max_tokens) || maximum,
+  };
+}
+
+/**
+ * Settings from outside, without what is none of this page's or out of its range.
+ *
+ * @param {any} raw
+ * @param {Info} [info]
+ * @param {Set<string>} [dropped] Is given the names of what was left out.
+ * @returns {Settings}
+ */
+export function readSettings(raw, info, dropped = new Set()) {
+  const { system = "", priority = 1, sampling = {}, reasoning } = raw ?? {};
+  const isRecord = typeof sampling === "object" && sampling !== null && !Array.isArray(sampling);
+  if (!isRecord) dropped.add("sampling");
+  const lane = LANES.find(({ value }) => value === priority);
+  if (typeof system !== "string") dropped.add("instructions");
+  if (!lane) dropped.add("priority");
+  const found = Object.entries(isRecord ? sampling : {}).filter(([name, value]) => {
+    const isKept = name === "stop" ? isStop(value) : isInRange(name, value, info);
+    if (!isKept) dropped.add(name);
+    return isKept;
+  });
+  return {
+    system: typeof system === "string" ? system : "",
+    priority: lane ? /** @type {-1 | 0 | 1} */ (lane.value) : 1,
+    sampling: Object.fromEntries(found),
+    reasoning: reasoning === "off" ? "off" : "auto",
+  };
+}
+
+/** @param {string} name @param {any} value @param {Info | undefined} info */
+function isInRange(name, value, info) {
+  const field = [...SLIDERS, ...NUMBERS].find((each) => each.name === name);
+  const { minimum, maximum } = rangeOf(name, info);
+  const isNumber = field?.step === 1 ? Number.isInteger(value) : Number.isFinite(value);
+  return Boolean(field) && isNumber && value >= minimum && value <= maximum;
+}
+
+/** @param {any} value */
+function isStop(value) {
+  return (
+    Array.isArray(value) &&
+    value.length <= MAX_STOPS &&
+    value.every((each) => each && typeof each === "string")
+  );
+}
 
 /** The chip under the message box: what differs from the defaults. @param {Settings} settings */
 export function summary(settings) {
@@ -118,15 +175,16 @@ export function summary(settings) {
  * @param {Settings} settings
  * @param {Info | undefined} info
  * @param {(settings: Settings) => void} onChange
+ * @param {HTMLElement | null} [more] What else belongs into the sheet.
  */
-export function openSettings(settings, info, onChange) {
+export function openSettings(settings, info, onChange, more = null) {
   const dialog = byId("settings", HTMLDialogElement);
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
   const reset = () => {
     Object.assign(draft, structuredClone(DEFAULTS), { system: draft.system });
     changed();
-    openSettings(draft, info, onChange);
+    openSettings(draft, info, onChange, more);
   };
   dialog.replaceChildren(
     h(
@@ -157,6 +215,7 @@ export function openSettings(settings, info, onChange) {
         stops(draft, changed),
       ),
       h("button", { type: "button", class: "button", onclick: reset }, "Set sampling back"),
+      more,
     ),
   );
   if (!dialog.open) dialog.showModal();
@@ -237,23 +296,34 @@ function slider(field, draft, info, changed) {
 
 /** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
 function numberField(field, draft, info, changed) {
-  const range = info?.sampling[field.name] ?? { minimum: 0 };
+  const { minimum, maximum } = rangeOf(field.name, info);
   const id = `set-${field.name}`;
-  const most = field.name === "max_tokens" ? info?.limits.max_tokens : range.maximum;
   const input = h("input", {
     type: "number",
     id,
     inputmode: "numeric",
-    min: Math.max(0, range.minimum),
-    max: most,
+    min: minimum,
+    max: Number.isFinite(maximum) ? maximum : undefined,
     step: field.step,
     placeholder: field.empty,
     "aria-describedby": `${id}-help`,
+    "aria-errormessage": `${id}-fault`,
   });
+  const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
+  const most = Number.isFinite(maximum)
+    ? `from ${number(minimum)} to ${number(maximum)}`
+    : `of ${number(minimum)} or more`;
+  const check = () => {
+    const { valid } = input.validity;
+    input.setAttribute("aria-invalid", String(!valid));
+    fault.textContent = valid ? "" : `Not set: it must be a whole number ${most}.`;
+  };
   input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
   input.addEventListener("input", () => {
-    if (input.value === "") delete draft.sampling[field.name];
-    else if (input.validity.valid) draft.sampling[field.name] = Number(input.value);
+    check();
+    // What is on its way to a number that is too large must not stay set: 500 of a 5000.
+    if (input.value === "" || !input.validity.valid) delete draft.sampling[field.name];
+    else draft.sampling[field.name] = Number(input.value);
     changed();
   });
   return h(
@@ -261,6 +331,7 @@ function numberField(field, draft, info, changed) {
     { class: "field" },
     h("label", { for: id }, field.label),
     input,
+    fault,
     h("p", { class: "help", id: `${id}-help` }, field.help),
   );
 }
@@ -271,7 +342,7 @@ function stops(draft, changed) {
   const given = draft.sampling.stop;
   area.value = Array.isArray(given) ? given.join("\n") : "";
   area.addEventListener("input", () => {
-    const lines = area.value.split("\n").filter(Boolean).slice(0, 16);
+    const lines = area.value.split("\n").filter(Boolean).slice(0, MAX_STOPS);
     if (lines.length) draft.sampling.stop = lines;
     else delete draft.sampling.stop;
     changed();

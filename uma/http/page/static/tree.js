@@ -5,8 +5,6 @@
 /** @typedef {import("./types.js").Settings} Settings */
 /** @typedef {import("./types.js").Attachment} Attachment */
 
-const FORMAT = "uma-conversations";
-
 /** A unique id that cannot be guessed. */
 export function freshId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
@@ -119,98 +117,14 @@ function contentOf(message) {
   return [...files, message.text].filter(Boolean).join("\n\n");
 }
 
-/** @param {Conversation[]} conversations */
-export function exportJson(conversations) {
-  const clean = conversations.map((each) => ({
-    ...each,
-    messages: Object.fromEntries(
-      Object.entries(each.messages).map(([id, message]) => [id, { ...message, token: undefined }]),
-    ),
-  }));
-  return `${JSON.stringify({ format: FORMAT, version: 1, conversations: clean }, null, 2)}\n`;
+/** The messages of `theirs`, another copy of the conversation, that `mine` lacks or has less of. @param {Conversation} mine @param {Conversation} theirs */
+export function news(mine, theirs) {
+  return Object.values(theirs.messages).filter((each) => extent(each) > extent(mine.messages[each.id]));
 }
 
-/** What `exportJson` wrote, with fresh ids. Throws an `Error` that says what is wrong. @param {string} text @returns {Conversation[]} */
-export function importJson(text) {
-  let file;
-  try {
-    file = JSON.parse(text);
-  } catch {
-    throw new Error("The file is not JSON.");
-  }
-  if (file?.format !== FORMAT || file.version !== 1 || !Array.isArray(file.conversations))
-    throw new Error("The file holds no conversations that this page exported.");
-  return file.conversations.map(readConversation);
-}
-
-/** @param {any} raw @returns {Conversation} */
-function readConversation(raw) {
-  const { system = "", priority = 1, sampling = {}, reasoning } = raw.settings ?? {};
-  const lane = /** @type {-1 | 0 | 1} */ ([-1, 0, 1].includes(priority) ? priority : 1);
-  const conversation = newConversation({
-    system: String(system),
-    priority: lane,
-    sampling: readSampling(sampling),
-    reasoning: reasoning === "off" ? "off" : "auto",
-  });
-  conversation.title = String(raw.title ?? "").slice(0, 200);
-  if (Number.isFinite(raw.updated)) conversation.updated = raw.updated;
-  for (const each of Object.values(raw.messages ?? {})) {
-    const message = readMessage(each);
-    conversation.messages[message.id] = message;
-  }
-  for (const message of Object.values(conversation.messages))
-    if (message.parent !== null && !conversation.messages[message.parent])
-      throw new Error("A message has no parent.");
-  checkForLoops(conversation);
-  if (typeof raw.leaf === "string" && conversation.messages[raw.leaf]) conversation.leaf = raw.leaf;
-  return conversation;
-}
-
-/** @param {Conversation} conversation */
-function checkForLoops(conversation) {
-  for (const message of Object.values(conversation.messages)) {
-    let steps = Object.keys(conversation.messages).length;
-    for (let at = message; at.parent !== null; at = conversation.messages[at.parent])
-      if (steps-- <= 0) throw new Error("The messages go in a circle.");
-  }
-}
-
-/** @param {any} raw @returns {Message} */
-function readMessage(raw) {
-  if (
-    typeof raw?.id !== "string" ||
-    typeof raw.text !== "string" ||
-    !["user", "assistant"].includes(raw.role)
-  )
-    throw new Error("A message has no id, no text or no known role.");
-  /** @type {Message} */
-  const message = {
-    id: raw.id,
-    parent: typeof raw.parent === "string" ? raw.parent : null,
-    role: raw.role,
-    text: raw.text,
-    at: Number(raw.at) || 0,
-  };
-  if (typeof raw.thinking === "string") message.thinking = raw.thinking;
-  if (Array.isArray(raw.files))
-    message.files = raw.files.map((/** @type {any} */ file) => ({
-      name: String(file.name),
-      text: String(file.text),
-    }));
-  if (raw.done?.usage && raw.done.metrics) message.done = raw.done;
-  return message;
-}
-
-/** @param {any} raw */
-function readSampling(raw) {
-  /** @type {import("./types.js").Sampling} */
-  const found = {};
-  for (const [name, value] of Object.entries(raw))
-    if (
-      typeof value === "number" ||
-      (Array.isArray(value) && value.every((each) => typeof each === "string"))
-    )
-      found[name] = value;
-  return found;
+/** How far a message has come: a question is there or not, an answer grows and then ends. @param {Message | undefined} message */
+function extent(message) {
+  if (!message) return -1;
+  if (message.done) return Infinity;
+  return message.text.length + (message.thinking ?? "").length + (message.failure ? 0.5 : 0);
 }

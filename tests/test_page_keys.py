@@ -1,0 +1,159 @@
+"""The page of a server with keys: how it asks for one, says what is wrong with it, and lets go of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import httpx
+import pytest
+from http_server import HttpServer, running_http
+from page_browser import Visitor, chromium, violations, visitor
+from playwright.sync_api import Browser, Page, expect
+
+from harness import PATIENCE_SEC, is_settled, short_directory, until
+from uma.cli import main
+
+
+def new_key(name: str, keys: Path, bounds: str = "") -> str:
+    """A key of this name with these bounds."""
+    with redirect_stdout(StringIO()) as told:
+        assert main(["key", "new", name, "--keys", str(keys)]) == 0
+    with keys.open("a") as file:
+        file.write(bounds)
+    return told.getvalue().strip()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+KEYS: dict[str, str] = {}
+"""Those of `server`, by name."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    KEYS["free"] = new_key("free", file)
+    KEYS["normal"] = new_key("normal", file, "max_priority = 0\n")
+    with short_directory() as sockets, running_http(sockets, "--http-keys", str(file)) as one:
+        yield one
+
+
+@pytest.fixture
+def here(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
+    with visitor(browser, server.url) as one:
+        yield one
+        # The browser's own lines about the answers with 401.
+        one.problems = [each for each in one.problems if "401" not in each]
+
+
+def enter_key(page: Page, key: str) -> None:
+    page.get_by_label("Key", exact=True).fill(key)
+    page.keyboard.press("Enter")
+
+
+def test_a_wrong_key_is_said_to_be_wrong(here: Visitor) -> None:
+    page = here.visit().page
+    expect(page.locator("#key-fault")).to_be_empty()
+    enter_key(page, "uma-wrong")
+    expect(page.locator("#key-fault")).to_contain_text("The server does not know this key")
+    assert violations(page) == []
+    enter_key(page, KEYS["free"])
+    page.locator(".model-card b").wait_for()
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    expect(page.locator("#banner")).to_be_hidden()
+
+
+@pytest.mark.parametrize("key", ["“ключ”", "uma-a b", "uma-é"])
+def test_what_can_be_no_key_is_not_kept(here: Visitor, key: str) -> None:
+    page = here.visit().page
+    enter_key(page, key)
+    expect(page.locator("#key-fault")).to_contain_text("No key has a ")
+    assert page.evaluate("localStorage.getItem('uma.key')") is None
+    page.evaluate("localStorage.setItem('uma.key', 'ключ')")  # as an earlier page did
+    page.reload()
+    enter_key(page, KEYS["free"])
+    page.locator(".model-card b").wait_for()
+
+
+def test_a_dialog_that_was_closed_stays_closed_until_the_person_acts(here: Visitor) -> None:
+    page = here.visit("#live").page
+    dialog = page.locator("#key-dialog")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    for _ in range(2):
+        with page.expect_response("**/ui/api/live"):
+            pass
+    expect(page.locator(".live-state")).to_contain_text("Trying again")
+    expect(dialog).to_be_hidden()
+    assert violations(page) == []
+    page.get_by_role("button", name="Enter the key").click()
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Chat").click()
+    here.ask("What is UMA?")
+    expect(dialog).to_be_visible()
+    enter_key(page, KEYS["free"])
+    page.locator(".model-card b").wait_for()
+
+
+def test_a_key_can_be_changed_and_forgotten(here: Visitor) -> None:
+    page = here.visit().page
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    expect(page.get_by_role("button", name="Forget the key")).to_have_count(0)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Enter the key").click()
+    enter_key(page, KEYS["free"])
+    page.locator(".model-card b").wait_for()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Change the key").click()
+    with page.expect_response("**/ui/api/info") as answered:
+        enter_key(page, KEYS["normal"])
+    assert answered.value.request.headers["authorization"] == f"Bearer {KEYS['normal']}"
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Forget the key").click()
+    expect(page.locator("#banner")).to_contain_text("This server needs a key")
+    assert page.evaluate("localStorage.getItem('uma.key')") is None
+
+
+def test_a_key_for_the_normal_lane_can_chat_and_only_what_is_chosen_is_sent(here: Visitor) -> None:
+    page = here.visit().page
+    enter_key(page, KEYS["normal"])
+    page.locator(".model-card b").wait_for()
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is UMA?")
+    assert "priority" not in json.loads(sent.value.post_data or "")
+    here.wait_for_answer()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("radio", name="Background").check()
+    page.keyboard.press("Escape")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("Who are you?")
+    assert json.loads(sent.value.post_data or "")["priority"] == -1
+    here.wait_for_answer(2)
+
+
+def test_an_answer_without_a_priority_is_as_interactive_as_its_key_allows(server: HttpServer) -> None:
+    free, normal = ({"Authorization": f"Bearer {KEYS[name]}"} for name in ("free", "normal"))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "sampling": {"max_tokens": 1_900, "ignore_eos": True}}
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_SEC) as client:
+        with (
+            client.stream("POST", "/ui/api/answers", json=body, headers=free),
+            client.stream("POST", "/ui/api/answers", json=body, headers=normal),
+            client.stream("GET", "/ui/api/live", headers=free) as live,
+        ):
+            frames = (json.loads(line[6:]) for line in live.iter_lines() if line.startswith("data: "))
+            running = next(each for frame in frames if len(each := frame["activity"]["running"]) == 2)
+            assert sorted(each["priority"] for each in running) == [0, 1]
+        refused = client.post("/ui/api/answers", json={**body, "priority": 1}, headers=normal)
+        assert (refused.status_code, "priority" in refused.text) == (403, True)
+    until(server.process.metrics, is_settled)

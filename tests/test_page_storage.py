@@ -1,0 +1,374 @@
+"""What the page keeps in the browser: without room for it, in two windows at once, and from files of any content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer
+from page_browser import FLAGS, Visitor, chromium, find_chromium, violations, visitor
+from playwright.sync_api import Browser, FilePayload, Page, expect, sync_playwright
+
+FILL = """() => {
+    for (let size = 1 << 20, count = 0; size >= 1; )
+        try { localStorage.setItem(`fill${count++}`, "x".repeat(size)); } catch { size >>= 1; }
+}"""
+"""Leaves no room in localStorage."""
+
+FIGURES: dict[str, Any] = {
+    "reason": "stop",
+    "usage": {"prompt_tokens": 9, "cached_tokens": 0, "completion_tokens": 3},
+    "metrics": {"queue_ms": 0, "ttft_ms": 1, "decode_ms": 2, "tokens_per_second": 3, "batch_size": 1},
+    "seed": 1,
+    "warnings": [],
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
+    with visitor(browser, http_server.url) as one:
+        yield one
+
+
+def beside(one: Visitor) -> Visitor:
+    """A second window of the same browser; its scripts' errors count as the first one's."""
+    other = Visitor(one.page.context.new_page(), one.url)
+    other.problems = one.problems
+    return other
+
+
+def question(id: str, parent: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"id": id, "parent": parent, "role": "user", "text": f"Question {id}", "at": 1, **more}
+
+
+def answer(id: str, parent: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "parent": parent, "role": "assistant", "text": f"Answer {id}", "at": 2, "done": FIGURES, **more}
+
+
+def conversation(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    by_id = {each["id"]: each for each in messages}
+    leaf = messages[-1]["id"] if messages else None
+    settings = {"system": "", "priority": 1, "sampling": {"temperature": 0.7}}
+    known = {"id": "x", "title": "Of a file", "updated": 1, "settings": settings}
+    return {**known, "messages": by_id, "leaf": leaf, **more}
+
+
+def choose_file(page: Page, *conversations: Any) -> None:
+    """Import an export with these conversations."""
+    file = json.dumps({"format": "uma-conversations", "version": 1, "conversations": conversations})
+    choose_text(page, file)
+
+
+def choose_text(page: Page, text: str) -> None:
+    page.locator("#import-file").set_input_files(payload("given.json", text))
+
+
+def payload(name: str, text: str) -> FilePayload:
+    """A file that is nowhere on the disk."""
+    return {"name": name, "mimeType": "application/octet-stream", "buffer": text.encode()}
+
+
+def set_temperature(page: Page, value: str) -> None:
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.locator("#set-temperature").fill(value)
+    page.keyboard.press("Escape")
+
+
+def test_a_browser_that_keeps_nothing_can_still_chat(http_server: HttpServer, tmp_path: Path) -> None:
+    preferences = tmp_path / "Default" / "Preferences"
+    preferences.parent.mkdir()
+    preferences.write_text(json.dumps({"profile": {"default_content_setting_values": {"cookies": 2}}}))
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path, executable_path=find_chromium(), args=list(FLAGS)
+        )
+        try:
+            one = Visitor(context.new_page(), http_server.url)
+            page = one.visit().page
+            expect(page.locator(".toast")).to_have_count(1)
+            expect(page.locator(".toast")).to_contain_text("keeps nothing")
+            set_temperature(page, "0.5")
+            expect(page.locator("#chips")).to_contain_text("temperature 0.5")
+            page.locator("#theme").click()
+            expect(page.locator("html")).to_have_attribute("data-theme", "light")
+            one.ask("What is UMA?")
+            one.wait_for_answer()
+            page.get_by_role("button", name="New chat", exact=True).click()
+            expect(page.locator("#chips")).to_contain_text("temperature 0.5")
+            one.ask("Who are you?")
+            one.wait_for_answer()
+            page.locator(".conversation", has_text="What is UMA?").click()
+            expect(page.locator(".bubble")).to_have_text("What is UMA?")
+            assert page.locator(".toast", has_text="room").count() == 0
+            assert one.problems == []
+        finally:
+            context.close()
+
+
+def test_a_browser_without_room_for_settings_applies_them_and_says_so_once(here: Visitor) -> None:
+    page = here.visit().page
+    page.evaluate(FILL)
+    set_temperature(page, "0.55")
+    expect(page.locator("#chips")).to_contain_text("temperature 0.55")
+    page.locator("#theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    expect(page.locator(".toast", has_text="no room to keep settings")).to_have_count(1)
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+
+
+def test_a_browser_without_room_for_conversations_says_so(here: Visitor) -> None:
+    page = here.visit().page
+    quota = {"origin": here.url, "quotaSize": 20_000}
+    page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", quota)
+    long = " ".join(map(str, range(100_000)))  # the store compresses what repeats itself
+    page.locator("#attach-file").set_input_files(payload("long.txt", long))
+    expect(page.locator("#attached")).to_contain_text("long.txt")
+    here.ask("Summarize")
+    expect(page.locator(".toast", has_text="The browser has no room to keep this conversation")).to_have_count(1)
+
+
+def test_two_windows_see_each_others_messages_and_lose_none(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("Tell me a story about a fox")
+    here.wait_for_answer()
+    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
+    expect(other.page.locator("article.user")).to_have_count(1)
+    here.ask("And an owl?")
+    here.wait_for_answer(2)
+    other.wait_for_answer(2)
+    expect(other.page.locator("article.user").last).to_contain_text("And an owl?")
+    other.ask("What is UMA?")
+    other.wait_for_answer(3)
+    here.wait_for_answer(3)
+    page.reload()
+    for each in ("Tell me a story about a fox", "And an owl?", "What is UMA?"):
+        expect(page.locator(".bubble", has_text=each)).to_have_count(1)
+
+
+def test_a_window_that_hears_nothing_of_the_other_overwrites_nothing(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("Tell me a story about a fox")
+    here.wait_for_answer()
+    deaf = beside(here)
+    deaf.page.add_init_script("BroadcastChannel = class { postMessage() {} }")
+    deaf.visit(page.url.removeprefix(f"{here.url}/"))
+    expect(deaf.page.locator("article.user")).to_have_count(1)
+    here.ask("And an owl?")
+    here.wait_for_answer(2)
+    deaf.ask("What is UMA?")
+    deaf.wait_for_answer(2)
+    page.reload()
+    expect(page.locator(".bubble")).to_have_count(2)
+    expect(page.get_by_role("group", name="Version 2 of 2")).to_have_count(1)
+    page.get_by_role("button", name="Previous version").click()
+    expect(page.locator(".bubble").last).to_have_text("And an owl?")
+    page.get_by_label("This conversation").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    set_temperature(deaf.page, "0.5")
+    deaf.ask("Are you there?")
+    deaf.wait_for_answer(3)
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    expect(page.locator(".conversation")).to_have_count(0)
+
+
+def test_a_conversation_that_is_deleted_in_one_window_is_gone_from_the_other_until_undone(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
+    expect(other.page.locator(".conversation")).to_have_count(1)
+    page.get_by_label("This conversation").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(other.page.locator(".conversation")).to_have_count(0)
+    expect(other.page.locator(".toast")).to_contain_text("was deleted in another window")
+    page.get_by_role("button", name="Undo").click()
+    expect(other.page.locator(".conversation")).to_have_count(1)
+    page.reload()
+    expect(page.locator(".bubble")).to_have_text("What is UMA?")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "{",
+        [None],
+        [{}],
+        [conversation(question("a", "constructor"))],
+        [conversation(question("a", "b"), question("b", "a"))],
+        [conversation(question("a", files=[None]))],
+        [conversation(question("a", files=5))],
+        [conversation(question("a", role="system"))],
+        [conversation({**question("a"), "text": None})],
+        [conversation(question("a")), conversation(question("a", "b"))],
+        [],
+    ],
+)
+def test_a_damaged_file_is_refused_whole_and_in_words(here: Visitor, file: Any) -> None:
+    page = here.visit().page
+    if isinstance(file, str):
+        choose_text(page, file)
+    else:
+        choose_file(page, *file)
+    toast = page.locator(".toast")
+    expect(toast).to_contain_text("Nothing was imported from given.json. ")
+    for word in ("undefined", "Cannot read", "null", "function"):
+        assert word not in toast.inner_text()
+    expect(page.locator(".conversation")).to_have_count(0)
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    expect(page.locator(".conversation")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    "done", [{"usage": {}, "metrics": {}}, {**FIGURES, "warnings": 5}, {**FIGURES, "metrics": {"ttft_ms": "<b>"}}, 7]
+)
+def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor, done: Any) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a", done=done)))
+    expect(page.locator(".toast")).to_contain_text("1 conversation imported. Left out")
+    expect(page.locator(".toast")).to_contain_text("figures of an answer")
+    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
+    page.reload()
+    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
+
+
+def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator(".model-card b").wait_for()
+    sampling = {"temperature": 99, "max_tokens": -4, "seed": 7, "n": 7, "stop": [5], "top_k": 1.5}
+    choose_file(page, conversation(question("a"), settings={"system": {}, "priority": 5, "sampling": sampling}))
+    for word in ("instructions", "priority", "temperature", "max_tokens", "n, ", "stop", "top_k"):
+        expect(page.locator(".toast")).to_contain_text(word)
+    expect(page.locator(".toast")).not_to_contain_text("seed")
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    for field, value in (("system", ""), ("set-max_tokens", ""), ("set-seed", "7"), ("set-temperature", "0")):
+        expect(page.locator(f"#{field}")).to_have_value(value)
+
+
+@pytest.mark.parametrize("leaf", ["constructor", "toString", None, 5])
+def test_a_file_without_a_shown_branch_shows_the_newest(here: Visitor, leaf: Any) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("__proto__"), answer("b", "__proto__"), leaf=leaf))
+    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
+    expect(page.locator(".bubble")).to_have_text("Question __proto__")
+
+
+def test_what_an_earlier_page_stored_wrongly_breaks_nothing(here: Visitor) -> None:
+    page = here.visit().page
+    wrong = [
+        {"id": "1", "title": "No messages"},
+        conversation(question("a"), answer("b", "a", done={"usage": {}, "metrics": {}}), id="2", leaf="gone", title={}),
+        conversation(question("a", "b"), id="3"),
+        conversation(question("a"), answer("b", "a", failure={"message": 5}), id="4", title="Failed"),
+    ]
+    put = """stored => new Promise(done => {
+        indexedDB.open("uma").onsuccess = ({ target: { result } }) => {
+            const transaction = result.transaction("conversations", "readwrite");
+            for (const each of stored) transaction.objectStore("conversations").put(each);
+            transaction.oncomplete = () => { result.close(); done(); };
+        };
+    })"""
+    page.evaluate(put, wrong)
+    page.evaluate("localStorage.setItem('uma.settings', '{\"sampling\": 5, \"priority\": {}}')")
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    expect(page.locator(".toast")).to_contain_text("damaged")
+    for number in range(2):
+        page.locator(".conversation").nth(number).click()
+        expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
+    here.ask("What is UMA?")
+    here.wait_for_answer(2)
+
+
+def test_an_answer_says_the_seed_that_it_was_drawn_with(here: Visitor) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a", done={**FIGURES, "seed": 4_711})))
+    expect(page.locator(".figures span").last).to_have_attribute("title", re.compile("drawn with seed 4711$"))
+
+
+def test_more_answers_than_are_remembered_are_rendered_once(here: Visitor) -> None:
+    page = here.visit().page
+    messages: list[dict[str, Any]] = []
+    for number in range(520):
+        messages.append(question(f"q{number}", f"a{number - 1}" if number else None))
+        messages.append(answer(f"a{number}", f"q{number}", text=f"Answer **{number}**"))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/markdown") else None)
+    choose_file(page, conversation(*messages))
+    expect(page.locator("article.assistant strong")).to_have_count(520)
+    page.get_by_role("button", name="New chat", exact=True).click()
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    assert len(asked) == 11  # of 50 each
+
+
+def test_a_look_at_the_live_view_leaves_the_conversation_as_it_is(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Instructions (system prompt)").fill("You are a pirate.")
+    page.keyboard.press("Escape")
+
+    def look_away() -> None:
+        page.get_by_role("link", name="Live").click()
+        page.locator("#live-view[data-frames]").wait_for()
+        page.get_by_role("link", name="Chat").click()
+        expect(page.locator("#chat-view")).to_be_visible()
+
+    look_away()
+    expect(page.locator("#chips")).to_contain_text("instructions")
+    choose_file(page, conversation(*(question(f"q{n}", f"q{n - 1}" if n else None) for n in range(60))))
+    expect(page.locator("article.user")).to_have_count(60)
+    page.locator("article.user").first.scroll_into_view_if_needed()
+    page.locator("article.user").first.hover()
+    page.get_by_role("button", name="Edit and send again").first.click()
+    page.get_by_label("Your question").fill("Half a tho")
+    before = page.evaluate("document.getElementById('scroller').scrollTop = 7")
+    look_away()
+    expect(page.get_by_label("Your question")).to_have_value("Half a tho")
+    assert page.evaluate("document.getElementById('scroller').scrollTop") == before
+
+
+def test_a_draft_stays_with_its_conversation(here: Visitor) -> None:
+    page = here.visit().page
+    message = page.get_by_label("Message", exact=True)
+    message.fill("For a new chat")
+    choose_file(page, conversation(question("a")))
+    expect(message).to_have_value("")
+    page.locator("#attach-file").set_input_files(payload("note.txt", "Olga"))
+    expect(page.locator("#attached")).to_contain_text("note.txt")
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(message).to_have_value("For a new chat")
+    expect(page.locator("#attached")).to_be_hidden()
+    page.locator(".conversation").click()
+    expect(page.locator("#attached")).to_contain_text("note.txt")
+
+
+def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator(".model-card b").wait_for()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    most = page.get_by_label("Most tokens")
+    most.press_sequentially("99999")
+    expect(page.locator("#set-max_tokens-fault")).to_contain_text("Not set: it must be a whole number from 1 to ")
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    expect(page.locator("#chips")).not_to_contain_text("tokens")
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    most.fill("50")
+    expect(page.locator("#set-max_tokens-fault")).to_be_empty()
+    page.keyboard.press("Escape")
+    expect(page.locator("#chips")).to_contain_text("50 tokens")
