@@ -127,6 +127,7 @@ export function openSettings(settings, info, onChange) {
     Object.assign(draft, structuredClone(DEFAULTS), { system: draft.system });
     changed();
     openSettings(draft, info, onChange);
+    byId("reset", HTMLButtonElement).focus(); // it was built again
   };
   dialog.replaceChildren(
     h(
@@ -156,7 +157,7 @@ export function openSettings(settings, info, onChange) {
         h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
       ),
-      h("button", { type: "button", class: "button", onclick: reset }, "Set sampling back"),
+      h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Set sampling back"),
     ),
   );
   if (!dialog.open) dialog.showModal();
