@@ -48,7 +48,7 @@ async function request(path, options = {}) {
     response = await fetch(`ui/api/${path}`, init);
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, { code: "E_CONNECTION", message: "The server does not answer. Is it running?" });
+    throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
   }
   if (response.ok) return response;
   if (response.status === 401) onUnauthorized.ask();
@@ -61,7 +61,7 @@ async function failureOf(response) {
   try {
     const { error } = await response.json();
     return {
-      code: String(error.code ?? response.status),
+      code: response.headers.has("x-uma-loading-percent") ? "loading" : String(error.code ?? response.status),
       message: String(error.message),
       retry_after_ms: retry,
     };
@@ -88,12 +88,14 @@ export async function remove(path) {
  * The events of a stream, until it ends. Throws `ApiError` where it cannot be had or breaks off.
  *
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string}} [options]
+ * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void}} [options] `onOpen` is called
+ *   once the server has the request.
  * @returns {AsyncGenerator<ServerEvent, void, void>}
  */
-export async function* stream(path, { body, signal, lastEventId } = {}) {
+export async function* stream(path, { body, signal, lastEventId, onOpen } = {}) {
   const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
   const response = await request(path, { body, signal, headers: more });
+  onOpen?.();
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -110,7 +112,7 @@ export async function* stream(path, { body, signal, lastEventId } = {}) {
     }
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;
-    throw new ApiError(0, { code: "E_CONNECTION", message: "The connection to the server broke off." });
+    throw new ApiError(0, { code: "unreachable", message: "The connection to the server broke off." });
   } finally {
     await reader.cancel().catch(() => {});
   }
