@@ -58,10 +58,17 @@ async function request(path, options = {}) {
 /** @param {Response} response @returns {Promise<Failure>} */
 async function failureOf(response) {
   const retry = Number(response.headers.get("retry-after-ms")) || null;
+  const loading = response.headers.get("x-uma-loading-percent");
+  if (loading !== null)
+    return {
+      code: "loading",
+      message: `The model is still being loaded (${loading} %).`,
+      retry_after_ms: retry,
+    };
   try {
     const { error } = await response.json();
     return {
-      code: response.headers.has("x-uma-loading-percent") ? "loading" : String(error.code ?? response.status),
+      code: String(error.code ?? response.status),
       message: String(error.message),
       retry_after_ms: retry,
     };

@@ -122,7 +122,7 @@ export class Chat {
 
   /** Ask for an answer to the branch that ends with `parent`. @param {Conversation} conversation @param {string | null} parent */
   answer(conversation, parent) {
-    const mostTokens = Number(conversation.settings.sampling.max_tokens) || undefined;
+    const mostTokens = Number(conversation.settings.sampling.max_tokens) || null;
     const fresh = { token: freshId(), isUnsent: true, mostTokens };
     const message = add(conversation, { parent, role: "assistant", text: "", ...fresh });
     void this.follow(conversation, message, bodyOf(conversation, message));
