@@ -112,13 +112,16 @@ def test_a_full_queue_is_told_in_the_readers_words(browser: Browser, tmp_path: P
         here.problems.clear()  # Chromium notes each stream that was let go of
 
 
-def test_a_setting_that_the_server_refuses_is_told_with_where_it_can_be_mended(here: Visitor) -> None:
-    set_sampling(here, max_tokens=-4)
-    here.ask("What is UMA?")
-    failure = here.page.locator(".failure")
-    expect(failure).to_contain_text("Open “Instructions and sampling” and correct it")
-    expect(failure.locator(".detail")).to_contain_text("-4")
-    here.problems.clear()  # Chromium's own line about the 400
+def test_a_setting_that_the_server_refuses_is_told_with_where_it_can_be_mended(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with saying(browser, tmp_path, "Well, this is it.", "--max-tokens", "50") as here:
+        set_sampling(here, max_tokens=100)  # as it was allowed by another server at this address
+        here.ask("What is UMA?")
+        failure = here.page.locator(".failure")
+        expect(failure).to_contain_text("Open “Instructions and sampling” and correct it")
+        expect(failure.locator(".detail")).to_contain_text("100")
+        here.problems.clear()  # Chromium's own line about the 400
 
 
 def test_how_long_to_wait_is_told(here: Visitor) -> None:
