@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from http_server import HttpServer
-from page_browser import FLAGS, Visitor, chromium, find_chromium, violations, visitor
+from page_browser import FLAGS, LONG, Visitor, chromium, find_chromium, violations, visitor
 from playwright.sync_api import Browser, FilePayload, Page, expect, sync_playwright
 
 FILL = """() => {
@@ -183,6 +183,41 @@ def test_a_window_that_hears_nothing_of_the_other_overwrites_nothing(here: Visit
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")
     expect(page.locator(".conversation")).to_have_count(0)
+
+
+def test_an_answer_is_followed_in_the_other_window_also_when_the_first_is_closed(here: Visitor) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a"), settings=LONG))
+    expect(page.locator("article.user")).to_have_count(1)
+    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
+    here.ask("Tell me a story about a fox")
+    other.page.locator(".is-writing .block").first.wait_for()
+    page.close()
+    other.wait_for_answer(2)
+    expect(other.page.locator(".figures").last).to_contain_text("1,900")
+
+
+def test_what_is_edited_in_one_window_outlives_what_is_said_in_the_other(here: Visitor) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a")))
+    expect(page.locator("article.user")).to_have_count(1)
+    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
+    other.page.locator("article.user").hover()
+    other.page.get_by_role("button", name="Edit and send again").click()
+    other.page.get_by_label("Your question").fill("What is UMA?")
+    here.ask("Who are you?")
+    here.wait_for_answer(2)
+    page.get_by_label("This conversation").click()
+    page.get_by_role("button", name="Rename").click()
+    page.keyboard.type("Said in both")
+    page.keyboard.press("Enter")
+    expect(other.page.locator("#title")).to_have_text("Said in both")  # so what was said before has come, too
+    expect(other.page.get_by_label("Your question")).to_have_value("What is UMA?")
+    other.page.get_by_role("button", name="Send again", exact=True).click()
+    expect(other.page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+    other.wait_for_answer()
+    other.page.get_by_role("button", name="Previous version").click()
+    expect(other.page.locator(".bubble")).to_have_text(["Question a", "Who are you?"])
 
 
 def test_a_conversation_that_is_deleted_in_one_window_is_gone_from_the_other_until_undone(here: Visitor) -> None:
