@@ -27,6 +27,7 @@ import attrs
 import llama_cpp
 import numpy as np
 
+from benchmarks.raw_mixed import MixedJob, MixedResult, run_mixed
 from uma.llama import extra_buffers, trust, work_memory
 
 N_BATCH, N_UBATCH = 2048, 512
@@ -210,19 +211,24 @@ class RawDecoder:
                 for _ in range(MOST_AHEAD if job.pace_ms and not job.is_mixed else 0):
                     if given.lasts():
                         break
-                    self._batch_of([(1, row + given.tokens, 0, 1)])
+                    self.batch_of([(1, row + given.tokens, 0, 1)])
                     given.took(is_step=True)
                 rows = [(token, at + index, number, 0) for index, token in enumerate(piece)]
                 ends = at + len(piece) == len(prompt)
                 rows[-1] = (*rows[-1][:3], int(ends))
-                self._batch_of([(1, row + given.tokens, 0, 1), *rows] if job.is_mixed else rows)
+                self.batch_of([(1, row + given.tokens, 0, 1), *rows] if job.is_mixed else rows)
                 given.took(is_step=job.is_mixed)
             first_read_s = first_read_s or given.elapsed_s
             for at in range(job.answer_tokens - 1 if number < len(job.prompts) else 0):
-                self._batch_of([(1, len(prompt) + at, number, 1)])
+                self.batch_of([(1, len(prompt) + at, number, 1)])
                 given.waited()
         self._piece_s[job.piece_tokens] = given.piece_s
         return StormResult(given.elapsed_s, first_read_s, given.worst_gap_s * 1000, given.tokens)
+
+    def run_mixed(self, job: MixedJob) -> MixedResult:
+        """Prompts beside people's answers; see `raw_mixed`."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
+        return run_mixed(self, job)
 
     def run_rows(self, job: RowsJob) -> RowsResult:
         """What a batch takes by its number of rows, and whether rows that nothing is wanted of make it faster."""
@@ -234,7 +240,7 @@ class RawDecoder:
             for number, (wanted, filling) in enumerate(job.batches):
                 rows = [(1, held[row], row, int(row < wanted)) for row in range(wanted + filling)]
                 began = time.perf_counter()
-                self._batch_of(rows)
+                self.batch_of(rows)
                 if repeat:  # the first touches memory
                     took_ms[number].append((time.perf_counter() - began) * 1000)
                 # All sequences stay as long as they were: a batch is compared with others behind as many tokens.
@@ -253,18 +259,22 @@ class RawDecoder:
         took_ms: list[float] = []
         for _ in range(job.repeats):
             began = time.perf_counter()
-            self._batch_of(rows)
+            self.batch_of(rows)
             took_ms.append((time.perf_counter() - began) * 1000)
             llama_cpp.llama_memory_seq_rm(memory, 0, behind, -1)
         return PieceResult(median(took_ms))
 
-    def _batch_of(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
+    def batch_of(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
         """Tokens with their positions, sequences, and whether logits are wanted."""
         part = np.array(rows, dtype=np.int32)
         count = len(part)
         self._token[:count], self._pos[:count], self._logits[:count] = part[:, 0], part[:, 1], part[:, 3]
         self._set_sequences(part[:, 2])
         self._decode(count, int(part[:, 3].sum()))
+
+    def forget(self, sequence: int) -> None:
+        """Remove a sequence from memory."""
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._ctx), sequence, -1, -1)
 
     def _prefill(self, prompts: Sequence[Sequence[int]], behind: int) -> Any:
         """Whole prompts, as many in a batch as fit (and long ones in pieces); the first token of each."""
@@ -350,7 +360,11 @@ _quiet = llama_cpp.llama_log_callback(_swallow)
 """Kept here, for C holds no reference of its own."""
 
 
-def _answer(decoder: RawDecoder, fields: dict[str, Any]) -> Result | StormResult | RowsResult | PieceResult:
+def _answer(
+    decoder: RawDecoder, fields: dict[str, Any]
+) -> Result | StormResult | MixedResult | RowsResult | PieceResult:
+    if "people" in fields:
+        return decoder.run_mixed(MixedJob(**fields))
     if "piece" in fields:
         return decoder.run_piece(PieceJob(**fields))
     if "stream" in fields:

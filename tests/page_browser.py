@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from http_server import running_http
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from required import missing
+from script_model import write_script_model
 
-from harness import PATIENCE_SEC
+from harness import PATIENCE_SEC, short_directory
 
 FLAGS = (
     "--headless",
@@ -31,6 +34,14 @@ expect.set_options(timeout=PATIENCE_MS)  # for every test that imports this: its
 
 LONG = {"system": "", "priority": 1, "sampling": {"temperature": 0.7, "min_tokens": 1900, "max_tokens": 1900}}
 """Settings with which the built-in model goes on for some seconds."""
+ENDLESS: dict[str, Any] = {"context_length": 16_384, "is_endless": True, "feed_forward": 4_000}
+"""For `saying`: the model says its text again and again, a token in milliseconds."""
+HURRY = """(() => {
+    const [later, now, begun] = [window.setTimeout, Date.now, Date.now()];
+    window.setTimeout = (run, ms, ...given) => later(run, ms / 10, ...given);
+    Date.now = () => begun + 10 * (now() - begun);
+})()"""
+"""For before the page's own script: time passes ten times as fast."""
 
 
 def find_chromium() -> str:
@@ -95,6 +106,18 @@ def visitor(browser: Browser, url: str, *, width: int = 1200, height: int = 800)
         assert one.problems == [], one.problems
     finally:
         context.close()
+
+
+@contextmanager
+def saying(browser: Browser, directory: Path, text: str | Sequence[str], *flags: str, **how: Any) -> Iterator[Visitor]:
+    """A fresh window on the page of a server whose model says just this; `how` as for `write_script_model`."""
+    model = write_script_model(directory / "script.gguf", text, **how)
+    with (
+        short_directory() as sockets,
+        running_http(sockets, "--model", str(model), *flags) as server,
+        visitor(browser, server.url) as one,
+    ):
+        yield one
 
 
 def node_module(*path: str) -> Path:

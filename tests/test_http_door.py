@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, redirect_stdout, suppress
 from email.utils import parsedate_to_datetime
 from io import StringIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import httpx
 import pytest
 from engine_world import config_for
 from http_server import Answered, HttpServer, RawHttp, hosted_http, running_http
+from hypothesis import given
+from hypothesis import strategies as st
 from script_model import write_script_model
 
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
@@ -41,6 +44,8 @@ MORE_BOUNDS = {
     "roomy": "max_tokens = 50_000\n",
     "brief": "max_tokens = 8\nmax_priority = 0\n",
     "single": "max_concurrent = 1\n",
+    "prober": "max_tokens_per_minute = 20\n",
+    "reader": "max_tokens_per_minute = 20\n",
 }
 
 
@@ -181,6 +186,49 @@ def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, 
     assert "max_tokens_per_minute" in refused.json["error"]
     assert locked.ask("POST", "/health/check", {"type": "embedding"}, **mine).status == 429  # no word of the engine
     assert locked.ask("POST", "/api/embed", few, **bearer(keys, "free")).status == 200
+
+
+def test_a_key_s_bounds_hold_for_health_checks(locked: HttpServer, keys: dict[str, str]) -> None:
+    asked = {"type": "generation", "token_ids": [300], "max_tokens": 8}
+    assert locked.ask("POST", "/health/check", asked, **bearer(keys, "brief")).json["tokens_generated"] == 8
+    refused = locked.ask("POST", "/health/check", {**asked, "max_tokens": 9}, **bearer(keys, "brief"))
+    assert (refused.status, "max_tokens" in refused.json["error"]["message"]) == (403, True)
+    late = locked.ask("POST", "/health/check", asked, **bearer(keys, "hasty"))
+    assert (late.status, "target_ttft_ms" in late.json["error"]) == (503, True)
+
+
+def test_a_health_check_that_was_not_waited_for_counts(locked: HttpServer, keys: dict[str, str]) -> None:
+    mine = bearer(keys, "prober")
+    asked = {"type": "generation", "token_ids": [300] * 40, "max_tokens": 1_500, "timeout_ms": 100}
+    assert locked.ask("POST", "/health/check", asked, **mine).status == 503
+    refused = locked.ask("POST", "/v1/completions", SMALL, **mine)
+    assert (refused.status, "max_tokens_per_minute" in refused.json["error"]["message"]) == (429, True)
+
+
+def test_texts_that_their_client_left_count(locked: HttpServer, keys: dict[str, str]) -> None:
+    with locked.connect() as raw:
+        raw.send("POST", "/v1/embeddings", {"input": ["a fox in the forest " * 20] * 20}, **bearer(keys, "reader"))
+        until(locked.process.metrics, lambda found: found["embed_requests_total"] > 0)
+    until(
+        lambda: locked.ask("POST", "/v1/embeddings", {"input": "a"}, **bearer(keys, "reader")),
+        lambda answer: answer.status == 429,
+    )
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 100)), min_size=1, max_size=12), st.integers(1, 200))
+def test_a_refusal_says_when_enough_tokens_are_a_minute_old(used: list[tuple[float, int]], rate: int) -> None:
+    account, now = Account("x", Bounds(max_tokens_per_minute=rate)), 0.0
+    for after, tokens in used:
+        now += after
+        account.charge(tokens, now)
+    excess = account.objection(1, now)
+    times = accumulate(after for after, _ in used)
+    lately = sum(tokens for (_, tokens), at in zip(used, times, strict=True) if at > now - 60)
+    assert (excess is None) == (lately < rate)
+    if excess is not None:
+        assert excess.retry_after_ms is not None
+        assert account.objection(1, now + (excess.retry_after_ms - 2) / 1000) is not None
+        assert account.objection(1, now + (excess.retry_after_ms + 1) / 1000) is None
 
 
 def test_a_key_s_lane_and_targets_hold_whatever_a_request_says(locked: HttpServer, keys: dict[str, str]) -> None:

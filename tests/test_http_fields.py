@@ -106,7 +106,11 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (MESSAGES, {"stop_sequences": ["zz"]}, {"stop": ("zz",)}),
         (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"grammar": BY_SCHEMA}),
         (OLLAMA_CHAT, {"options": {"num_predict": 3, "temperature": 0.3}}, {"max_tokens": 3, "temperature": 0.3}),
-        (OLLAMA_CHAT, {"options": {"num_predict": -1, "seed": -1, "stop": "zz"}}, {"seed": None, "stop": ("zz",)}),
+        (
+            OLLAMA_CHAT,
+            {"options": {"num_predict": -1, "seed": -1, "stop": "zz"}},
+            {"seed": None, "stop": ("zz",), "max_tokens": 32},
+        ),
         (OLLAMA_CHAT, {"logprobs": True}, {"logprobs": 0}),
         (OLLAMA, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
         (OLLAMA_CHAT, {"format": "json"}, {"grammar": ANY_OBJECT}),
@@ -116,7 +120,8 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (OLLAMA, {"options": {"repeat_last_n": -1}}, {"penalty_window": N_CTX}),
         (OLLAMA, {"format": ""}, {"grammar": None}),
         (NATIVE, {"n_predict": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
-        (NATIVE, {"n_predict": -1, "seed": -1}, {"max_tokens": None, "seed": None}),
+        (NATIVE, {"n_predict": -1, "seed": -1}, {"max_tokens": 32, "seed": None}),
+        (OLLAMA, {"options": {"num_predict": -2}}, {"max_tokens": 32}),
         (NATIVE, {"repeat_penalty": 1.2, "repeat_last_n": 5}, {"repetition_penalty": 1.2, "penalty_window": 5}),
         (NATIVE, {"repeat_last_n": -1, "dry_penalty_last_n": -1}, {"penalty_window": N_CTX, "dry_window": N_CTX}),
         (NATIVE, {"dry_penalty_last_n": 7, "n_probs": 3}, {"dry_window": 7, "logprobs": 3}),
@@ -229,8 +234,8 @@ def test_instructions_are_the_system_s_message(
 
 
 def test_a_raw_prompt_goes_without_a_template(asking: Asking) -> None:
-    (request,) = asking.requests(OLLAMA, {"prompt": "u", "system": "s", "raw": True})
-    assert (request.prompt, request.messages) == ("u", None)
+    (request,) = asking.requests(OLLAMA, {"prompt": "u", "raw": True})
+    assert (request.prompt, request.messages, request.parse_special) == ("u", None, True)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, NATIVE])

@@ -131,6 +131,14 @@ def test_usage_sums_all_prompts_and_choices_streamed_or_not(client: openai.OpenA
         assert (usage.completion_tokens, usage.total_tokens) == (12, usage.prompt_tokens + 12)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_of_several_prompts_the_one_that_is_too_long_is_named(client: openai.OpenAI, is_streamed: bool) -> None:
+    asked: Any = {"model": "builtin", "prompt": ["Once", "long " * 300_000], "max_tokens": 1, "stream": is_streamed}
+    with pytest.raises(openai.BadRequestError, match=r"prompt\[1\]: prompt too large") as refused:
+        list(client.completions.create(**asked))
+    assert refused.value.code == "context_length_exceeded"
+
+
 def test_a_prompt_of_token_ids_is_that_of_their_text(client: openai.OpenAI) -> None:
     text = "Once upon a time"
     found = client.post("/../tokenize", body={"content": text, "add_special": True}, cast_to=dict[str, Any])
@@ -159,6 +167,51 @@ def test_log_probabilities_have_openai_s_form_streamed_or_not(client: openai.Ope
         for each in choice.logprobs.content or []
     ]
     assert [each.token for each in streamed] == [each.token for each in content]
+
+
+def test_a_rendered_conversation_is_the_same_prompt_wherever_text_is_a_prompt(http_server: HttpServer) -> None:
+    talk: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    chat = http_server.ask("POST", "/v1/chat/completions", talk).json["usage"]["prompt_tokens"]
+    text = http_server.ask("POST", "/apply-template", talk).json["prompt"]
+    found = [
+        http_server.ask("POST", "/v1/completions", {"prompt": text, "max_tokens": 1}).json["usage"]["prompt_tokens"],
+        http_server.ask("POST", "/completion", {"prompt": text, "n_predict": 1}).json["tokens_evaluated"],
+        http_server.ask(
+            "POST", "/api/generate", {"prompt": text, "raw": True, "stream": False, "options": {"num_predict": 1}}
+        ).json["prompt_eval_count"],
+        http_server.ask("POST", "/tokenize", {"content": text, "add_special": True}).json["count"],
+    ]
+    assert found == [chat] * 4
+    plain = http_server.ask("POST", "/tokenize", {"content": text, "add_special": True, "parse_special": False}).json
+    assert plain["count"] > chat
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "Once upon", "seed": 7, "max_tokens": 6, "temperature": 0.8, "stop": ["ime, t", "zzz"]},
+        {"prompt": "\u00e9\U0001f98a", "echo": True, "max_tokens": 4, "temperature": 0},
+    ],
+)
+def test_text_offsets_are_where_each_token_s_text_begins_streamed_or_not(
+    client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    whole = client.completions.create(model="builtin", logprobs=1, **fields).choices[0]
+    parts = [each.choices[0] for each in client.completions.create(model="builtin", logprobs=1, **fields, stream=True)]
+    assert whole.logprobs is not None
+    offsets = whole.logprobs.text_offset or []
+    assert offsets == [at for each in parts if each.logprobs for at in each.logprobs.text_offset or []]
+    for at, token in zip(offsets, whole.logprobs.tokens or [], strict=True):
+        if "\ufffd" not in token:
+            assert whole.text[at:].startswith(token[: max(0, len(whole.text) - at)])
+
+
+def test_the_token_itself_is_among_the_likeliest_ones(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "prompt": "Once upon", "max_tokens": 12, "temperature": 2, "seed": 1}
+    form = client.completions.create(**asked, logprobs=1).choices[0].logprobs
+    assert form is not None
+    for token, likeliest in zip(form.tokens or [], form.top_logprobs or [], strict=True):
+        assert token in likeliest and len(likeliest) <= 2
 
 
 def test_log_probabilities_of_completions_are_four_lists(client: openai.OpenAI) -> None:

@@ -84,6 +84,13 @@ CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
         ),
         (MESSAGES, {"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         (MESSAGES, {"output_config": {"effort": "high"}}, "output_config.effort"),
+        (MESSAGES, {"stop_sequences": ["zz"], "stop": "yy"}, "stop"),
+        (NATIVE, {"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty"),
+        (OLLAMA, {"options": {"num_predict": 1, "repeat_last_n": 3, "penalty_window": 4}}, "penalty_window"),
+        ("/api/generate", {"raw": True, "system": "s", "stream": False}, "system"),
+        ("/tokenize", {"content": "a", "prompt": "b"}, "prompt"),
+        ("/embedding", {"content": "a", "input": "b"}, "content"),
+        (CHAT, {"response_format": {"type": "text", "tone": 1}, "max_tokens": 1}, "response_format.tone"),
         ("/api/generate", {"raw": True, "think": True, "stream": False}, "think"),
         (CHAT, {"messages": [{"role": "user", "content": [TONED]}], "max_tokens": 1}, "messages[0].content[0].tone"),
         (RESPONSES, {"input": [{"role": "user", "content": [TONED]}], **SHORT}, "input[0].content[0].tone"),
@@ -95,7 +102,7 @@ CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
 def test_a_wish_that_is_known_and_not_done_is_named_too(
     server: HttpServer, path: str, fields: dict[str, Any], named: str
 ) -> None:
-    answer = server.ask("POST", path, {**GENERATING[path], **fields})
+    answer = server.ask("POST", path, {**GENERATING.get(path, {}), **fields})
     assert (answer.status, answer.headers["x-uma-ignored"]) == (200, named)
 
 
@@ -135,6 +142,7 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
         (MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": 1}}}, "output_config.format.schema"),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt"),
         (NATIVE, {"seed": -2}, "seed"),
         (NATIVE, {"seed": 2**32}, "seed"),
         (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "grammar"),

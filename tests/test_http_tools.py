@@ -112,7 +112,7 @@ def test_openai_s_allowed_tools_are_those_that_can_be_called(http_server: HttpSe
             tool_choice=choice,
             max_tokens=60,
         )
-        response = client.responses.create(
+        response: Any = client.responses.create(
             model="builtin", input=ASKED, tools=tools, tool_choice=flat, max_output_tokens=60
         )
     called = [call.function.name for call in chat.choices[0].message.tool_calls or () if call.type == "function"]
@@ -429,6 +429,43 @@ def check_ollama(client: Any, is_streamed: bool) -> None:
     assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())
 
 
+def test_a_chat_s_log_probabilities_are_those_of_its_text_streamed_or_not(thinker: HttpServer) -> None:
+    asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
+    asked |= {"max_tokens": 200, "logprobs": True}
+    with openai_client(thinker) as client:
+        whole = client.chat.completions.create(**asked).choices[0].logprobs
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    streamed = [each for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content or []]
+    assert whole is not None
+    told = "".join(each.token for each in whole.content or [])
+    assert ("Moment." in told, "city" in told) == (True, False)
+    assert [each.token for each in streamed] == [each.token for each in whole.content or []]
+
+
+def test_items_have_the_order_in_which_they_were_said_streamed_or_not(tmp_path: Path) -> None:
+    said = 'Look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>Done that.'
+    model = write_script_model(tmp_path / "script.gguf", said, template=QWEN)
+    flat = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+    asked: Any = {"input": ASKED, "tools": [flat], "temperature": 0}
+    with short_directory() as directory, running_http(directory, "--model", str(model)) as server:
+        with openai_client(server) as client:
+            whole: Any = client.responses.create(**asked, model="script")
+            *_, last = client.responses.create(**asked, model="script", stream=True)
+            streamed: Any = last
+        tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+        turns: Any = [{"role": "user", "content": ASKED}]
+        with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+            fields: Any = {"model": "script", "messages": turns, "tools": [tool], "max_tokens": 200}
+            message = claude.messages.create(**fields)
+            with claude.messages.stream(**fields) as stream:
+                final = stream.get_final_message()
+    for response in (whole, streamed.response):
+        found = [item.arguments if item.type == "function_call" else item.content[0].text for item in response.output]
+        assert found == ["Look.", '{"city": "Bern"}', "Done that."]
+    for blocks in (message.content, final.content):
+        assert [getattr(block, "text", None) for block in blocks] == ["Look.", None, "Done that."]
+
+
 TWO_CITIES = ("Oslo", "Bergen")
 OPEN, CLOSE = '<tool_call>\n{"name": "weather", "arguments": {"city": "', '"}}\n</tool_call>'
 TWO_CALLS = (OPEN, "Os", "lo" + CLOSE, "\n" + OPEN, "Ber", "gen" + CLOSE)
@@ -464,6 +501,27 @@ def test_streamed_log_probabilities_are_those_of_the_answer_and_not_of_the_think
     assert [each["bytes"] for each in streamed] == [each["bytes"] for each in expected]
     for one, other in zip(streamed, expected, strict=True):
         assert one["logprob"] == pytest.approx(other["logprob"], abs=0.01)
+
+
+def test_a_call_that_a_stop_string_cuts_off_is_never_told_as_a_whole_one(caller: str) -> None:
+    turns: Any = [{"role": "user", "content": ASKED}]
+    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+        chat = client.chat.completions.create(
+            model="script", messages=turns, tools=[FREE], stop=["gen"], max_tokens=200, temperature=0
+        ).choices[0]
+        flat: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+        response: Any = client.responses.create(
+            model="script", input=ASKED, tools=[flat], temperature=0, extra_body={"stop": ["gen"]}
+        )
+    arguments = [call.function.arguments for call in chat.message.tool_calls or () if call.type == "function"]
+    assert (chat.finish_reason, arguments) == ("length", ['{"city": "Oslo"}', '{"city": "Ber'])
+    assert (response.status, response.output[-1].status) == ("incomplete", "incomplete")
+    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+        said = claude.messages.create(
+            model="script", messages=turns, tools=[tool], stop_sequences=["gen"], max_tokens=200
+        )
+    assert (said.stop_reason, [block.type for block in said.content]) == ("stop_sequence", ["tool_use", "tool_use"])
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from http_server import HttpServer
-from page_browser import LONG, chromium, violations, visitor
-from playwright.sync_api import Browser, Page, expect
+from page_browser import ENDLESS, LONG, chromium, saying, violations, visitor
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from harness import is_settled, until
 
@@ -193,13 +192,157 @@ def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
         page.evaluate(
             """() => {
                 window.said = [];
-                const told = () => window.said.push(document.getElementById("announcer").textContent);
+                const told = (changes) => {
+                    for (const { addedNodes } of changes) for (const each of addedNodes) said.push(each.textContent);
+                };
                 new MutationObserver(told).observe(document.getElementById("announcer"), { childList: true });
             }"""
         )
         one.ask("What is UMA?")
         text = one.wait_for_answer()
-        expect(page.locator("#announcer")).to_have_text(re.compile("^The answer is complete"))
+        expect(page.locator("#announcer")).to_contain_text("The answer is complete")
         said = page.evaluate("window.said")
-        # The answer itself, each part of it once and not at each token.
+        # The answer itself, each part of it once and not at each token; and nothing takes it away before it was heard.
         assert sum(text.split("\n")[0][:40] in each for each in said) == 1
+        expect(page.locator("#announcer")).to_contain_text(text.split("\n")[0][:40])
+
+
+def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        box = page.get_by_label("Message", exact=True)
+
+        def press(button: Locator) -> None:
+            button.focus()
+            page.keyboard.press("Enter")
+
+        one.ask("What is UMA?")
+        one.wait_for_answer()
+        press(page.get_by_role("button", name="Answer again"))
+        expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+        expect(box).to_be_focused()
+        one.wait_for_answer()
+        press(page.get_by_role("button", name="Edit and send again"))
+        press(page.get_by_role("button", name="Send again", exact=True))
+        expect(page.locator("article.user .versions")).to_be_visible()
+        expect(box).to_be_focused()
+        one.wait_for_answer()
+        branch = page.get_by_role("button", name="Branch off into a new chat")
+        press(branch)
+        expect(page.locator("#title")).to_contain_text("(branch)")
+        expect(branch).to_be_focused()
+        other = page.locator(".conversation").last
+        press(other)
+        expect(other).to_have_attribute("aria-current", "true")
+        expect(other).to_be_focused()
+        press(page.get_by_role("button", name="Instructions and sampling", exact=True))
+        reset = page.get_by_role("button", name="Set sampling back")
+        page.get_by_label("Top k").fill("40")
+        press(reset)
+        expect(page.get_by_label("Top k")).to_have_value("")
+        expect(reset).to_be_focused()
+        page.keyboard.press("Escape")
+        page.get_by_label("This conversation").click()
+        press(page.get_by_role("button", name="Delete"))
+        expect(page.locator(".conversation")).to_have_count(1)
+        expect(box).to_be_focused()
+        press(page.get_by_role("button", name="Undo"))
+        expect(page.locator(".conversation")).to_have_count(2)
+        expect(box).to_be_focused()
+
+
+def test_an_answer_that_ends_takes_the_focus_from_nothing(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+        one.visit()
+        one.ask("Tell me a story about a fox")
+        page.locator(".is-writing .block").first.wait_for()
+        page.locator(".conversation").focus()
+        one.wait_for_answer()
+        expect(page.locator(".conversation .pulse")).to_have_count(0)
+        expect(page.locator(".conversation")).to_be_focused()
+        page.get_by_role("button", name="Answer again").click()
+        page.locator(".is-writing .block").first.wait_for()
+        page.get_by_role("button", name="Stop the answer").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+        expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_escape_stops_an_answer_only_where_there_is_nothing_else_to_close(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as one:
+        page = one.visit().page
+        deleted: list[str] = []
+        page.on("request", lambda request: deleted.append(request.url) if request.method == "DELETE" else None)
+        one.ask("Go on.")
+        page.locator(".is-writing .block").first.wait_for()
+        page.get_by_label("This conversation").click()
+        page.get_by_role("button", name="Rename").click()
+        page.keyboard.press("Escape")
+        expect(page.locator("#title")).to_be_visible()
+        page.get_by_role("link", name="Live").click()
+        page.locator("#live-view[data-frames]").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Chat").click()
+        page.set_viewport_size({"width": 360, "height": 640})
+        page.get_by_role("button", name="Show the list of conversations").click()
+        page.keyboard.press("Escape")
+        expect(page.locator("#sidebar")).not_to_be_in_viewport()
+        page.locator("article.user").hover()
+        page.get_by_role("button", name="Edit and send again").click()
+        page.get_by_role("button", name="Cancel").focus()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+        assert deleted == []
+        page.keyboard.press("Escape")
+        expect(page.locator(".note")).to_have_text("Stopped.")
+        one.problems.clear()  # Chromium notes the live stream that was let go of
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 640)])
+def test_a_notice_lies_on_no_button_of_the_chat(
+    browser: Browser, http_server: HttpServer, width: int, height: int
+) -> None:
+    with visitor(browser, http_server.url, width=width, height=height) as one:
+        page = one.visit().page
+        one.ask("What is UMA?")
+        one.wait_for_answer()
+        page.get_by_label("This conversation").click()
+        page.get_by_role("button", name="Delete").click()
+        page.get_by_role("button", name="Undo").wait_for()
+        for name in ("#send", "#attach", "#chips", "#tab-live", "#open-settings"):
+            is_free = "each => { const { x, y, width, height } = each.getBoundingClientRect();"
+            is_free += " return each.contains(document.elementFromPoint(x + width / 2, y + height / 2)); }"
+            assert page.locator(name).evaluate(is_free), name
+
+
+def test_copying_works_without_a_secure_context(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.page
+        page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', { value: undefined })")
+        one.visit()
+        one.ask("What is UMA?")
+        one.wait_for_answer()
+        button = page.get_by_role("button", name="Copy the question")
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(button.locator("[href='#i-check']")).to_have_count(1)
+        expect(button).to_be_focused()
+        page.get_by_label("Message", exact=True).focus()
+        page.keyboard.press("Control+V")
+        expect(page.get_by_label("Message", exact=True)).to_have_value("What is UMA?")
+
+
+def test_a_file_that_is_dropped_anywhere_is_attached(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        drop = """() => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File(["The fox is called Olga."], "note.txt", { type: "text/plain" }));
+            const event = (name) => new DragEvent(name, { dataTransfer, bubbles: true, cancelable: true });
+            const at = document.getElementById("sidebar");
+            return [at.dispatchEvent(event("dragover")), at.dispatchEvent(event("drop"))];
+        }"""
+        assert page.evaluate(drop) == [False, False]  # neither is left to the browser
+        expect(page.locator("#attached")).to_contain_text("note.txt")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import LONG, PATIENCE_MS, Visitor, chromium, violations, visitor
+from page_browser import HURRY, LONG, Visitor, chromium, saying, violations, visitor
 from playwright.sync_api import Browser, expect
-from script_model import SWITCHED, THOUGHT, write_script_model
+from script_model import SWITCHED, THOUGHT
 
 from harness import is_settled, short_directory, until
 from models import CHATML
@@ -70,18 +70,6 @@ def browser() -> Iterator[Browser]:
 def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
     """A fresh window on the page of the server that all share."""
     with visitor(browser, http_server.url) as one:
-        yield one
-
-
-@contextmanager
-def saying(browser: Browser, directory: Path, text: str | Sequence[str], *flags: str, **how: Any) -> Iterator[Visitor]:
-    """A fresh window on the page of a server whose model says just this; `how` as for `write_script_model`."""
-    model = write_script_model(directory / "script.gguf", text, **how)
-    with (
-        short_directory() as sockets,
-        running_http(sockets, "--model", str(model), *flags) as server,
-        visitor(browser, server.url) as one,
-    ):
         yield one
 
 
@@ -153,14 +141,16 @@ def test_an_answer_goes_on_over_a_reload(here: Visitor, http_server: HttpServer)
 
 def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: Browser) -> None:
     with short_directory() as sockets, running_http(sockets) as server, visitor(browser, server.url) as one:
-        page = one.visit().page
+        page = one.page
+        page.add_init_script(HURRY)
+        one.visit()
         page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
         one.visit()
         one.ask("Tell me a story about a fox")
         page.locator(".is-writing .block").first.wait_for()
         server.process.process.kill()
         expect(page.locator(".status")).to_contain_text("Picking the answer up again")
-        expect(page.locator(".failure")).to_contain_text("The server does not answer", timeout=PATIENCE_MS)
+        expect(page.locator(".failure")).to_contain_text("The server does not answer")
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
         assert page.locator("article.assistant .blocks").inner_text()
         one.problems.clear()  # the browser's own lines about refused connections

@@ -16,8 +16,8 @@ import pytest
 import trio
 from engine_world import config_for
 from http_server import HttpServer, running_http
-from page_browser import chromium, visitor
-from playwright.sync_api import Browser, expect
+from page_browser import chromium, violations, visitor
+from playwright.sync_api import Browser, Page, expect
 from starlette.types import Message, Scope
 
 from harness import PATIENCE_SEC, short_directory
@@ -287,6 +287,59 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
     with visitor(browser, narrow_server.url) as one:
         assert one.visit().page.evaluate(script, running) == ["writing9 in · 3 out"]
         assert one.page.evaluate(script, running[::-1]) == ["writing9 in · 3 out"]
+
+
+def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
+    """The page's own lanes in its live view after these frames, each as its name and its state."""
+    script = """async (frames) => {
+        const { Lanes } = await import("/ui/lanes.js");
+        const list = document.querySelector("#live-view .lanes");
+        const lanes = new Lanes(list, document.createElement("p"));
+        for (const frame of frames) lanes.take(frame);
+        const text = (from, what) => from.querySelector(what).textContent;
+        return [...list.children].map((lane) => [text(lane, ".lane-name"), text(lane, ".lane-state")]);
+    }"""
+    found: list[list[str]] = page.evaluate(script, frames)
+    return found
+
+
+def running(*ids: str) -> dict[str, Any]:
+    """A snapshot in which these run."""
+    figures = {"prompt_tokens": 9, "cached_tokens": 0, "computed_tokens": 12, "generated_tokens": 3}
+    return {"running": [{"id": id, "priority": 0, "is_preempted": False, **figures} for id in ids]}
+
+
+def test_lanes_that_have_ended_stand_below_those_that_run_and_can_be_read(
+    browser: Browser, narrow_server: HttpServer
+) -> None:
+    with visitor(browser, narrow_server.url) as one:
+        one.visit("#live")
+        one.page.locator("#live-view[data-frames]").wait_for()
+        states = ["a", "b", "c"], ["b", "c"], ["b", "d"]
+        frames = [{"at_ms": 250 * at, "activity": running(*ids)} for at, ids in enumerate(states, 1)]
+        found = lanes_after(one.page, *frames)
+        assert found == [["b", "writing"], ["d", "writing"], ["c", "ended"], ["a", "ended"]]
+        assert violations(one.page) == []
+
+
+def test_a_server_that_was_started_again_leaves_no_lane_of_the_one_before(
+    browser: Browser, narrow_server: HttpServer
+) -> None:
+    """The first stream tells of a server whose clock is far ahead; the next one is the real server's."""
+    frame = next(frames(narrow_server.url))
+    began = frame["at_ms"] + 1_000_000
+    before = [
+        {**frame, "at_ms": began, "activity": frame["activity"] | running("old")},
+        {**frame, "at_ms": began + 250, "activity": frame["activity"] | running()},
+    ]
+    body = "".join(f"event: frame\ndata: {json.dumps(each)}\n\n" for each in before)
+    with visitor(browser, narrow_server.url) as one:
+        page = one.page
+        page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body), times=1)
+        one.visit("#live")
+        expect(page.locator(".lane-state")).to_have_text("ended")
+        expect(page.locator(".lane")).to_have_count(0)
+        expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[3-9]|\d\d"))
 
 
 def test_a_viewer_that_looks_away_costs_nothing(browser: Browser, narrow_server: HttpServer) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from benchmarks.models import BenchModel
 from benchmarks.raw import N_UBATCH, Job, PieceJob, PieceResult, Result, RowsJob, RowsResult, StormJob, StormResult
+from benchmarks.raw_mixed import MixedJob, MixedResult
 from benchmarks.targets.base import HUGE_PAGES
 
 
@@ -38,6 +39,10 @@ class Raw:
         """Read prompts beside a stream."""
         return StormResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
 
+    async def run_mixed(self, job: MixedJob) -> MixedResult:
+        """Read prompts beside people's answers."""
+        return MixedResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
+
     async def run_rows(self, job: RowsJob) -> RowsResult:
         """Time decode steps by their number of rows."""
         return RowsResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
@@ -46,7 +51,7 @@ class Raw:
         """Time a piece of a prompt."""
         return PieceResult(**await trio.to_thread.run_sync(self._run, job, abandon_on_cancel=True))
 
-    def _run(self, job: Job | StormJob | RowsJob | PieceJob) -> dict[str, Any]:
+    def _run(self, job: Job | StormJob | MixedJob | RowsJob | PieceJob) -> dict[str, Any]:
         assert self.popen.stdin is not None
         self.popen.stdin.write(orjson.dumps(attrs.asdict(job)) + b"\n")
         self.popen.stdin.flush()

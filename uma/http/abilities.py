@@ -17,25 +17,31 @@ from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 _NO_TOKEN = re.compile(r"[+-]\d+|")
 """What is meant as an id and is none, and the text without tokens."""
 
+_OF_FORMAT = ("schema", "name", "description", "strict")
+"""Members of a format. A name and a description change nothing, and a schema is always kept to strictly."""
+
 Names = dict[str, str]
 """The body's names for fields that the engine calls otherwise; see `Exchange.names`."""
 
 
 def response_format(
-    value: Any, field: str, able: Capabilities, names: Names, *, is_flat: bool = False
+    value: Any, field: str, able: Capabilities, names: Names, ignored: list[str], *, is_flat: bool = False
 ) -> Grammar | None:
     """OpenAI's `{"type": "text" | "json_object" | "json_schema", …}`; `schema` stands flat or in `json_schema`.
 
-    `is_flat`: where it is asked for when it is missing.
+    `is_flat`: where it is asked for when it is missing. Adds members that are not known to `ignored`.
     """
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
         raise BadRequest(f"{field}: expected an object of type text, json_object or json_schema, not {show(value)}")
+    ignored += [f"{field}.{name}" for name in value if name not in (*_OF_FORMAT, "type", "json_schema")]
     if value["type"] == "text":
         return None
     inner = value.get("json_schema", value)
     schema = inner.get("schema") if isinstance(inner, dict) else None
+    if "json_schema" in value and isinstance(inner, dict):
+        ignored += [f"{field}.json_schema.{name}" for name in inner if name not in _OF_FORMAT]
     if value["type"] == "json_object" and schema is None:
         return _grammar({"json_object": True}, field, able, names)
     is_flat = "json_schema" not in value and (is_flat or "schema" in value)

@@ -24,13 +24,13 @@ from uma.http.anthropic_turns import (
 )
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, first, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import Effort, reasoning
-from uma.http.usage import calls_of, warnings
+from uma.http.usage import spoken, warnings
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
 
 DEFAULTS = SamplerSettings(temperature=1.0)
@@ -50,13 +50,18 @@ _TYPES = {
 }
 
 
+OVERFLOW = "prompt is too long: "
+"""Programs know an overflow by Anthropic's words for it."""
+
+
 class AnthropicErrors:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
 
     def error(self, problem: Problem, request_id: str) -> Body:
         """See `Dialect`."""
         kind = _TYPES.get(problem.kind, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": problem.message}, "request_id": request_id}
+        message = OVERFLOW + problem.message if problem.kind == "context_length" else problem.message
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 ERRORS = AnthropicErrors()
@@ -108,7 +113,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
         DEFAULTS,
         max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
-        stop=body.stop_sequences or body.stop,
+        stop=first(http, ("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),
         grammar=_grammar(body.output_config, gateway, http),
     )
     how = urgency(body, http)
@@ -260,13 +265,12 @@ _TEXT: dict[str, Any] = {"type": "text", "text": ""}
 
 
 def _content(result: Finished) -> list[dict[str, Any]]:
-    """The blocks of a whole answer: one of text where there is nothing else."""
+    """The blocks of a whole answer: one of text where there is nothing else, as in a stream."""
     blocks: list[dict[str, Any]] = []
     if result.reasoning:
         blocks.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
-    if result.text or not calls_of(result):
-        blocks.append({**_TEXT, "text": result.text or ""})
-    return blocks + [tool_use(call) for call in calls_of(result)]
+    blocks += [{**_TEXT, "text": said} if isinstance(said, str) else tool_use(said) for said in spoken(result)]
+    return blocks or [_TEXT]
 
 
 def _stop_reason(result: Finished) -> str:

@@ -117,6 +117,20 @@ def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: A
         raise BadRequest(str(error)) from None
 
 
+def first(http: Exchange, *given: tuple[str, T | None]) -> T | None:
+    """Of fields that mean the same, the first that the body has. The others that it has are named as ignored."""
+    there = [(name, value) for name, value in given if value is not None]
+    http.ignored += [name for name, _ in there[1:]]
+    return there[0][1] if there else None
+
+
+def all_tokens(gateway: Gateway, http: Exchange) -> int:
+    """What -1 asks for: as many tokens as the server and the key let one answer have, at most all of the context."""
+    most = gateway.source.info.limits.max_tokens
+    bound = None if http.account is None else http.account.bounds.max_tokens
+    return most if bound is None else min(most, bound)
+
+
 def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None:
     """The tokens that the field `name` asks for. Raises `BadRequest` where they are over the server's `--max-tokens`.
 
@@ -147,7 +161,8 @@ def urgency(body: Common, http: Exchange) -> dict[str, Any]:
 
     Raises `BadRequest` where a header is no number in its range, or no word.
     """
-    slo = body.slo or Slo(target_ttft_ms=_header_ms(http, _TTFT), target_tbt_ms=_header_ms(http, _TBT))
+    asked = body.slo or Slo()
+    slo = Slo(asked.target_ttft_ms or _header_ms(http, _TTFT), asked.target_tbt_ms or _header_ms(http, _TBT))
     return {"priority": lane(body.priority, http), "slo": slo, "pace": body.pace or _header_pace(http)}
 
 

@@ -18,11 +18,12 @@ from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
+from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
 from uma.net.unread import Unread
-from uma.types import EmbedRequest, Finished, LoadProgress, Request, RerankRequest, Source
+from uma.types import EmbedRequest, Finished, LoadProgress, Request, RerankRequest, Source, Usage
 
-W = TypeVar("W", EmbedRequest, RerankRequest, Request)
+W = TypeVar("W", EmbedRequest, RerankRequest)
 R = TypeVar("R")
 
 MAX_PARSING = 2
@@ -98,7 +99,7 @@ class Gateway:
             if job.stream:
                 await stream(self.source, http, job)
             else:
-                results = await gather(self.source, http, job)
+                results = await gather(self.source, http, job.requests)
         if results:  # written to its end, whatever happens meanwhile: its length has been told
             await http.answer_json(job.whole(results))
         elif scope.cancelled_caught:
@@ -117,11 +118,18 @@ class Gateway:
         """
         self.unread.check()
         request = self._admitted_whole(http, request)
-        with self._until_abort(http, 1):
+        with self._until_abort(http, 1), metered_whole(request, http.account) as meter:
             found = await unless_gone(http, partial(ask, request))
-            if http.account is not None:
-                http.account.charge(tokens_of(found), trio.current_time())
+            meter.usage = Usage(tokens_of(found), 0, 0)
             return found
+        raise _too_late()
+
+    async def finish(self, http: Exchange, request: Request) -> Finished:
+        """The end of one generation. Otherwise as `compute`."""
+        requests = self.admitted(http, [request])
+        with self._until_abort(http, 1):
+            (finished,) = await gather(self.source, http, requests)
+            return finished
         raise _too_late()
 
     @contextmanager

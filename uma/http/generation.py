@@ -8,19 +8,19 @@ One task writes the beginning and the end, and all that has gathered meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import attrs
 import trio
 
-from uma.errors import BadRequest, UmaError
+from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http.dialect import Job
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.net.metering import metered
 from uma.net.wakeup import Wakeup
-from uma.types import Finished, Prompt, ReasoningDelta, Source, Token, ToolCallDelta
+from uma.types import Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
 
 T = TypeVar("T")
 
@@ -45,12 +45,12 @@ async def stream(source: Source, http: Exchange, job: Job) -> None:
     await while_connected(http, partial(_Streamed(http, job).run, source))
 
 
-async def gather(source: Source, http: Exchange, job: Job) -> list[Finished]:
-    """What each of the job's requests generates, charged to the account of the key. Writes nothing.
+async def gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:
+    """What each of the requests generates, charged to the account of the key. Writes nothing.
 
     Raises the `UmaError` of a request that fails, and `ClientGoneError` where the client went away meanwhile.
     """
-    return await unless_gone(http, partial(_gather, source, http, job))
+    return await unless_gone(http, partial(_gather, source, http, requests))
 
 
 async def unless_gone(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:
@@ -85,32 +85,39 @@ async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None
     scope.cancel()
 
 
-async def _gather(source: Source, http: Exchange, job: Job) -> list[Finished]:
+async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:
     turns = trio.CapacityLimiter(MAX_AT_ONCE)
-    results: list[Finished | None] = [None] * len(job.requests)
+    results: list[Finished | None] = [None] * len(requests)
     failures: list[UmaError] = []
 
     async def one(index: int, scope: trio.CancelScope | None) -> None:
         try:
-            async with turns, source.generate(job.requests[index]) as stream, metered(stream, http.account) as meter:
+            async with turns, source.generate(requests[index]) as stream, metered(stream, http.account) as meter:
                 async for event in stream:
                     if isinstance(event, Finished):
                         meter.usage = event.usage
                         results[index] = event
         except UmaError as error:
-            failures.append(error)
+            failures.append(_placed(error, index, len(requests)))
             if scope is not None:
                 scope.cancel()
 
-    if len(job.requests) == 1:
+    if len(requests) == 1:
         await one(0, None)
     else:
         async with trio.open_nursery() as nursery:
-            for index in range(len(job.requests)):
+            for index in range(len(requests)):
                 nursery.start_soon(one, index, nursery.cancel_scope)
     if failures:
         raise failures[0]
     return [each for each in results if each is not None]
+
+
+def _placed(error: UmaError, index: int, requests: int) -> UmaError:
+    """The error, which says of several prompts which one is too long."""
+    if requests == 1 or not isinstance(error, PromptTooLarge):
+        return error
+    return PromptTooLarge(f"prompt[{index}]: {error.message}")
 
 
 @attrs.define(eq=False)
@@ -180,7 +187,7 @@ class _Streamed:
                         while self._unsent_bytes >= MAX_UNSENT_BYTES:
                             await self._room.park()
         except UmaError as error:
-            self._failure = self._failure or error
+            self._failure = self._failure or _placed(error, index, len(self.job.requests))
             if siblings is not None:
                 siblings.cancel()
 

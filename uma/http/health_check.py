@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import attrs
 import trio
 
@@ -15,11 +13,13 @@ from uma.contracts.health import (
     request_of,
     result_of,
 )
-from uma.errors import BadRequest, InternalError, PromptTooLarge, UmaError
+from uma.errors import BadRequest, PromptTooLarge, UmaError
+from uma.http import abilities
 from uma.http.exchange import Exchange
+from uma.http.fields import allowed_tokens
 from uma.http.gateway import Gateway
 from uma.http.problem import Forbidden, RateLimited
-from uma.types import Embeddings, EmbedRequest, Finished, Request
+from uma.types import Embeddings, EmbedRequest
 
 
 async def check_health(gateway: Gateway, http: Exchange) -> None:
@@ -37,15 +37,16 @@ async def check_health(gateway: Gateway, http: Exchange) -> None:
 
 async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload) -> HealthCheckResult:
     """How it went, but for the time it took. Raises what concerns the payload or the key."""
+    able = gateway.source.info.capabilities
+    abilities.generation(able) if payload.type == "generation" else abilities.embeddings(able)
+    allowed_tokens(gateway, payload.max_tokens, "max_tokens")
     try:
         if payload == HealthCheckPayload("generation", payload.timeout_ms):
             # The engine's own probe, which goes before all requests, and is one for all that ask at once.
             return result_of(await gateway.source.health())
         if payload.type == "generation":
-            finished = await gateway.compute(
-                http, request_of(payload, http.id, 0), partial(_generate, gateway), _generated
-            )
-            return HealthCheckResult(True, 0, _generated(finished))
+            finished = await gateway.finish(http, request_of(payload, http.id, 0))
+            return HealthCheckResult(True, 0, finished.usage.completion_tokens)
         request = EmbedRequest(http.id, token_ids=(payload.token_ids or (0,),), priority=1)
         await gateway.compute(http, request, gateway.source.embed, _embedded)
         # An embedding counts for the token that success asks for.
@@ -54,18 +55,6 @@ async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload)
         raise  # of the payload or of the key: it says nothing of the engine
     except UmaError as error:
         return HealthCheckResult(False, 0, 0, f"{error.code}: {error.message}")
-
-
-async def _generate(gateway: Gateway, request: Request) -> Finished:
-    async with gateway.source.generate(request) as stream:
-        async for event in stream:
-            if isinstance(event, Finished):
-                return event
-    raise InternalError("a stream ended without its last event")
-
-
-def _generated(finished: Finished) -> int:
-    return finished.usage.completion_tokens
 
 
 def _embedded(found: Embeddings) -> int:

@@ -15,7 +15,17 @@ from uma.errors import BadRequest
 from uma.http import abilities, openai_chat
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_WINDOW, Common, allowed_tokens, context_window, read, sampling, urgency
+from uma.http.fields import (
+    MAX_WINDOW,
+    Common,
+    all_tokens,
+    allowed_tokens,
+    context_window,
+    first,
+    read,
+    sampling,
+    urgency,
+)
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.openai import checked_text
@@ -103,33 +113,37 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         gateway,
         body,
         DEFAULTS,
-        max_tokens=allowed_tokens(gateway, _tokens(body.n_predict), "n_predict"),
+        max_tokens=_tokens(gateway, http, body.n_predict),
         temperature=body.temperature,
         seed=None if body.seed == -1 else body.seed,
-        repetition_penalty=body.repeat_penalty or body.repetition_penalty,
-        penalty_window=_window(gateway, body.repeat_last_n, body.penalty_window),
-        dry_window=_window(gateway, body.dry_penalty_last_n, body.dry_window),
+        repetition_penalty=first(
+            http, ("repeat_penalty", body.repeat_penalty), ("repetition_penalty", body.repetition_penalty)
+        ),
+        penalty_window=_window(
+            gateway, first(http, ("repeat_last_n", body.repeat_last_n), ("penalty_window", body.penalty_window))
+        ),
+        dry_window=_window(
+            gateway, first(http, ("dry_penalty_last_n", body.dry_penalty_last_n), ("dry_window", body.dry_window))
+        ),
         logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
         logit_bias=abilities.logit_bias(body.logit_bias, able, bans_by_false=True),
         grammar=abilities.gbnf(body.grammar, "grammar", able, http.names)
         or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
     )
     how = urgency(body, http)
-    request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **given[0])
+    request = Request(http.id, sampling=params, stream=bool(body.stream), parse_special=True, **how, **given[0])
     return CompletionJob([request], bool(body.stream), model, returns_tokens=bool(body.return_tokens))
 
 
-def _tokens(n_predict: int | None) -> int | None:
+def _tokens(gateway: Gateway, http: Exchange, n_predict: int | None) -> int | None:
     if n_predict == 0:
         raise BadRequest("n_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own")
-    return None if n_predict == -1 else n_predict
+    return all_tokens(gateway, http) if n_predict == -1 else allowed_tokens(gateway, n_predict, "n_predict")
 
 
-def _window(gateway: Gateway, theirs: int | None, ours: int | None) -> int | None:
+def _window(gateway: Gateway, asked: int | None) -> int | None:
     """-1 is the whole context."""
-    if theirs == -1:
-        return context_window(gateway)
-    return ours if theirs is None else theirs
+    return context_window(gateway) if asked == -1 else asked
 
 
 @attrs.define
@@ -217,6 +231,7 @@ class TokenizeBody:
     prompt: str | None = None
     model: str | None = None
     add_special: bool | None = None
+    parse_special: bool | None = None
     with_pieces: bool | None = None
 
 
@@ -224,7 +239,7 @@ async def tokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /tokenize`: the ids of a text, without the beginning of text unless `add_special` asks for it."""
     body = await http.built(lambda fields: read(fields, TokenizeBody, http))
     gateway.names.check(body.model)
-    text = body.content if body.content is not None else body.prompt
+    text = first(http, ("content", body.content), ("prompt", body.prompt))
     if text is None:
         raise BadRequest("content: is required (a string)")
     tokens = await unless_gone(http, partial(_tokenized, gateway, http, text, body))
@@ -235,7 +250,8 @@ async def tokenize(gateway: Gateway, http: Exchange) -> None:
 async def _tokenized(gateway: Gateway, http: Exchange, text: str, body: TokenizeBody) -> list[Any]:
     if not text and not body.add_special:
         return []
-    found = await gateway.source.tokenize(Request(http.id, prompt=checked_text(text, "content")))
+    request = Request(http.id, prompt=checked_text(text, "content"), parse_special=body.parse_special is not False)
+    found = await gateway.source.tokenize(request)
     tokens = found.token_ids if body.add_special else found.token_ids[found.added_tokens :]
     if body.with_pieces:
         return [{"id": token, "piece": await _piece(gateway, http, token)} for token in tokens]

@@ -13,7 +13,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named
 from uma.http.exchange import Exchange
-from uma.http.fields import lane_alone, read
+from uma.http.fields import first, lane_alone, read
 from uma.http.gateway import Gateway
 from uma.http.openai_completions import is_one_prompt, prompts
 from uma.http.openai_embeddings import usage
@@ -52,7 +52,7 @@ def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Aske
     if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
         raise Unsupported("embd_normalize: this server can do 2 (Euclidean) and -1 (none)")
     field = "content" if body.input is None else "input"
-    value = body.content if body.input is None else body.input
+    value = first(http, ("input", body.input), ("content", body.content))
     if value is None:
         raise BadRequest("content: is required (a string, token ids, or a list of either)")
     given = Input.of(prompts(gateway, value, field), field, is_single=is_one_prompt(value))
@@ -93,6 +93,10 @@ def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[R
         raise BadRequest("documents: give either documents or texts")
     abilities.rerank(gateway.source.info.capabilities)
     documents = body.documents or body.texts or ()
+    if body.return_text is not None and body.texts is None:
+        http.ignored.append("return_text")
+    if body.return_documents is not None and body.documents is None:
+        http.ignored.append("return_documents")
     request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane_alone(body.priority, http))
     return body, model, request
 

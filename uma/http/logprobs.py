@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -66,16 +67,33 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-def completion_form(positions: Iterable[tuple[str, Logprobs | None]], offset: int) -> dict[str, Any]:
-    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}` of tokens and their texts, the first at `offset`.
+@attrs.define
+class Place:
+    """Where the next token's text begins, by characters. A character in two tokens counts with the one that ends it."""
 
-    A prompt's first token has no log probability.
+    chars: int = 0
+    _decoder: codecs.IncrementalDecoder = attrs.field(
+        factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), init=False
+    )
+
+    def pass_by(self, data: bytes) -> None:
+        """A token of these bytes stands there."""
+        self.chars += len(self._decoder.decode(data))
+
+
+def completion_form(positions: Iterable[tuple[str, Logprobs | None]], place: Place) -> dict[str, Any]:
+    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}` of tokens and their texts, the first at `place`,
+    which goes on with them.
+
+    A prompt's first token has no log probability. As OpenAI has it, the token itself is always among its likeliest.
     """
     form: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for text, each in positions:
         form["tokens"].append(text)
-        form["text_offset"].append(offset)
+        form["text_offset"].append(place.chars)
         form["token_logprobs"].append(None if each is None else each.chosen.logprob)
-        form["top_logprobs"].append(None if each is None else {top.text: top.logprob for top in each.top})
-        offset += len(text)
+        form["top_logprobs"].append(
+            None if each is None else {top.text: top.logprob for top in (*each.top, each.chosen)}
+        )
+        place.pass_by(text.encode() if each is None else bytes(each.chosen.bytes))
     return form

@@ -22,8 +22,10 @@ from uma.http.fields import (
     MAX_WINDOW,
     Common,
     Stop,
+    all_tokens,
     allowed_tokens,
     context_window,
+    first,
     read,
     sampling,
     urgency,
@@ -236,7 +238,8 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     if not body.prompt:
         return model
     if body.raw:
-        prompt: dict[str, Any] = {"prompt": body.prompt}
+        prompt: dict[str, Any] = {"prompt": body.prompt, "parse_special": True}
+        http.ignored += ["system"] if body.system else []
     else:
         system = [Message("system", body.system)] if body.system else []
         prompt = {"messages": (*system, Message("user", body.prompt))}
@@ -263,7 +266,7 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
         http.ignored.append("think")  # it thinks as much as it does by itself, and without a template if it will
     request = Request(
         http.id,
-        sampling=_sampling(gateway, body, options, http.names),
+        sampling=_sampling(gateway, body, options, http),
         stream=stream,
         **how,
         reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
@@ -272,25 +275,27 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     return OllamaJob([request], stream, model, piece)
 
 
-def _sampling(gateway: Gateway, body: _Body, options: Options, names: dict[str, str]) -> SamplingParams:
+def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -> SamplingParams:
     able = gateway.source.info.capabilities
     if options.num_predict == 0:
         raise BadRequest(
             "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
         )
-    asked = None if options.num_predict is None or options.num_predict < 0 else options.num_predict
-    seed = options.seed
-    window = options.penalty_window if options.repeat_last_n is None else options.repeat_last_n
+    asked, seed = options.num_predict, options.seed
+    has_bound = asked is None or asked > 0
+    penalties = ("repeat_penalty", options.repeat_penalty), ("repetition_penalty", options.repetition_penalty)
+    windows = ("repeat_last_n", options.repeat_last_n), ("penalty_window", options.penalty_window)
+    window = first(http, *windows)
     return sampling(
         gateway,
         options,
         DEFAULTS,
         temperature=options.temperature,
-        max_tokens=allowed_tokens(gateway, asked, "options.num_predict"),
-        repetition_penalty=options.repeat_penalty or options.repetition_penalty,
+        max_tokens=allowed_tokens(gateway, asked, "options.num_predict") if has_bound else all_tokens(gateway, http),
+        repetition_penalty=first(http, *penalties),
         penalty_window=context_window(gateway) if window == -1 else window,
         seed=None if seed is None or seed < 0 else seed,
-        grammar=abilities.json_format(body.format, "format", able, names),
+        grammar=abilities.json_format(body.format, "format", able, http.names),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
     )
 
@@ -457,10 +462,11 @@ class ShowBody:
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/show`."""
     body = await http.built(lambda fields: read(fields, ShowBody, http))
-    gateway.names.check(body.model or body.name)
+    gateway.names.check(first(http, ("model", body.model or None), ("name", body.name or None)))
     model, able = gateway.source.info.model, gateway.source.info.capabilities
     await http.answer_json(
         {
+            "modified_at": _entry(gateway, gateway.names.name)["modified_at"],
             "license": model.license or "",
             "modelfile": "",
             "parameters": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.logprobs import chat_form
+from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.openai import DEFAULTS, StreamOptions, text_of
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.tools import (
@@ -122,7 +123,7 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         or allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
-        grammar=abilities.response_format(body.response_format, "response_format", able, http.names),
+        grammar=abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
         logit_bias=abilities.logit_bias(body.logit_bias, able),
     )
@@ -177,6 +178,8 @@ class ChatJob(ChoicesJob):
 
     kind = "chat.completion.chunk"
     text_key = b'"content":'
+    _untold: defaultdict[int, Untold] = attrs.field(factory=lambda: defaultdict(Untold), init=False)
+    """By choice."""
 
     def begin(self) -> bytes:
         """See `Job`. Each choice opens with its role."""
@@ -185,13 +188,14 @@ class ChatJob(ChoicesJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        if token.logprobs is not None:
-            form = chat_form([token.logprobs])
-            return self.chunk([_choice(token.index, {"content": token.text}, logprobs=form)])
-        return self.piece(token.index, token.text) if token.text else b""
+        if token.logprobs is None:
+            return self.piece(token.index, token.text) if token.text else b""
+        told = self._untold[token.index].take(token)
+        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(told))]) if told else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
+        self._untold[part.index].aside()
         if isinstance(part, ReasoningDelta):
             return self.chunk([_choice(part.index, {"reasoning_content": part.text})])
         if part.arguments:
@@ -213,7 +217,7 @@ class ChatJob(ChoicesJob):
                 {
                     "index": place,
                     "message": _said(answer),
-                    "logprobs": chat_form(answer.logprobs),
+                    "logprobs": _logprobs(answer),
                     "finish_reason": finish_reason(answer),
                     **stop_reason(answer),
                 }
@@ -221,6 +225,13 @@ class ChatJob(ChoicesJob):
             ],
             **self.account(results),
         }
+
+
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    """Those of the message's own text."""
+    if answer.logprobs is None:
+        return None
+    return chat_form(spelling(answer.logprobs, answer.text or "", answer.reasoning or ""))
 
 
 def _said(answer: Answer) -> dict[str, Any]:

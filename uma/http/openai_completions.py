@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.logprobs import completion_form
+from uma.http.logprobs import Place, completion_form
 from uma.http.openai import DEFAULTS, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.usage import finish_reason, numbered, stop_reason
@@ -77,7 +78,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logprobs=told,
         prompt_logprobs=told if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=abilities.response_format(body.response_format, "response_format", able, http.names),
+        grammar=abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored),
     )
     how = urgency(body, http)
     return [
@@ -85,6 +86,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
             f"{http.id}-{index}" if index else http.id,
             sampling=params,
             stream=bool(body.stream),
+            parse_special=True,
             **how,
             **prompt,
         )
@@ -131,16 +133,17 @@ class CompletionJob(ChoicesJob):
 
     kind = "text_completion"
     text_key = b'"text":'
-    _offsets: dict[int, int] = attrs.field(factory=dict, init=False)
-    """Characters told so far, by choice."""
+    _places: defaultdict[int, Place] = attrs.field(factory=lambda: defaultdict(Place), init=False)
+    """How far each choice is told."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
         """See `Job`. Each choice opens with the prompt."""
         chunks = []
         for answer in range(self.requests[0].sampling.n):
             place = self.place(index, answer)
-            self._offsets[place] = len(prompt.text)
-            positions = None if prompt.logprobs is None else completion_form(_texts(prompt.logprobs, prompt), 0)
+            positions = None
+            if prompt.logprobs is not None:
+                positions = completion_form(_texts(prompt.logprobs, prompt), self._places[place])
             chunks.append(self.chunk([_choice(place, prompt.text, logprobs=positions)]))
         return b"".join(chunks)
 
@@ -148,9 +151,7 @@ class CompletionJob(ChoicesJob):
         """See `Job`."""
         place = self.place(index, token.index)
         if token.logprobs is not None:
-            offset = self._offsets.get(place, 0)
-            self._offsets[place] = offset + len(token.text)
-            form = completion_form([(token.logprobs.chosen.text, token.logprobs)], offset)
+            form = completion_form([(token.logprobs.chosen.text, token.logprobs)], self._places[place])
             return self.chunk([_choice(place, token.text, logprobs=form)])
         return self.piece(place, token.text) if token.text else b""
 
@@ -174,7 +175,7 @@ def _whole_choice(place: int, result: Finished, answer: Answer) -> Choice:
     form = None
     if answer.logprobs is not None:
         before = [] if prompt is None or prompt.logprobs is None else _texts(prompt.logprobs, prompt)
-        form = completion_form([*before, *((each.chosen.text, each) for each in answer.logprobs)], 0)
+        form = completion_form([*before, *((each.chosen.text, each) for each in answer.logprobs)], Place())
     whole = text if prompt is None else prompt.text + text
     return {**_choice(place, whole, finish_reason(answer), form), **stop_reason(answer)}
 

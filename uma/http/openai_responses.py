@@ -33,7 +33,7 @@ from uma.http.tools import (
     tool_fields,
     with_names,
 )
-from uma.http.usage import calls_of, timings, warnings
+from uma.http.usage import finish_reason, spoken, timings, warnings
 from uma.types import (
     Capabilities,
     CutCall,
@@ -104,6 +104,7 @@ class ResponsesBody(Common):
     top_logprobs: Any = None
     include: Annotated[tuple[Includable, ...], Length(0, 16, "words")] | None = None
     previous_response_id: str | None = None
+    prompt: Any = None
     conversation: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -156,7 +157,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         DEFAULTS,
         max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens"),
         temperature=body.temperature,
-        grammar=abilities.response_format(form, "text.format", able, http.names, is_flat=True),
+        grammar=abilities.response_format(form, "text.format", able, http.names, http.ignored, is_flat=True),
         logprobs=_logprobs(body, able),
     )
     how = urgency(body, http)
@@ -178,6 +179,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
 
 
 def _refuse(body: ResponsesBody) -> None:
+    if body.prompt is not None:
+        raise Unsupported("prompt: no prompts are stored here; send it as instructions and input")
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Unsupported(f"{name}: responses are not stored here; send the whole conversation as input")
@@ -274,7 +277,7 @@ class ResponsesJob(SseJob):
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
         empty = b"" if self._items else self._grown("message", "")
-        closed = self._close(_last_status(finished))
+        closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         response = {**self._response(_status(finished), self._output(finished), finished), **_notes(finished)}
         return empty + closed + self._event(kind, response=response)
@@ -293,18 +296,22 @@ class ResponsesJob(SseJob):
         result = results[0]
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
-        if result.text or not calls_of(result):
-            message = self._add("message")
-            message.text = result.text or ""
-            message.logprobs = entries(spelling(result.logprobs or (), message.text, result.reasoning or ""))
-        for call in calls_of(result):
-            self._add("function_call", call).text = call.arguments
+        before = result.reasoning or ""
+        for said in spoken(result):
+            if isinstance(said, str):
+                item = self._add("message")
+                item.text, item.logprobs = said, entries(spelling(result.logprobs or (), said, before))
+                before = said
+            else:
+                self._add("function_call", said).text = said.arguments
+        if not self._items:
+            self._add("message")
         return {**self._response(_status(result), self._output(result), result), **_notes(result)}
 
     def _output(self, result: Finished) -> list[dict[str, Any]]:
         """All items at the end: what cuts the answer off cuts the last one."""
         *whole, last = self._items
-        return [*(item.body("completed") for item in whole), last.body(_last_status(result))]
+        return [*(item.body("completed") for item in whole), last.body(_status(result))]
 
     def _add(self, kind: ItemKind, call: ToolCall | CutCall | None = None) -> OutputItem:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
@@ -393,12 +400,7 @@ def _notes(result: Finished) -> dict[str, Any]:
 
 
 def _status(result: Finished) -> str:
-    return "incomplete" if result.reason == "length" else "completed"
-
-
-def _last_status(result: Finished) -> str:
-    """Of the last item."""
-    return _status(result) if result.cut_call is None else "incomplete"
+    return "completed" if finish_reason(result) != "length" else "incomplete"
 
 
 def _usage(result: Finished) -> dict[str, Any]:

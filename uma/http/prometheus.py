@@ -62,8 +62,8 @@ def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:
 
 def _counts(name: str) -> bool:
     """Whether a figure only grows."""
-    ends = ("_total", "_hits", "_misses", "_evictions", "_preemptions")
-    return name.endswith(ends) or name.startswith("requests_")
+    ends = ("_total", "_hits", "_misses", "_evictions", "_preemptions", "_drops")
+    return (name.endswith(ends) or name.startswith("requests_")) and name != "kv_cells_total"
 
 
 def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]]) -> Iterator[str]:

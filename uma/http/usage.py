@@ -55,15 +55,29 @@ def answers_of(finished: Finished) -> tuple[Answer, ...]:
             finished.reasoning,
             stop_string=finished.stop_string,
             cut_call=finished.cut_call,
+            call_offsets=finished.call_offsets,
         ),
     )
 
 
 def calls_of(ended: Finished | Answer) -> tuple[ToolCall | CutCall, ...]:
     """The calls of an answer. The last one's arguments are cut off where the output ended inside it, as OpenAI and
-    Anthropic have it: the reason is `length` then, unless a stop string was met.
+    Anthropic have it: the reason is `length` then (at Anthropic's a stop string has its own).
     """
     return ended.tool_calls if ended.cut_call is None else (*ended.tool_calls, ended.cut_call)
+
+
+def spoken(ended: Finished | Answer) -> Iterator[str | ToolCall | CutCall]:
+    """The text and the calls of a whole answer in their order, without texts that are empty."""
+    text, begin, calls = ended.text or "", 0, calls_of(ended)
+    ends = ended.call_offsets or (len(text),) * len(calls)  # a server of before tells no offsets
+    for call, end in zip(calls, ends, strict=True):
+        if text[begin:end]:
+            yield text[begin:end]
+        yield call
+        begin = end
+    if text[begin:]:
+        yield text[begin:]
 
 
 def numbered(results: Sequence[Finished]) -> Iterator[tuple[int, Finished, Answer]]:
@@ -97,7 +111,7 @@ def _over(amount: float, by: float) -> float:
 
 def finish_reason(ended: Finished | Answer) -> str:
     """`stop`, `length` or `tool_calls`, as OpenAI has it."""
-    if ended.reason == "length":
+    if ended.reason == "length" or ended.cut_call is not None:
         return "length"
     return "tool_calls" if ended.tool_calls else "stop"
 

@@ -5,18 +5,20 @@ A bound on tokens that only ended requests count against would not bind a client
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import attrs
 import trio
 
 from uma.errors import UmaError
 from uma.net.quota import Account
-from uma.types import EventStream, Finished, Usage
+from uma.types import EmbedRequest, EventStream, Finished, RerankRequest, Usage
 
 SETTLE_SEC = 5.0
 """Maximum time that a cancelled request's last event is waited for. It comes within a tick."""
+BYTES_PER_TOKEN = 4
+"""Of a text that was left before its tokens were counted: about what they have in English."""
 
 
 @attrs.define(eq=False)
@@ -45,6 +47,32 @@ async def metered(stream: EventStream, account: Account | None) -> AsyncIterator
             usage = meter.usage or await _last_usage(stream)
             if usage is not None:
                 account.charge(usage.prompt_tokens + usage.completion_tokens, trio.current_time())
+
+
+@contextmanager
+def metered_whole(request: EmbedRequest | RerankRequest, account: Account | None) -> Iterator[Meter]:
+    """The same for a request that is answered in one piece. One that is left before its end counts as many tokens as it
+    has, where they are token ids, or one for every `BYTES_PER_TOKEN` of its texts: the engine tells no more of it.
+    """
+    meter = Meter(Usage(_size_tokens(request), 0, 0))
+    try:
+        yield meter
+    except UmaError:
+        meter.usage = None
+        raise
+    finally:
+        if account is not None and meter.usage is not None:
+            account.charge(meter.usage.prompt_tokens, trio.current_time())
+
+
+def _size_tokens(request: EmbedRequest | RerankRequest) -> int:
+    if isinstance(request, RerankRequest):
+        texts: Sequence[str] = [request.query + each for each in request.documents]
+    elif request.token_ids is not None:
+        return sum(map(len, request.token_ids))
+    else:
+        texts = request.texts or ()
+    return sum(len(each.encode("utf-8", "replace")) // BYTES_PER_TOKEN + 1 for each in texts)
 
 
 async def _last_usage(stream: EventStream) -> Usage | None:

@@ -5,6 +5,7 @@ Pure: time is passed in. HTTP's keys and the socket's users have the same bounds
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,13 +82,21 @@ class Account:
             return Excess(f"{self.name} has {self.running} requests running and may have {most} (max_concurrent)", 1000)
         rate = self.bounds.max_tokens_per_minute
         if rate is not None and self._tokens_lately(now) >= rate:
-            wait = WINDOW_SEC - (now - self._used[0][0])
             return Excess(
                 f"{self.name} has used {self._used_tokens:,} tokens within a minute and may use {rate:,} "
                 "(max_tokens_per_minute)",
-                max(1, round(1000 * wait)),
+                max(1, math.ceil(1000 * (self._free_at(rate) - now))),
             )
         return None
+
+    def _free_at(self, rate: int) -> float:
+        """When so few of the tokens are of the last minute that they are below `rate`."""
+        left = self._used_tokens
+        for at, tokens in self._used:
+            left -= tokens
+            if left < rate:
+                return at + WINDOW_SEC
+        raise AssertionError(f"{left} tokens of nobody")
 
     def fit(self, request: Request, *, has_priority: bool, default_max_tokens: int) -> Request | Excess:
         """The request with what the bounds fix, and what they give it where it says nothing itself, or the bound that

@@ -270,6 +270,7 @@ class EosEvent:
     stop_string: str | None = None
     """Of the request's `stop` strings the one that ended it."""
     cut_call: CutCall | None = None
+    call_offsets: tuple[int, ...] = ()
     metadata: dict[str, Any] | None = None
 
     @classmethod
@@ -293,6 +294,7 @@ class EosEvent:
             finished.reasoning,
             finished.stop_string,
             finished.cut_call,
+            finished.call_offsets,
             metadata,
         )
 
@@ -315,6 +317,7 @@ class EosEvent:
             self.reasoning,
             self.stop_string,
             self.cut_call,
+            self.call_offsets,
         )
 
 

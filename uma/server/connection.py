@@ -287,11 +287,6 @@ class Connection(ABC):
         self.account.begin(1)
         return attrs.evolve(request, priority=lane)
 
-    def charge(self, tokens: int) -> None:
-        """Count what was computed for the user."""
-        if self.account is not None:
-            self.account.charge(tokens, trio.current_time())
-
     def leave(self) -> None:
         """A request that was let in has ended."""
         if self.account is not None:

@@ -14,7 +14,7 @@ import trio
 from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, UmaError
 from uma.net.arrivals import arrivals
-from uma.net.metering import metered
+from uma.net.metering import metered, metered_whole
 from uma.protocol.codec import MAX_INLINE_FIGURES, written_embeddings
 from uma.protocol.messages import (
     ActivityQuery,
@@ -194,11 +194,13 @@ class JsonConnection(Connection):
 
     async def _compute(self, query: Whole) -> bytes:
         if isinstance(query, RerankQuery):
-            ranking = await self.engine.rerank(query.request)
-            self.charge(ranking.prompt_tokens)
+            with metered_whole(query.request, self.account) as meter:
+                ranking = await self.engine.rerank(query.request)
+                meter.usage = Usage(ranking.prompt_tokens, 0, 0)
             return self._session.answer(query, ranking)
-        found = await self.engine.embed(query.request)
-        self.charge(sum(found.prompt_tokens))
+        with metered_whole(query.request, self.account) as meter:
+            found = await self.engine.embed(query.request)
+            meter.usage = Usage(sum(found.prompt_tokens), 0, 0)
         if len(found.vectors) * len(found.vectors[0]) <= MAX_INLINE_FIGURES:
             return self._session.answer(query, found)
         written = await trio.to_thread.run_sync(written_embeddings, found, query.encoding, limiter=self.server.parsing)

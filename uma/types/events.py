@@ -174,6 +174,8 @@ class Answer:
     """Of the request's `stop` strings the one that ended it; None where something else did."""
     cut_call: CutCall | None = None
     """The call that the output ended inside of; the text does not have it."""
+    call_offsets: tuple[int, ...] = ()
+    """Where `text` is there: for each call, the cut one included, how many of its characters come before."""
 
 
 @attrs.frozen
@@ -204,6 +206,8 @@ class Finished:
     """Of the request's `stop` strings the one that ended it; None where something else did."""
     cut_call: CutCall | None = None
     """The call that the output ended inside of: neither in `tool_calls` nor in the text. A warning tells of it."""
+    call_offsets: tuple[int, ...] = ()
+    """Where `text` is there: for each call, the cut one included, how many of its characters come before."""
 
 
 Event = Prompt | Token | ReasoningDelta | ToolCallDelta | Finished

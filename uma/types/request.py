@@ -120,6 +120,9 @@ class Request:
     pace: Pace = "auto"
     """`auto`: while other prompts are prefilled, tokens decoded ahead are delivered evenly, `target_tbt_ms` apart at
     most. `off`: each as soon as it is computed."""
+    parse_special: bool = False
+    """The spelling of a control token in `prompt` is that token, as in a text that a chat template has been applied to;
+    BOS is added where the text does not begin with it. In text that others have written it lets them end a turn."""
     tools: Annotated[tuple[Tool, ...], Length(0, 128, "tools")] = attrs.field(default=(), converter=tuple_or_none)
     """Functions that the model can call; with `messages` only. Its calls are separated from the text."""
     tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"

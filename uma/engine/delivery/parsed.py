@@ -43,6 +43,7 @@ class _Spoken:
     arguments: str = ""
     """Of the call that has begun, as far as they have come."""
     cut_call: CutCall | None = None
+    call_offsets: list[int] = attrs.field(factory=list)
     last_token: int = 0
     ends: array[int] = attrs.field(factory=lambda: array("q"))
     """For each token that came, where its text ends in the output, by characters."""
@@ -114,6 +115,7 @@ class ParsedStream:
         texts = []
         for part in parts:
             if isinstance(part, Text):
+                spoken.text += part.text
                 texts.append(part.text)
             elif isinstance(part, Reasoning):
                 spoken.thoughts += part.text
@@ -127,10 +129,11 @@ class ParsedStream:
                 events.append(self._delta(spoken, ""))
             else:
                 self._end_call(spoken, part)
-        spoken.text += "".join(texts)
         return events, "".join(texts)
 
     def _end_call(self, spoken: _Spoken, part: CallEnded | CallBroken | CallCut) -> None:
+        if not isinstance(part, CallBroken):
+            spoken.call_offsets.append(len(spoken.text))
         if isinstance(part, CallEnded):
             spoken.calls.append(ToolCall(spoken.call_id, part.name, part.arguments))
         elif isinstance(part, CallCut):
@@ -186,7 +189,8 @@ class ParsedStream:
         end = attrs.evolve(end, tool_calls=tuple(spoken.calls), cut_call=spoken.cut_call)
         if end.text is None:
             return end
-        return attrs.evolve(end, text=spoken.text, reasoning=spoken.thoughts if self._request.reasoning else None)
+        reasoning = spoken.thoughts if self._request.reasoning else None
+        return attrs.evolve(end, text=spoken.text, reasoning=reasoning, call_offsets=tuple(spoken.call_offsets))
 
     def _parse_whole(self, finished: Finished) -> None:
         for end in finished.answers or (finished,):

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
 from uma.config import RuntimeConfig
@@ -84,7 +82,10 @@ class PromptReader:
         tokens = await self.read(request, must_fit=False)
         if request.prompt is not None:
             vocab = self._model.vocab
-            return Tokenized(tuple(tokens), added_tokens=int(vocab.adds_bos and tokens[0] == vocab.bos))
+            is_added = (
+                vocab.adds_bos and tokens[0] == vocab.bos and self._adds_special(request.prompt, request.parse_special)
+            )
+            return Tokenized(tuple(tokens), added_tokens=int(is_added))
         return Tokenized(tuple(tokens), await self.text(request))
 
     async def text(self, request: Request) -> str:
@@ -166,15 +167,7 @@ class PromptReader:
         """Tokens of a text that a chat template has been applied to elsewhere: spellings of special tokens are these
         tokens, and BOS is added where the text does not begin with it. Raises what `read` does.
         """
-        request = Request(id="rendered", prompt=text)
-        self._check_bytes(request)
-        ids = await self._prepare(self._ids_of_rendered, request)
-        return tuple(ids.tolist())
-
-    def _ids_of_rendered(self, request: Request) -> npt.NDArray[np.int32]:
-        text = request.prompt or ""
-        add_special = self._model.chat_template.needs_bos(text)
-        return self._model.vocab.tokenize(text, add_special=add_special, parse_special=True)
+        return tuple(await self.read(Request(id="rendered", prompt=text, parse_special=True), must_fit=False))
 
     def _text_of(self, request: Request) -> str:
         if request.messages is not None:
@@ -211,18 +204,19 @@ class PromptReader:
         return self._model.chat_template.render(request.messages or (), tools, switches)
 
     def _tokenize(self, request: Request, *, must_fit: bool) -> array[int]:
-        vocab = self._model.vocab
+        text, parse_special = request.prompt or "", request.parse_special
         if request.messages is not None:
-            text = self._render(request)
+            text, parse_special = self._render(request), True
             if must_fit:
                 self._check_bound(text)
-            add_special = self._model.chat_template.needs_bos(text)
-            ids = vocab.tokenize(text, add_special=add_special, parse_special=True)
-        else:
-            ids = vocab.tokenize(request.prompt or "", add_special=True, parse_special=False)
+        add_special = self._adds_special(text, parse_special)
+        ids = self._model.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         tokens: array[int] = array("i")
         tokens.frombytes(ids.tobytes())
         return tokens
+
+    def _adds_special(self, text: str, parse_special: bool) -> bool:
+        return not parse_special or self._model.chat_template.needs_bos(text)
 
 
 def _each(function: Callable[[int], T], piece: range) -> list[T]:

@@ -61,7 +61,7 @@ async function request(path, options = {}) {
     response = await fetch(asked);
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, { code: "E_CONNECTION", message: "The server does not answer. Is it running?" });
+    throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
   }
   if (response.ok) return response;
   if (response.status === 401 && key === currentKey()) onUnauthorized.ask(path);
@@ -71,6 +71,13 @@ async function request(path, options = {}) {
 /** @param {Response} response @returns {Promise<Failure>} */
 async function failureOf(response) {
   const retry = Number(response.headers.get("retry-after-ms")) || null;
+  const loading = response.headers.get("x-uma-loading-percent");
+  if (loading !== null)
+    return {
+      code: "loading",
+      message: `The model is still being loaded (${loading} %).`,
+      retry_after_ms: retry,
+    };
   try {
     const { error } = await response.json();
     return {
@@ -101,12 +108,14 @@ export async function remove(path) {
  * The events of a stream, until it ends. Throws `ApiError` where it cannot be had or breaks off.
  *
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string}} [options]
+ * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void}} [options] `onOpen` is called
+ *   once the server has the request.
  * @returns {AsyncGenerator<ServerEvent, void, void>}
  */
-export async function* stream(path, { body, signal, lastEventId } = {}) {
+export async function* stream(path, { body, signal, lastEventId, onOpen } = {}) {
   const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
   const response = await request(path, { body, signal, headers: more });
+  onOpen?.();
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -123,7 +132,7 @@ export async function* stream(path, { body, signal, lastEventId } = {}) {
     }
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;
-    throw new ApiError(0, { code: "E_CONNECTION", message: "The connection to the server broke off." });
+    throw new ApiError(0, { code: "unreachable", message: "The connection to the server broke off." });
   } finally {
     await reader.cancel().catch(() => {});
   }

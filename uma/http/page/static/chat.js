@@ -1,7 +1,7 @@
 /** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
 
 import { ApiError, ask } from "./api.js";
-import { announce, byId, h, toast } from "./dom.js";
+import { announce, byId, h, rebuild, toast } from "./dom.js";
 import { tellLoss } from "./local.js";
 import { AnswerView, question } from "./message.js";
 import { Run } from "./run.js";
@@ -18,6 +18,7 @@ import {
   show,
   siblings,
 } from "./tree.js";
+import { Turns } from "./turns.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
@@ -30,7 +31,7 @@ const MAX_RENDERED = 500;
 const RENDER_AT_ONCE = 50;
 
 export class Chat {
-  /** @param {{onChange: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
+  /** @param {{onChange: () => void, focus: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -38,6 +39,7 @@ export class Chat {
     this.current = newConversation(does.defaults());
     /** Answers that are being written, by their message's id. @type {Map<string, {run: Run, home: Conversation}>} */
     this.runs = new Map();
+    this.turns = new Turns();
     /** Rendered answers by their text. @type {Map<string, string[]>} */
     this.rendered = new Map();
     /** The answers that are shown, by their message's id. @type {Map<string, AnswerView>} */
@@ -67,7 +69,8 @@ export class Chat {
     }
     for (const conversation of this.conversations)
       for (const message of Object.values(conversation.messages))
-        if (message.token) void this.follow(conversation, message);
+        if (message.token)
+          void this.follow(conversation, message, message.isUnsent ? bodyOf(conversation, message) : undefined);
   }
 
   /** What another window has saved. @param {Conversation} stored */
@@ -188,23 +191,15 @@ export class Chat {
 
   /** Ask for an answer to the branch that ends with `parent`. @param {Conversation} conversation @param {string | null} parent */
   answer(conversation, parent) {
-    const messages = asked(conversation.settings, pathTo(conversation, parent));
-    const message = add(conversation, { parent, role: "assistant", text: "", token: freshId() });
-    const { sampling, reasoning } = conversation.settings;
-    // Without a priority an answer is as interactive as the key lets it be.
-    const priority = conversation.settings.priority === 1 ? undefined : conversation.settings.priority;
-    void this.follow(conversation, message, {
-      messages,
-      priority,
-      sampling,
-      reasoning,
-      token: message.token,
-    });
+    const mostTokens = Number(conversation.settings.sampling.max_tokens) || null;
+    const fresh = { token: freshId(), isUnsent: true, mostTokens };
+    const message = add(conversation, { parent, role: "assistant", text: "", ...fresh });
+    void this.follow(conversation, message, bodyOf(conversation, message));
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
   async follow(conversation, message, body) {
-    const run = new Run(message);
+    const run = new Run(message, this.turns, body);
     this.runs.set(message.id, { run, home: conversation });
     let saved = 0;
     run.onChange = () => {
@@ -214,12 +209,15 @@ export class Chat {
       }
       this.showRun(run);
     };
-    await this.save(conversation);
+    const saving = this.save(conversation);
+    // At once: a second click finds the page as the first has left it, and asks for nothing.
     if (conversation === this.current) this.render();
     else this.does.onChange();
-    await run.follow(body);
+    await saving;
+    await run.follow();
     this.runs.delete(message.id);
-    this.remember(message.text, run.blocks);
+    if (run.lastEventId) this.remember(message.text, run.blocks);
+    else if (conversation === this.current) void this.renderMissing(branch(conversation));
     await this.save(conversation);
     if (conversation === this.current && message.done)
       announce(`The answer is complete: ${message.done.usage.completion_tokens} tokens.`);
@@ -236,14 +234,20 @@ export class Chat {
 
   render() {
     const path = branch(this.current);
-    this.empty.hidden = path.length > 0;
-    if (!path.length) this.empty.replaceChildren(...this.welcome());
-    this.shown.clear();
-    const views = path.map((message) => this.view(message));
-    this.thread.replaceChildren(...views);
+    rebuild(this.scroller, () => this.build(path), this.does.focus);
+    this.turns.show(this.running);
     if (this.isAtEnd) this.goToEnd();
     this.does.onChange();
     void this.renderMissing(path);
+  }
+
+  /** @param {Message[]} path */
+  build(path) {
+    this.empty.hidden = path.length > 0;
+    this.empty.replaceChildren(...(path.length ? [] : this.welcome()));
+    this.shown.clear();
+    const views = path.map((message) => this.view(message));
+    this.thread.replaceChildren(...views);
   }
 
   /** @param {Message} message */
@@ -260,9 +264,9 @@ export class Chat {
 
   /** @type {import("./message.js").Actions} */
   actions = {
-    resend: (message, text) => {
-      if (!text.trim()) return;
-      add(this.current, { parent: message.parent, role: "user", text: text.trim(), files: message.files });
+    resend: (message, text, files) => {
+      if (!text.trim() && !files.length) return;
+      add(this.current, { parent: message.parent, role: "user", text: text.trim(), files });
       this.isAtEnd = true;
       this.answer(this.current, this.current.leaf);
     },
@@ -348,4 +352,13 @@ export class Chat {
     this.toEnd.hidden = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
+}
+
+/** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */
+function bodyOf(conversation, { parent, token }) {
+  const { settings } = conversation;
+  const { sampling, reasoning } = settings;
+  // Without a priority an answer is as interactive as the key lets it be.
+  const priority = settings.priority === 1 ? undefined : settings.priority;
+  return { messages: asked(settings, pathTo(conversation, parent)), priority, sampling, reasoning, token };
 }

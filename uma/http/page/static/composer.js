@@ -1,6 +1,7 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { announce, byId, h, icon, iconButton, toast } from "./dom.js";
+import { showFiles } from "./attachments.js";
+import { announce, byId, icon, toast } from "./dom.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
@@ -68,10 +69,18 @@ export class Composer {
   /** Whether the button stops or sends. @param {boolean} isAnswering */
   setAnswering(isAnswering) {
     this.isAnswering = isAnswering;
+    // A button that is disabled loses the focus.
+    if (!isAnswering && document.activeElement === this.button) this.focus();
     this.button.setAttribute("aria-label", isAnswering ? "Stop the answer" : "Send");
     this.button.classList.toggle("is-stop", isAnswering);
     this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
     this.fit();
+  }
+
+  /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */
+  focus() {
+    const isTouch = matchMedia("(pointer: coarse)").matches;
+    (isTouch ? byId("main", HTMLElement) : this.input).focus({ preventScroll: true });
   }
 
   /** As high as its text, up to a bound; and the button is there when there is something to send. */
@@ -89,10 +98,13 @@ export class Composer {
       this.attach([...(picker.files ?? [])]);
       picker.value = "";
     });
-    form.addEventListener("dragover", (event) => event.preventDefault());
-    form.addEventListener("drop", (event) => {
+    // Anywhere on the page: a browser opens a file that a page does not take, and the chat is gone.
+    const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files");
+    document.addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      if (!hasFiles(event)) return;
       event.preventDefault();
-      this.attach([...(event.dataTransfer?.files ?? [])]);
+      if (form.checkVisibility()) this.attach([...(event.dataTransfer?.files ?? [])]);
     });
   }
 
@@ -124,22 +136,11 @@ export class Composer {
   }
 
   showFiles() {
-    const remove = (/** @type {Attachment} */ file) => () => {
+    showFiles(this.list, this.files, (file) => {
       this.files = this.files.filter((each) => each !== file);
       this.showFiles();
       this.input.focus();
-    };
-    const items = this.files.map((file) =>
-      h(
-        "li",
-        { class: "file" },
-        icon("file"),
-        file.name,
-        iconButton("x", `Remove ${file.name}`, remove(file), "small"),
-      ),
-    );
-    this.list.replaceChildren(...items);
-    this.list.hidden = !items.length;
+    });
     this.fit();
   }
 }

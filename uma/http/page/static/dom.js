@@ -66,11 +66,40 @@ export function iconButton(name, label, onClick, more = "") {
   return h("button", attributes, icon(name));
 }
 
-const announcer = () => byId("announcer", HTMLElement);
+/** The controls that can have the focus. */
+const CONTROLS = "button, summary, input, textarea, a[href], [tabindex]";
 
-/** Have screen readers say something. @param {string} text */
+/** What a control is known by after its part of the page was built again. @param {Element} control */
+function nameOf(control) {
+  const home = control.closest("[data-id]");
+  const id = home?.getAttribute("data-id") ?? "";
+  return home === control ? id : `${id} ${control.getAttribute("aria-label") ?? control.textContent}`;
+}
+
+/**
+ * Build a part of the page again. Where the focus was in it, the same control has it afterwards.
+ *
+ * @param {HTMLElement} part
+ * @param {() => void} build
+ * @param {() => void} [otherwise] Where there is no such control any more.
+ */
+export function rebuild(part, build, otherwise) {
+  const before = document.activeElement;
+  const name = before && before !== part && part.contains(before) ? nameOf(before) : null;
+  build();
+  if (name === null || before?.isConnected) return;
+  const same = [...part.querySelectorAll(CONTROLS)].find((each) => nameOf(each) === name);
+  if (same instanceof HTMLElement) same.focus({ preventScroll: true });
+  else otherwise?.();
+}
+
+const SAID_FOR_MS = 30_000;
+
+/** Have screen readers say something, after what they have not said yet. @param {string} text */
 export function announce(text) {
-  announcer().textContent = text;
+  const line = h("p", {}, text);
+  byId("announcer", HTMLElement).append(line);
+  setTimeout(() => line.remove(), SAID_FOR_MS);
 }
 
 /**
@@ -95,9 +124,7 @@ export function toast(text, action) {
 
 /** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
+  if (!(await write(text))) {
     toast("The browser does not let this page copy: mark the text and copy it by hand.");
     return;
   }
@@ -105,6 +132,25 @@ export async function copy(button, text) {
   button.replaceChildren(icon("check"));
   announce("Copied");
   setTimeout(() => button.replaceChildren(...before), 1_500);
+}
+
+/** @param {string} text @returns {Promise<boolean>} Whether it is in the clipboard. */
+async function write(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Over plain HTTP from another machine there is no `navigator.clipboard`; what is selected can still be copied.
+    const focused = document.activeElement;
+    const area = h("textarea", { class: "hidden", "aria-hidden": "true", readonly: true });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const isCopied = document.execCommand("copy");
+    area.remove();
+    if (focused instanceof HTMLElement) focused.focus({ preventScroll: true });
+    return isCopied;
+  }
 }
 
 /** Offer a file to be saved. @param {string} name @param {string} text */

@@ -72,7 +72,6 @@ class Lane {
   }
 
   end(/** @type {number} */ now) {
-    if (this.endedAt) return;
     this.endedAt = now;
     this.element.classList.add("is-over");
     this.state.textContent = "ended";
@@ -146,7 +145,10 @@ export class Lanes {
     const running = byRequest(frame.activity?.running ?? []);
     const ids = new Set(running.map((each) => each.id));
     for (const [id, lane] of this.lanes) {
-      if (!ids.has(id)) lane.end(frame.at_ms);
+      if (!ids.has(id) && !lane.endedAt) {
+        this.place(lane);
+        lane.end(frame.at_ms);
+      }
       if (lane.endedAt && frame.at_ms - lane.endedAt > LINGER_MS) this.drop(id, lane);
     }
     for (const request of running) this.laneOf(request)?.take(request, this.column);
@@ -163,8 +165,19 @@ export class Lanes {
     if (this.lanes.size >= MAX_LANES && !this.makeRoom()) return null;
     lane = new Lane(request, !this.isWatching);
     this.lanes.set(request.id, lane);
-    this.list.append(lane.element);
+    this.place(lane);
     return lane;
+  }
+
+  /** Below all that run, above all that have ended. @param {Lane} lane */
+  place(lane) {
+    this.list.insertBefore(lane.element, this.list.querySelector(".is-over"));
+  }
+
+  /** Forget all: another server's clock says nothing about them. */
+  clear() {
+    for (const [id, lane] of this.lanes) this.drop(id, lane);
+    this.column = -Infinity;
   }
 
   /** Lanes that have ended make room for those that run. */

@@ -204,7 +204,7 @@ export class LiveView {
   /** @param {Frame} frame */
   take(frame) {
     this.state.hidden = true;
-    this.series.add(frame);
+    if (this.series.add(frame)) this.lanes.clear();
     this.showTiles();
     this.showBars(frame);
     this.lanes.take(frame);

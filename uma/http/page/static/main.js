@@ -41,7 +41,7 @@ function suggestions() {
       ];
 }
 
-const chat = new Chat({ onChange: refresh, defaults, suggestions });
+const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), defaults, suggestions });
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
@@ -183,6 +183,7 @@ function rename() {
   };
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.preventDefault(); // Escape ends this, not the answer
     end(event.key === "Enter");
     byId("menu", HTMLElement).querySelector("summary")?.focus();
   });
@@ -195,9 +196,11 @@ function removeCurrent() {
   const gone = chat.current;
   chat.remove(gone);
   go("#chat");
+  composer.focus();
   const undo = () => {
     chat.addAll([gone]);
     go(`#c/${gone.id}`);
+    composer.focus();
   };
   toast(`“${gone.title || "New chat"}” deleted.`, { label: "Undo", run: undo });
 }
@@ -318,11 +321,11 @@ function listen() {
   byId("import", HTMLElement).addEventListener("click", () => byId("import-file", HTMLInputElement).click());
   byId("import-file", HTMLElement).addEventListener("change", importFile);
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.defaultPrevented) return;
+    if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
     if (menu.open) {
       menu.open = false;
       menu.querySelector("summary")?.focus();
-    } else if (chat.running && !document.querySelector("dialog[open]")) chat.stop();
+    } else if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open]")) chat.stop();
   });
   document.addEventListener("click", (event) => {
     if (event.target instanceof Node && !menu.contains(event.target)) menu.open = false;

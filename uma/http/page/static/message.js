@@ -1,15 +1,18 @@
 /** One message on the screen: a question with its files, or an answer with its figures, and what can be done with it. */
 
+import { showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
+import { explain } from "./failures.js";
 import { Thinking } from "./thinking.js";
 
+/** @typedef {import("./types.js").Attachment} Attachment */
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./run.js").Run} Run */
 
 /**
  * @typedef {object} Actions What a message asks its conversation to do.
- * @property {(message: Message, text: string) => void} resend
+ * @property {(message: Message, text: string, files: Attachment[]) => void} resend
  * @property {(message: Message) => void} again
  * @property {(message: Message) => void} branchOff
  * @property {(id: string) => void} show
@@ -56,31 +59,45 @@ function editing(article, message, actions) {
   const before = [...article.childNodes];
   const input = h("textarea", { class: "edit", "aria-label": "Your question", rows: 3 });
   input.value = message.text;
+  const list = h("ul", { class: "attached", "aria-label": "Attached files" });
+  let files = message.files ?? [];
+  const show = () =>
+    showFiles(list, files, (file) => {
+      files = files.filter((each) => each !== file);
+      show();
+      input.focus();
+    });
+  show();
   const cancel = () => {
     article.replaceChildren(...before);
     article.classList.remove("is-edited");
     article.querySelector("button")?.focus();
   };
-  const send = () => actions.resend(message, input.value);
+  const send = () => actions.resend(message, input.value, files);
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
-      event.stopPropagation();
-      cancel();
-    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      send();
-    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
   });
   const buttons = [
     h("button", { type: "button", class: "button", onclick: cancel }, "Cancel"),
     h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
   ];
   article.classList.add("is-edited");
-  article.replaceChildren(
+  const editor = h(
+    "div",
+    { class: "editor" },
     h("h2", { class: "hidden" }, "You"),
     input,
+    list,
     h("div", { class: "edit-foot" }, ...buttons),
   );
+  editor.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.isComposing) return;
+    event.preventDefault(); // it is this that ends, not the answer
+    cancel();
+  });
+  article.replaceChildren(editor);
   input.focus();
 }
 
@@ -93,7 +110,6 @@ export class AnswerView {
     this.actions = actions;
     this.thinking = new Thinking(message);
     this.blocks = new Blocks();
-    this.announced = 0;
     this.status = h("div", { class: "status" });
     this.foot = h("footer", { class: "answer-foot" });
     this.element = h(
@@ -117,19 +133,21 @@ export class AnswerView {
   /** @param {Run} run */
   follow(run) {
     this.thinking.show(!run.isOver && !run.message.text);
-    this.blocks.show(run.blocks);
+    if (run.lastEventId) this.blocks.show(run.blocks);
+    // Until the server has told of it, what the browser kept of it is shown.
+    else if (!this.blocks.element.hasChildNodes() && run.message.text) this.showBlocks(undefined);
     this.element.classList.toggle("is-writing", !run.isOver);
     this.element.setAttribute("aria-busy", String(!run.isOver));
-    this.announceUpTo(run.isOver ? run.blocks.length : run.blocks.length - 1);
+    this.announceUpTo(run, run.isOver ? run.blocks.length : run.blocks.length - 1);
     if (run.isOver) this.finish();
     else this.status.replaceChildren(...statusOf(run));
   }
 
-  /** Say the blocks that do not change any more. @param {number} count */
-  announceUpTo(count) {
-    if (count <= this.announced) return;
-    const settled = [...this.blocks.element.children].slice(this.announced, count);
-    this.announced = count;
+  /** Say the blocks that do not change any more. @param {Run} run @param {number} count */
+  announceUpTo(run, count) {
+    if (count <= run.announced) return;
+    const settled = [...this.blocks.element.children].slice(run.announced, count);
+    run.announced = count;
     announce(settled.map((each) => each.textContent ?? "").join("\n"));
   }
 
@@ -157,12 +175,18 @@ export class AnswerView {
 
 /** @param {Run} run */
 function statusOf(run) {
-  if (run.isReconnecting)
-    return [h("span", { class: "pulse" }), "The connection broke off. Picking the answer up again …"];
+  const pulse = h("span", { class: "pulse" });
+  if (run.waitsFor === "loading")
+    return [pulse, "The model is still being loaded. This goes on as soon as it is ready …"];
+  if (run.waitsFor && run.hasArrived)
+    return [pulse, "The connection broke off. Picking the answer up again …"];
+  if (run.waitsFor)
+    return [pulse, "The server does not answer. The question is sent as soon as it does …"];
   if (run.message.text || run.message.thinking) return [];
   const { prompt_tokens: prompt, computed_tokens: computed = 0 } = run.progress;
-  if (!prompt) return [h("span", { class: "pulse" }), "Waiting for its turn …"];
-  if (prompt < 256 || computed >= prompt) return [h("span", { class: "pulse" })];
+  if (!run.hasArrived) return [pulse, "Sending the question …"];
+  if (!prompt) return [pulse, "Waiting for its turn …"];
+  if (prompt < 256 || computed >= prompt) return [pulse];
   const share = h("progress", { max: prompt, value: computed, "aria-label": "Prompt read" });
   return [share, `Reading the prompt: ${number(computed)} of ${number(prompt)} tokens`];
 }
@@ -175,24 +199,30 @@ function failureOf(message, actions) {
     { type: "button", class: "button", onclick: () => actions.again(message) },
     "Try again",
   );
-  return h("div", { class: "failure", role: "alert" }, h("p", {}, sentence(message.failure.message)), again);
-}
-
-/** The server's messages begin as they stand in a log. @param {string} text */
-function sentence(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1);
+  const { words, detail } = explain(message.failure);
+  const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
+  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), again);
 }
 
 /** Why an answer ended, where it did not end by itself. @param {Message} message */
 function endOf(message) {
   const { done } = message;
   const words = [
-    done?.reason === "cancelled" && "Stopped.",
-    done?.reason === "length" && "The answer reached its greatest length (most tokens, in the settings).",
+    (message.isStopped || done?.reason === "cancelled") && "Stopped.",
+    done?.reason === "length" && greatestLength(message, done),
     ...(done?.warnings ?? []),
-    !done && !message.failure && !message.token && "This answer was not finished.",
+    !(done || message.failure || message.isStopped || message.token) && "This answer was not finished.",
   ].filter(Boolean);
   return words.length ? h("p", { class: "note" }, words.join(" ")) : null;
+}
+
+/** @param {Message} message @param {import("./types.js").Done} done */
+function greatestLength({ mostTokens }, { usage }) {
+  if (mostTokens && usage.completion_tokens >= mostTokens)
+    return "The answer reached its greatest length (most tokens, in the settings).";
+  if (mostTokens === undefined) return "The answer reached its greatest length."; // from before this was kept
+  const tokens = number(usage.prompt_tokens + usage.completion_tokens);
+  return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
 }
 
 /** @param {Message} message */

@@ -4,73 +4,156 @@
 import { ApiError, remove, stream } from "./api.js";
 
 /** @typedef {import("./types.js").Message} Message */
+/** @typedef {import("./turns.js").Turns} Turns */
 
 const GONE =
-  "The server has no more of this answer: it was started again, or the page was closed for too long.";
-const MAX_TRIES = 8;
+  "The server has no more of this answer: it was restarted meanwhile, or this page was closed or out of reach for over a minute.";
+/** The server keeps an answer for so long after its reader is gone; see `KEEP_SEC` in answers.py. */
+const KEPT_MS = 60_000;
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 8_000;
+/** A stopped answer waits for its last event, with its figures, no longer than this. */
+const STOP_MS = 3_000;
+/** Pauses before the server is told to stop: a question on its way can reach it after the first time. */
+const STOP_PAUSES_MS = [0, 300, 1_000, 3_000, 10_000, 30_000];
+
+/** @param {number} ms */
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Run {
-  /** @param {Message} message The answer, with its resume token. */
-  constructor(message) {
+  /**
+   * @param {Message} message The answer, with its resume token.
+   * @param {Turns} turns
+   * @param {unknown} [body] What to ask; without it the answer is picked up where it is.
+   */
+  constructor(message, turns, body) {
     this.message = message;
+    this.turns = turns;
+    this.body = body;
+    this.token = message.token;
+    /** Whether the server is known to have the question. */
+    this.hasArrived = body === undefined;
     /** The blocks so far, as sanitized HTML. @type {string[]} */
     this.blocks = [];
+    /** Of these, the ones that screen readers have been given. */
+    this.announced = 0;
     /** How far the prompt is read, while there is no text. @type {{prompt_tokens?: number, computed_tokens?: number}} */
     this.progress = {};
     this.isOver = false;
-    this.isReconnecting = false;
+    this.isStopping = false;
+    /** What it waits for before it tries again. @type {"" | "connection" | "loading"} */
+    this.waitsFor = "";
     /** Called after each change. @type {() => void} */
     this.onChange = () => {};
     this.lastEventId = "";
+    this.tries = 0;
+    this.brokeOffAt = 0;
+    /** @type {(nothing?: undefined) => void} */
+    this.markOver = () => {};
+    this.over = new Promise((resolve) => (this.markOver = resolve));
   }
 
-  /**
-   * Follow the answer to its end. Never throws: what goes wrong is in `message.failure`.
-   *
-   * @param {unknown} [body] What to ask; without it the answer is picked up where it is.
-   */
-  async follow(body) {
-    let tries = 0;
+  /** Follow the answer to its end. Never throws: what goes wrong is in `message.failure`. */
+  async follow() {
     while (!this.isOver) {
-      try {
-        for await (const event of this.events(body)) {
-          tries = 0;
-          this.take(event);
-        }
-        if (!this.isOver) throw new ApiError(0, { code: "E_CONNECTION", message: "The answer broke off." });
-      } catch (error) {
-        if (!(error instanceof ApiError)) throw error;
-        tries += 1;
-        if (error.status !== 0 || tries > MAX_TRIES) this.fail(error);
-        else await this.pause(tries);
-      }
-      body = undefined;
+      const problem = await this.listen();
+      if (problem && !this.isOver) await this.recover(problem);
     }
     this.onChange();
   }
 
-  /** End the answer at its next token. */
-  async stop() {
+  /** Take events until the stream ends. @returns {Promise<ApiError | undefined>} Why it ended, where that is a problem. */
+  async listen() {
+    this.connection = new AbortController();
+    const { signal } = this.connection;
     try {
-      await remove(`answers/${this.message.token}`);
+      await Promise.race([this.turns.begin(this), this.over]);
+      if (this.isOver) return undefined;
+      for await (const event of this.events(signal)) this.take(event);
+      return new ApiError(0, { code: "unreachable", message: "The answer broke off." });
     } catch (error) {
+      if (signal.aborted) return undefined;
       if (!(error instanceof ApiError)) throw error;
-      this.fail(error);
-      this.onChange();
+      return error;
+    } finally {
+      this.turns.end(this);
     }
   }
 
-  /** @param {unknown} body */
-  events(body) {
-    if (body !== undefined) return stream("answers", { body });
-    return stream(`answers/${this.message.token}`, { lastEventId: this.lastEventId });
+  /** @param {AbortSignal} signal */
+  events(signal) {
+    if (!this.hasArrived)
+      return stream("answers", { body: this.body, signal, onOpen: () => this.noteArrival() });
+    return stream(`answers/${this.token}`, { lastEventId: this.lastEventId, signal });
+  }
+
+  noteArrival() {
+    this.hasArrived = true;
+    this.body = undefined;
+    delete this.message.isUnsent;
+    this.turns.settle();
+  }
+
+  /** Go on after a problem, where that helps. @param {ApiError} error */
+  async recover(error) {
+    const { status, failure } = error;
+    if (failure.code === "loading") await this.pause("loading", failure.retry_after_ms ?? FIRST_PAUSE_MS);
+    // It was asked for before, and only the answer to that was lost.
+    else if (status === 400 && !this.hasArrived && failure.message.startsWith("token:")) this.noteArrival();
+    else if (status !== 0) this.fail(error);
+    else {
+      this.brokeOffAt ||= Date.now();
+      if (this.hasArrived && Date.now() - this.brokeOffAt > KEPT_MS) this.fail(error);
+      else await this.pause("connection", Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** this.tries++));
+    }
+  }
+
+  /** @param {"connection" | "loading"} reason @param {number} ms */
+  async pause(reason, ms) {
+    this.waitsFor = reason;
+    this.onChange();
+    await Promise.race([sleep(ms), this.over]);
+  }
+
+  /** Let go of the stream until it is this answer's turn again. */
+  pauseStream() {
+    this.connection?.abort();
+  }
+
+  /** End the answer at its next token; a second time, or where the server has not got the question yet, at once. */
+  async stop() {
+    if (this.isOver) return;
+    if (!this.hasArrived || this.isStopping) this.endAsStopped();
+    if (this.isStopping) return;
+    this.isStopping = true;
+    this.turns.settle();
+    setTimeout(() => this.endAsStopped(), STOP_MS);
+    for (const pause of STOP_PAUSES_MS) {
+      await sleep(pause);
+      try {
+        await remove(`answers/${this.token}`);
+        return;
+      } catch (error) {
+        if (!(error instanceof ApiError)) throw error;
+        this.endAsStopped();
+        if (error.status !== 0 && (error.status !== 404 || this.hasArrived)) return;
+      }
+    }
+  }
+
+  endAsStopped() {
+    if (this.isOver) return;
+    this.message.isStopped = true;
+    this.end();
+    this.pauseStream();
+    this.onChange();
   }
 
   /** @param {import("./api.js").ServerEvent} event */
   take({ id, name, data }) {
-    this.isReconnecting = false;
+    if (this.isOver) return;
+    this.waitsFor = "";
+    this.tries = this.brokeOffAt = 0;
     if (name === "update") {
       if (!this.lastEventId) {
         this.message.text = "";
@@ -90,25 +173,20 @@ export class Run {
       this.end();
     }
     this.onChange();
+    this.turns.settle();
   }
 
   /** @param {ApiError} error */
   fail(error) {
     const isGone = error.status === 404;
-    this.message.failure = isGone ? { ...error.failure, message: GONE } : error.failure;
+    this.message.failure = isGone ? { code: "gone", message: GONE } : error.failure;
     this.end();
   }
 
   end() {
     this.isOver = true;
     delete this.message.token;
-  }
-
-  /** @param {number} tries */
-  async pause(tries) {
-    this.isReconnecting = true;
-    this.onChange();
-    const pause = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (tries - 1));
-    await new Promise((resolve) => setTimeout(resolve, pause));
+    delete this.message.isUnsent;
+    this.markOver();
   }
 }

@@ -13,17 +13,18 @@ export class Series {
     this.frames = [];
   }
 
-  /** @param {Frame} frame */
+  /** @param {Frame} frame @returns {boolean} Whether it comes from a server that was started again. */
   add(frame) {
     const newest = this.frames.at(-1);
-    // A server that was started again counts from zero: what was before says nothing about it.
-    if (
-      newest &&
-      (frame.at_ms <= newest.at_ms || frame.metrics.requests_total < newest.metrics.requests_total)
-    )
-      this.frames = [];
+    if (newest?.at_ms === frame.at_ms) return false; // the same snapshot, on a new stream
+    // Its clock begins anywhere, and its counters at zero: what was before says nothing about it.
+    const isRestarted =
+      newest !== undefined &&
+      (frame.at_ms < newest.at_ms || frame.metrics.requests_total < newest.metrics.requests_total);
+    if (isRestarted) this.frames = [];
     this.frames.push(frame);
     while (frame.at_ms - this.frames[0].at_ms > WINDOW_MS) this.frames.shift();
+    return isRestarted;
   }
 
   get newest() {

@@ -185,6 +185,7 @@ export function openSettings(settings, info, onChange, more = null) {
     Object.assign(draft, structuredClone(DEFAULTS), { system: draft.system });
     changed();
     openSettings(draft, info, onChange, more);
+    byId("reset", HTMLButtonElement).focus(); // it was built again
   };
   dialog.replaceChildren(
     h(
@@ -214,7 +215,7 @@ export function openSettings(settings, info, onChange, more = null) {
         h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
       ),
-      h("button", { type: "button", class: "button", onclick: reset }, "Set sampling back"),
+      h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Set sampling back"),
       more,
     ),
   );

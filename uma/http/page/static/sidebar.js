@@ -1,6 +1,6 @@
 /** The list of conversations, and the way to it on narrow screens. */
 
-import { byId, h } from "./dom.js";
+import { byId, h, rebuild } from "./dom.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 
@@ -26,8 +26,10 @@ export class Sidebar {
     this.opener.addEventListener("click", () => this.show(true));
     byId("close-sidebar", HTMLButtonElement).addEventListener("click", () => this.show(false));
     this.scrim.addEventListener("click", () => this.show(false));
-    this.element.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && this.narrow.matches) this.show(false);
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !this.element.classList.contains("is-open")) return;
+      event.preventDefault(); // it is the list that closes, not the answer that ends
+      this.show(false);
     });
     this.narrow.addEventListener("change", () => this.show(false));
     this.show(false);
@@ -49,6 +51,7 @@ export class Sidebar {
 
   /** @param {Conversation[]} conversations The newest first. @param {string | undefined} current @param {Set<string>} answering */
   render(conversations, current, answering) {
+    /** @type {HTMLElement[]} */
     const parts = [];
     let heading = "";
     for (const each of conversations) {
@@ -58,7 +61,12 @@ export class Sidebar {
       }
       const link = h(
         "button",
-        { type: "button", class: "conversation", "aria-current": each.id === current ? "true" : undefined },
+        {
+          type: "button",
+          class: "conversation",
+          "data-id": each.id,
+          "aria-current": each.id === current ? "true" : undefined,
+        },
         h("span", { class: "name" }, each.title || "New chat"),
       );
       if (answering.has(each.id))
@@ -71,6 +79,6 @@ export class Sidebar {
     }
     if (!parts.length)
       parts.push(h("p", { class: "list-empty" }, "Conversations stay in this browser and are listed here."));
-    this.list.replaceChildren(...parts);
+    rebuild(this.list, () => this.list.replaceChildren(...parts));
   }
 }

@@ -94,17 +94,23 @@ export function branchOff(conversation, id) {
 }
 
 /**
- * What the model is given: instructions, and all turns of a path. The thinking of earlier turns is not among it: the
- * templates of models that think leave it out themselves.
+ * What the model is given: instructions, and the turns of a path. The thinking of earlier turns is not among it: the
+ * templates of models that think leave it out themselves. Nor is a question that got no answer: what was wrong with it
+ * would be wrong again, and many templates refuse two questions in a row.
  *
  * @param {Settings} settings
  * @param {Message[]} path
  */
 export function asked(settings, path) {
   const turns = path
-    .filter((each) => each.role === "user" || each.text)
+    .filter((each, index) => (each.role === "user" ? !isUnanswered(path[index + 1]) : each.text))
     .map((each) => ({ role: /** @type {string} */ (each.role), content: contentOf(each) }));
   return settings.system.trim() ? [{ role: "system", content: settings.system.trim() }, ...turns] : turns;
+}
+
+/** @param {Message | undefined} next What stands below a question; nothing below the last, which is to be answered. */
+function isUnanswered(next) {
+  return next?.role === "assistant" && !next.text;
 }
 
 /** A message's text with its files, each in a fence that nothing in it can end. @param {Message} message */
@@ -126,5 +132,5 @@ export function news(mine, theirs) {
 function extent(message) {
   if (!message) return -1;
   if (message.done) return Infinity;
-  return message.text.length + (message.thinking ?? "").length + (message.failure ? 0.5 : 0);
+  return message.text.length + (message.thinking ?? "").length + (message.failure || message.isStopped ? 0.5 : 0);
 }

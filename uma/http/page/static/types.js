@@ -44,6 +44,9 @@
  * @property {Done} [done]
  * @property {Failure} [failure]
  * @property {string} [token] The resume token while the answer is being written.
+ * @property {boolean} [isUnsent] With a token: the server is not known to have the question.
+ * @property {boolean} [isStopped] Stopped before the server had told anything of it, or without its last word.
+ * @property {number | null} [mostTokens] What the settings allowed at most when it was asked for; null: they said nothing.
  *
  * @typedef {Record<string, number | string[]>} Sampling Only what differs from the server's defaults.
  *

@@ -1,0 +1,160 @@
+"""What the page makes of questions that are refused or cut short: in the reader's words, with a way on from there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer
+from page_browser import ENDLESS, Visitor, chromium, saying, visitor
+from playwright.sync_api import Browser, Page, Request, expect
+
+ANSWERS = "**/ui/api/answers"
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+ENDS = {"context_length": 256, "is_endless": True}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
+    """A fresh window on the page of the server that all share."""
+    with visitor(browser, http_server.url) as one:
+        yield one
+
+
+def set_sampling(here: Visitor, **sampling: Any) -> None:
+    """Open the page with these settings."""
+    settings = {"system": "", "priority": 1, "sampling": {"temperature": 0, **sampling}}
+    here.visit().page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+    here.visit()
+
+
+def attach(page: Page, name: str, text: str) -> None:
+    page.locator("#attach-file").set_input_files({"name": name, "mimeType": "text/plain", "buffer": text.encode()})
+    expect(page.locator("#attached")).to_contain_text(name)
+
+
+def contents(request: Request) -> list[str]:
+    """What the model is given with this question, without instructions."""
+    return [each["content"] for each in json.loads(request.post_data or "")["messages"]]
+
+
+def test_a_file_that_is_too_long_spoils_no_later_question_and_can_be_taken_away(here: Visitor) -> None:
+    page = here.visit().page
+    attach(page, "long.txt", "the fox and the owl " * 3_000)
+    here.ask("Sum this up.")
+    expect(page.locator(".failure")).to_contain_text("more than the model can read at once. Edit the question")
+    with page.expect_request(ANSWERS) as sent:
+        here.ask("What is UMA?")
+    assert contents(sent.value) == ["What is UMA?"]
+    here.wait_for_answer()
+    page.locator("article.user").first.hover()
+    page.get_by_role("button", name="Edit and send again").first.click()
+    page.get_by_role("button", name="Remove long.txt").click()
+    with page.expect_request(ANSWERS) as sent:
+        page.get_by_role("button", name="Send again", exact=True).click()
+    assert contents(sent.value) == ["Sum this up."]
+    here.wait_for_answer()
+
+
+def test_a_question_that_is_only_a_file_is_sent_again(here: Visitor) -> None:
+    page = here.visit().page
+    attach(page, "note.txt", "Who is UMA?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    here.wait_for_answer()
+    page.locator("article.user").hover()
+    page.get_by_role("button", name="Edit and send again").click()
+    with page.expect_request(ANSWERS) as sent:
+        page.get_by_role("button", name="Send again", exact=True).click()
+    assert contents(sent.value) == ["note.txt:\n```\nWho is UMA?\n```"]
+    here.wait_for_answer()
+
+
+def test_a_question_without_an_answer_is_not_sent_along(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "Well, this is it.", template=ALTERNATING) as here:
+        page = here.visit().page
+        error = {"message": "the queue is full", "code": "rate_limit_exceeded"}
+        page.route(ANSWERS, lambda route: route.fulfill(status=429, json={"error": error}), times=1)
+        here.ask("First?")
+        page.locator(".failure").wait_for()
+        here.ask("Second?")
+        assert here.wait_for_answer() == "Well, this is it."
+        here.ask("Third?")
+        assert here.wait_for_answer(2) == "Well, this is it."
+        here.problems.clear()  # Chromium's own line about the 429
+
+
+def test_a_full_queue_is_told_in_the_readers_words(browser: Browser, tmp_path: Path) -> None:
+    flags = ("--max-sequences", "1", "--max-queue", "1", "--max-tokens", "16000")
+    with saying(browser, tmp_path, "Again and again. ", *flags, **ENDLESS) as here:
+        page = here.visit().page
+        for number in range(3):
+            page.get_by_role("button", name="New chat", exact=True).click()
+            here.ask(f"Question {number}")
+            page.locator(".is-writing .block, .status:text('Waiting for its turn'), .failure").first.wait_for()
+        expect(page.locator(".failure p").first).to_have_text(
+            re.compile(r"^The server has too much to do just now\. Try again in (a moment|[\d,]+ (seconds|minutes))\.$")
+        )
+        expect(page.locator(".failure .detail")).to_contain_text("The server said: The queue is full")
+        here.problems.clear()  # Chromium notes each stream that was let go of
+
+
+def test_a_setting_that_the_server_refuses_is_told_with_where_it_can_be_mended(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with saying(browser, tmp_path, "Well, this is it.", "--max-tokens", "50") as here:
+        set_sampling(here, max_tokens=100)  # as it was allowed by another server at this address
+        here.ask("What is UMA?")
+        failure = here.page.locator(".failure")
+        expect(failure).to_contain_text("Open “Instructions and sampling” and correct it")
+        expect(failure.locator(".detail")).to_contain_text("100")
+        here.problems.clear()  # Chromium's own line about the 400
+
+
+def test_how_long_to_wait_is_told(here: Visitor) -> None:
+    page = here.visit().page
+    error = {"message": "too many requests a minute", "code": "rate_limit_exceeded"}
+    refusal = {"status": 429, "headers": {"retry-after-ms": "6100"}, "json": {"error": error}}
+    page.route(ANSWERS, lambda route: route.fulfill(**refusal))
+    here.ask("What is UMA?")
+    expect(page.locator(".failure")).to_contain_text("Try again in 7 seconds.")
+    here.problems.clear()  # Chromium's own line about the 429
+
+
+def test_why_an_answer_was_cut_short(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "Again and again. ", **ENDS) as here:
+        page = here.visit().page
+        here.ask("Go on.")
+        here.wait_for_answer()
+        expect(page.locator(".note")).to_contain_text("A new chat has space again.")
+        expect(page.locator(".note")).not_to_contain_text("settings")
+        set_sampling(here, max_tokens=9)
+        here.ask("Go on.")
+        here.wait_for_answer()
+        expect(page.locator(".note")).to_contain_text("most tokens, in the settings")
+
+
+def test_a_double_click_asks_once(here: Visitor) -> None:
+    page = here.visit().page
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    page.get_by_role("button", name="What is UMA?").dblclick()
+    here.wait_for_answer()
+    expect(page.locator("article")).to_have_count(2)
+    page.get_by_role("button", name="Answer again").dblclick()
+    expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+    here.wait_for_answer()
+    assert sum(url.endswith("/answers") for url in asked) == 2

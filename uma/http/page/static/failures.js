@@ -1,0 +1,57 @@
+/** What a failed answer means for its reader: what is wrong and what to do, in words that need no knowledge of the
+ * server. The server's own words, which are for its operator, are kept beside these. */
+
+import { number } from "./dom.js";
+
+/** @typedef {import("./types.js").Failure} Failure */
+
+const TOO_LONG =
+  "This is more than the model can read at once. Edit the question to shorten it or to take a file away, or begin a new chat.";
+const BUSY = "The server has too much to do just now.";
+const STOPPED = "The server was stopped or restarted before the answer was complete.";
+
+/** By code: of a stream's last event, or of a refusal over HTTP. @type {Record<string, string>} */
+const WORDS = {
+  E_LIMIT_PROMPT_TOO_LARGE: TOO_LONG,
+  E_PROTO_FRAME_TOO_LARGE: TOO_LONG,
+  context_length_exceeded: TOO_LONG,
+  request_too_large: TOO_LONG,
+  E_LIMIT_OVERLOADED: BUSY,
+  E_HTTP_RATE: BUSY,
+  rate_limit_exceeded: BUSY,
+  E_RUNTIME_SHUTDOWN: STOPPED,
+  E_CONNECTION: STOPPED,
+  service_unavailable: STOPPED,
+  invalid_api_key: "This server needs a key. Enter one, then try again.",
+  403: "Your key does not allow this. Ask for another one, or set the sampling back in the settings.",
+};
+const WRONG_SETTING =
+  "The server does not take one of the settings. Open “Instructions and sampling” and correct it, or set the sampling back.";
+const WRONG_CHAT = "The model does not take this conversation as it is. Edit the question, or begin a new chat.";
+
+/** @param {Failure} failure @returns {{words: string, detail: string}} `detail` is empty where `words` are all there is. */
+export function explain({ code, message, retry_after_ms: retry }) {
+  if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
+  const words = WORDS[code] ?? (isBadRequest(code) ? wrong(message) : "The answer failed.");
+  const when = [BUSY, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
+  return { words: words + when, detail: message.charAt(0).toUpperCase() + message.slice(1) };
+}
+
+/** @param {string} code */
+function isBadRequest(code) {
+  return ["400", "unsupported_parameter", "E_PROTO_BAD_REQUEST", "E_HTTP_UNSUPPORTED"].includes(code);
+}
+
+/** @param {string} message Begins with the field that is wrong, where it is one. */
+function wrong(message) {
+  return /^(sampling|priority|reasoning)\b/i.test(message) ? WRONG_SETTING : WRONG_CHAT;
+}
+
+/** @param {number | null | undefined} retry In milliseconds. */
+function again(retry) {
+  const seconds = Math.ceil((retry ?? 0) / 1_000);
+  if (seconds <= 1) return "Try again in a moment.";
+  return seconds < 120
+    ? `Try again in ${number(seconds)} seconds.`
+    : `Try again in ${number(Math.ceil(seconds / 60))} minutes.`;
+}
