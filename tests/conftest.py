@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from http_server import HttpServer, running_http
 from hypothesis import HealthCheck, settings
+from page_browser import Visitor, chromium, visitor
+from playwright.sync_api import Browser
 
 from harness import (
     EXACT,
@@ -171,6 +173,20 @@ def http_server() -> Iterator[HttpServer]:
     """One real `uma run --http` with the built-in model, for all tests that leave it as they found it."""
     with short_directory() as directory, running_http(directory, *EXACT) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real Chromium. One at a time: Playwright's loop runs in the test's own thread."""
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
+    """A fresh window on the page of the server that all share."""
+    with visitor(browser, http_server.url) as one:
+        yield one
 
 
 @pytest.fixture(scope="session")

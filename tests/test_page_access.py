@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 from http_server import HttpServer
-from page_browser import ENDLESS, LONG, chromium, saying, violations, visitor
+from page_browser import ENDLESS, LONG, saying, violations, visitor
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from harness import is_settled, until
 
 MAX_TABS = 40
 """Nothing of the page is further away than this."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 def tab_to(page: Page, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import HURRY, LONG, Visitor, chromium, saying, violations, visitor
+from page_browser import HURRY, LONG, Visitor, saying, violations, visitor
 from playwright.sync_api import Browser, expect
 from script_model import SWITCHED, THOUGHT
 
@@ -58,19 +58,6 @@ ATTACK = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked
 
 [a] &lt;script&gt;window.hacked=8&lt;/script&gt; <iframe srcdoc="<script>parent.hacked=9</script>"></iframe> the end.
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
-@pytest.fixture
-def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
-    """A fresh window on the page of the server that all share."""
-    with visitor(browser, http_server.url) as one:
-        yield one
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from http_server import HttpServer
-from page_browser import ENDLESS, HURRY, Visitor, chromium, saying, visitor
+from page_browser import ENDLESS, HURRY, Visitor, saying
 from playwright.sync_api import Browser, Page, Route, expect
 
 from harness import PATIENCE_SEC, until
@@ -30,19 +30,6 @@ KEPT_TEXT = """() => new Promise((resolve) => {
     };
 })"""
 """The first answer's text, as the browser keeps it."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
-@pytest.fixture
-def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
-    """A fresh window on the page of the server that all share."""
-    with visitor(browser, http_server.url) as one:
-        yield one
 
 
 @pytest.fixture

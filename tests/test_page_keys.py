@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import Visitor, chromium, violations, visitor
+from page_browser import Visitor, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 
 from harness import PATIENCE_SEC, is_settled, short_directory, until
@@ -25,12 +25,6 @@ def new_key(name: str, keys: Path, bounds: str = "") -> str:
     with keys.open("a") as file:
         file.write(bounds)
     return told.getvalue().strip()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 KEYS: dict[str, str] = {}

@@ -16,7 +16,7 @@ import pytest
 import trio
 from engine_world import config_for
 from http_server import HttpServer, running_http
-from page_browser import chromium, violations, visitor
+from page_browser import violations, visitor
 from playwright.sync_api import Browser, Page, expect
 from starlette.types import Message, Scope
 
@@ -36,12 +36,6 @@ def narrow_server() -> Iterator[HttpServer]:
     """A server with two slots, so that a storm has to wait."""
     with short_directory() as directory, running_http(directory, *TWO_SLOTS) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 def frames(url: str) -> Generator[dict[str, Any], None, None]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from http_server import HttpServer
-from page_browser import ENDLESS, Visitor, chromium, saying, visitor
+from page_browser import ENDLESS, Visitor, saying
 from playwright.sync_api import Browser, Page, Request, expect
 
 ANSWERS = "**/ui/api/answers"
@@ -20,19 +17,6 @@ ALTERNATING = (
     "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 ENDS = {"context_length": 256, "is_endless": True}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
-@pytest.fixture
-def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
-    """A fresh window on the page of the server that all share."""
-    with visitor(browser, http_server.url) as one:
-        yield one
 
 
 def set_sampling(here: Visitor, **sampling: Any) -> None:

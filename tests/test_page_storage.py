@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_server import HttpServer
-from page_browser import FLAGS, LONG, Visitor, chromium, find_chromium, violations, visitor
-from playwright.sync_api import Browser, FilePayload, Page, expect, sync_playwright
+from page_browser import FLAGS, LONG, Visitor, find_chromium, violations
+from playwright.sync_api import FilePayload, Page, expect, sync_playwright
 
 FILL = """() => {
     for (let size = 1 << 20, count = 0; size >= 1; )
@@ -26,18 +25,6 @@ FIGURES: dict[str, Any] = {
     "seed": 1,
     "warnings": [],
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
-@pytest.fixture
-def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
-    with visitor(browser, http_server.url) as one:
-        yield one
 
 
 def beside(one: Visitor) -> Visitor:

@@ -38,8 +38,11 @@ async def check_health(gateway: Gateway, http: Exchange) -> None:
 async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload) -> HealthCheckResult:
     """How it went, but for the time it took. Raises what concerns the payload or the key."""
     able = gateway.source.info.capabilities
-    abilities.generation(able) if payload.type == "generation" else abilities.embeddings(able)
-    allowed_tokens(gateway, payload.max_tokens, "max_tokens")
+    if payload.type == "generation":
+        abilities.generation(able)
+        allowed_tokens(gateway, payload.max_tokens, "max_tokens")
+    else:
+        abilities.embeddings(able)
     try:
         if payload == HealthCheckPayload("generation", payload.timeout_ms):
             # The engine's own probe, which goes before all requests, and is one for all that ask at once.

@@ -304,6 +304,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
+def _loaded_at(gateway: Gateway) -> str:
+    return datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z")
+
+
 async def _say_loaded(http: Exchange, model: str, more: dict[str, Any]) -> None:
     await http.answer_json({"model": model, "created_at": _now(), **more, "done_reason": "load", "done": True})
 
@@ -432,7 +436,7 @@ def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z"),
+        "modified_at": _loaded_at(gateway),
         "size": model.size_bytes,
         "digest": hashlib.sha256(f"{model.path}:{model.size_bytes}".encode()).hexdigest(),
         "details": _details(gateway),
@@ -466,7 +470,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
     model, able = gateway.source.info.model, gateway.source.info.capabilities
     await http.answer_json(
         {
-            "modified_at": _entry(gateway, gateway.names.name)["modified_at"],
+            "modified_at": _loaded_at(gateway),
             "license": model.license or "",
             "modelfile": "",
             "parameters": "",

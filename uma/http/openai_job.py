@@ -13,7 +13,7 @@ import orjson
 from uma.http.dialect import SseJob, dumps, sse
 from uma.http.openai import ERRORS
 from uma.http.problem import Problem
-from uma.http.usage import Total, answers_of, finish_reason, stop_reason, timings, warnings
+from uma.http.usage import Total, finish_reason, stop_reason, timings, warnings
 from uma.types import Finished
 
 Choice = dict[str, Any]
@@ -57,7 +57,7 @@ class ChoicesJob(SseJob, ABC):
         """See `Job`. The last of a prompt's choices carries its timings and warnings."""
         *others, last = [
             {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
-            for each in answers_of(finished)
+            for each in finished.every_answer
         ]
         account = {"timings": timings(finished), **warnings([finished])}
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])

@@ -40,26 +40,6 @@ class Total:
         }
 
 
-def answers_of(finished: Finished) -> tuple[Answer, ...]:
-    """Every answer of a request; a request for one has it in itself."""
-    return finished.answers or (
-        Answer(
-            0,
-            finished.reason,
-            finished.seed,
-            finished.usage.completion_tokens,
-            finished.text,
-            finished.token_ids,
-            finished.logprobs,
-            finished.tool_calls,
-            finished.reasoning,
-            stop_string=finished.stop_string,
-            cut_call=finished.cut_call,
-            call_offsets=finished.call_offsets,
-        ),
-    )
-
-
 def calls_of(ended: Finished | Answer) -> tuple[ToolCall | CutCall, ...]:
     """The calls of an answer. The last one's arguments are cut off where the output ended inside it, as OpenAI and
     Anthropic have it: the reason is `length` then (at Anthropic's a stop string has its own).
@@ -82,7 +62,7 @@ def spoken(ended: Finished | Answer) -> Iterator[str | ToolCall | CutCall]:
 
 def numbered(results: Sequence[Finished]) -> Iterator[tuple[int, Finished, Answer]]:
     """Every answer of every request, by its place among an OpenAI answer's choices."""
-    every = ((result, answer) for result in results for answer in answers_of(result))
+    every = ((result, answer) for result in results for answer in result.every_answer)
     return ((place, result, answer) for place, (result, answer) in enumerate(every))
 
 

@@ -69,20 +69,7 @@ class RequestOutput:
 
 def completions_of(finished: Finished) -> tuple[Completion, ...]:
     """The answers of a finished request, by index."""
-    only = Answer(
-        index=0,
-        reason=finished.reason,
-        seed=finished.seed,
-        completion_tokens=finished.usage.completion_tokens,
-        text=finished.text,
-        token_ids=finished.token_ids,
-        logprobs=finished.logprobs,
-        stop_string=finished.stop_string,
-        tool_calls=finished.tool_calls,
-        reasoning=finished.reasoning,
-        cut_call=finished.cut_call,
-    )
-    return tuple(map(_completion, finished.answers or (only,)))
+    return tuple(map(_completion, finished.every_answer))
 
 
 def _completion(answer: Answer) -> Completion:

@@ -209,6 +209,26 @@ class Finished:
     call_offsets: tuple[int, ...] = ()
     """Where `text` is there: for each call, the cut one included, how many of its characters come before."""
 
+    @property
+    def every_answer(self) -> tuple[Answer, ...]:
+        """`answers`, or the only one, which the event has in itself."""
+        return self.answers or (
+            Answer(
+                0,
+                self.reason,
+                self.seed,
+                self.usage.completion_tokens,
+                self.text,
+                self.token_ids,
+                self.logprobs,
+                self.tool_calls,
+                self.reasoning,
+                self.stop_string,
+                self.cut_call,
+                self.call_offsets,
+            ),
+        )
+
 
 Event = Prompt | Token | ReasoningDelta | ToolCallDelta | Finished
 
