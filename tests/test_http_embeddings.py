@@ -162,6 +162,8 @@ def test_documents_are_ranked_in_jina_s_form_and_in_tei_s(reranker: HttpServer) 
     assert [each["document"]["text"] for each in jina["results"]] == [DOCUMENTS[index] for index in order]
     assert [each["text"] for each in tei] == [DOCUMENTS[index] for index in order[:2]]
     assert jina["usage"]["prompt_tokens"] == told["prompt_tokens"]
+    other = reranker.ask("POST", "/rerank", {"query": QUERY, "documents": DOCUMENTS, "return_text": True})
+    assert (other.status, other.headers["x-uma-ignored"]) == (200, "return_text")
 
 
 def test_what_a_model_cannot_do_is_refused_in_the_dialect_s_own_body(
@@ -177,6 +179,8 @@ def test_what_a_model_cannot_do_is_refused_in_the_dialect_s_own_body(
     chat = reranker.ask("POST", "/v1/completions", {"prompt": "x"})
     assert chat.status == 400
     assert "does not generate" in chat.json["error"]["message"]
+    for server, asked in ((reranker, {"type": "generation"}), (reranker, {"type": "embedding"})):
+        assert server.ask("POST", "/health/check", asked).status == 400
     long = reranker.ask("POST", "/rerank", {"query": QUERY, "texts": ["x", "x " * 200]})
     assert (long.status, long.json["error"]["type"]) == (400, "exceed_context_size_error")
     assert "texts[1]: prompt too large" in long.json["error"]["message"]

@@ -165,6 +165,13 @@ def test_the_best_of_fewer_answers_than_are_wanted_is_refused(asking: Asking) ->
     raw.close()
 
 
+def test_a_health_check_can_have_no_more_tokens_than_any_other_request(asking: Asking) -> None:
+    raw = RawHttp(asking.port)
+    refused = raw.ask("POST", "/health/check", {"type": "generation", "token_ids": [200], "max_tokens": 33})
+    raw.close()
+    assert (refused.status, "--max-tokens" in refused.json["error"]["message"]) == (400, True)
+
+
 def test_any_model_is_told_of_where_any_is_served(asking: Asking) -> None:
     raw = RawHttp(asking.port)
     found = raw.ask("GET", "/v1/models/gpt-4")

@@ -63,6 +63,12 @@ def test_a_prompt_over_the_context_is_refused_before_the_stream_begins(client: o
     assert refused.value.code == "context_length_exceeded"
 
 
+def test_anthropic_s_clients_know_a_prompt_that_is_too_long_by_its_words(http_server: HttpServer) -> None:
+    long = {"messages": [{"role": "user", "content": "a fox " * 4000}], "max_tokens": 1}
+    refused = http_server.ask("POST", "/v1/messages", long)
+    assert (refused.status, refused.json["error"]["message"][:20]) == (400, "prompt is too long: ")
+
+
 class Animal(pydantic.BaseModel):
     """What the model is made to fill in."""
 

@@ -156,7 +156,9 @@ def test_nonsense_is_refused_by_name(server: HttpServer, path: str, fields: dict
 @pytest.mark.parametrize("path", GENERATING)
 def test_a_full_queue_and_a_target_that_cannot_be_met_are_429_with_a_time(server: HttpServer, path: str) -> None:
     hasty = server.ask("POST", path, {**GENERATING[path], "slo": {"target_ttft_ms": 1e-6}})
-    by_header = server.ask("POST", path, GENERATING[path], **{"x-uma-target-ttft-ms": "1e-6"})
+    # The body's own target is another one, and leaves this to the header.
+    half = {**GENERATING[path], "slo": {"target_tbt_ms": 50}}
+    by_header = server.ask("POST", path, half, **{"x-uma-target-ttft-ms": "1e-6"})
     with server.connect() as running, server.connect() as waiting:
         running.send("POST", "/v1/completions", LASTING)
         until(server.process.metrics, lambda found: found["active_sequences"] == 1)
@@ -352,6 +354,7 @@ def test_metrics_are_prometheus_text_with_help_and_type_for_each_family(server: 
     families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in told else name for name in samples}
     assert families == set(told)
     assert {"histogram", "counter", "gauge"} == set(told.values())
+    assert (told["uma_kv_cells_total"], told["uma_tokens_generated_total"]) == ("gauge", "counter")
     for name in (name for name, kind in told.items() if kind == "histogram"):
         buckets = re.findall(rf'^{name}_bucket{{le="(\S+)"}} (\d+)$', text, re.MULTILINE)
         bounds, counts = [float(bound) for bound, _ in buckets], [int(count) for _, count in buckets]

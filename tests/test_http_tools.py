@@ -409,6 +409,23 @@ def test_a_call_that_the_token_limit_cuts_off_is_told_once_streamed_or_not(
     assert "the output ended inside it" in str(lines[-1]["warnings"])
 
 
+def test_what_is_cut_off_in_its_thinking_has_no_empty_text_streamed_or_not(thinker: HttpServer) -> None:
+    turns: Any = [{"role": "user", "content": ASKED}]
+    with openai_client(thinker) as client:
+        fields: Any = {"model": "script", "input": ASKED, "max_output_tokens": 3}
+        whole: Any = client.responses.create(**fields)
+        *_, last = client.responses.create(**fields, stream=True)
+        streamed: Any = last
+    for response in (whole, streamed.response):
+        assert [(item.type, item.status) for item in response.output] == [("reasoning", "incomplete")]
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+        asked: Any = {"model": "script", "messages": turns, "max_tokens": 3}
+        message = claude.messages.create(**asked)
+        with claude.messages.stream(**asked) as stream:
+            final = stream.get_final_message()
+    assert [[block.type for block in said.content] for said in (message, final)] == [["thinking"], ["thinking"]]
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_ollama_s_client_gets_calls_and_thinking_and_gives_results(thinker: HttpServer, is_streamed: bool) -> None:
     client: Any = ollama.Client(host=thinker.url, timeout=PATIENCE_SEC)

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from harness import Raw, RunInProcessText, ServerProcess, ask, running_server, until
+from uma.errors import BadRequest
+from uma.net.metering import metered_whole
+from uma.net.quota import Account, Bounds
+from uma.types import EmbedRequest, RerankRequest
 
 MINE = """
 max_concurrent = 2
@@ -86,6 +91,42 @@ def test_tokens_a_minute_count_answers_that_nothing_read_to_the_end(
     assert refused["code"] == "E_LIMIT_OVERLOADED"
     assert "max_tokens_per_minute" in refused["message"]
     assert 0 < refused["retry_after_ms"] <= 60_000
+
+
+def test_tokens_a_minute_count_texts_whose_client_has_left(bounds: Path, socket_dir: Path, tiny: Path) -> None:
+    bounds.write_text("[others]\nmax_tokens_per_minute = 50\n")
+    with running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server:
+        with server.connect() as gone:
+            gone.hello(versions=["1.1"])
+            gone.send({"type": "embed", "id": "a", "texts": ["a fox in the forest " * 20] * 50})
+            until(server.metrics, lambda found: found["embed_requests_total"] == 1)
+
+        def code() -> str:
+            with server.connect() as raw:
+                raw.send(ask("b", max_tokens=1))
+                return code_of(raw, "b")
+
+        until(code, lambda found: found == "E_LIMIT_OVERLOADED")
+
+
+async def test_what_is_left_is_charged_by_its_size_and_what_fails_costs_nothing() -> None:
+    asked: list[tuple[EmbedRequest | RerankRequest, int]] = [
+        (RerankRequest("r", "why", ("a" * 9, "")), 4 + 1),
+        (EmbedRequest("e", texts=("\u00e9" * 8,)), 5),
+        (EmbedRequest("i", token_ids=((1, 2, 3), (4,))), 4),
+    ]
+    for request, tokens in asked:
+        account = Account("x", Bounds(max_tokens_per_minute=tokens))
+        with pytest.raises(BadRequest), metered_whole(request, account):
+            raise BadRequest("no")
+        assert account.objection(1, trio.current_time()) is None
+        with pytest.raises(KeyError), metered_whole(request, account):
+            raise KeyError
+        assert account.objection(1, trio.current_time()) is not None
+        more = Account("x", Bounds(max_tokens_per_minute=tokens + 1))
+        with pytest.raises(KeyError), metered_whole(request, more):
+            raise KeyError
+        assert more.objection(1, trio.current_time()) is None
 
 
 def test_lines_have_the_bounds_too(bounds: Path, socket_dir: Path, tiny: Path) -> None:
