@@ -22,6 +22,7 @@ from http_server import Answered, HttpServer, RawHttp, hosted_http, running_http
 from hypothesis import given
 from hypothesis import strategies as st
 from script_model import write_script_model
+from test_server_users import MANY_TEXTS
 
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
 from uma.cli import main
@@ -45,7 +46,6 @@ MORE_BOUNDS = {
     "brief": "max_tokens = 8\nmax_priority = 0\n",
     "single": "max_concurrent = 1\n",
     "prober": "max_tokens_per_minute = 20\n",
-    "reader": "max_tokens_per_minute = 20\n",
 }
 
 
@@ -205,14 +205,23 @@ def test_a_health_check_that_was_not_waited_for_counts(locked: HttpServer, keys:
     assert (refused.status, "max_tokens_per_minute" in refused.json["error"]["message"]) == (429, True)
 
 
-def test_texts_that_their_client_left_count(locked: HttpServer, keys: dict[str, str]) -> None:
-    with locked.connect() as raw:
-        raw.send("POST", "/v1/embeddings", {"input": ["a fox in the forest " * 20] * 20}, **bearer(keys, "reader"))
-        until(locked.process.metrics, lambda found: found["embed_requests_total"] > 0)
-    until(
-        lambda: locked.ask("POST", "/v1/embeddings", {"input": "a"}, **bearer(keys, "reader")),
-        lambda answer: answer.status == 429,
-    )
+def test_texts_that_their_client_left_count(tmp_path: Path, tiny: Path) -> None:
+    file = tmp_path / "keys.toml"
+    with redirect_stdout(StringIO()) as told:
+        assert main(["key", "new", "reader", "--keys", str(file)]) == 0
+    with file.open("a") as text:
+        text.write("max_tokens_per_minute = 200_000\n")
+    mine = {"authorization": f"Bearer {told.getvalue().strip()}"}
+    flags = ("--model", str(tiny), "--http-keys", str(file))
+    with short_directory() as directory, running_http(directory, *flags) as server:
+        with server.connect() as raw:
+            raw.send("POST", "/v1/embeddings", {"input": MANY_TEXTS}, **mine)
+            until(server.process.metrics, lambda found: found["embed_requests_total"] == 1)
+        until(
+            lambda: server.ask("POST", "/v1/embeddings", {"input": "a"}, **mine),
+            lambda answer: answer.status == 429,
+        )
+        assert server.process.metrics()["embed_tokens_total"] < 200_000, "they were not computed to their end"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 100)), min_size=1, max_size=12), st.integers(1, 200))
