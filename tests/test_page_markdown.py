@@ -31,6 +31,7 @@ PARTS = (
     "|---|--:|\n",
     "---\n",
     "[x](http://a.b)",
+    " https://a.b/c?d=1 ",
     "[x](javascript:alert(1))",
     "![x](http://a.b/c.png)",
     "<script>alert(1)</script>",
@@ -146,3 +147,10 @@ def test_a_reference_that_comes_last_holds_for_what_was_before() -> None:
     growing.update(text)
     growing.finish(text)
     assert 'href="https://example.org"' in growing.blocks[0]
+
+
+def test_an_address_is_a_link_and_a_name_with_a_dot_is_none() -> None:
+    (block,) = render("See https://example.org/a_b?c=1. Run main.py or node.js, ask a@b.org, not ftp://a.b.")
+    assert ">https://example.org/a_b?c=1</a>. Run main.py" in block
+    assert block.count("<a ") == 1
+    assert "<a " not in render("`https://example.org`")[0]

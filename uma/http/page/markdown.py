@@ -78,9 +78,13 @@ def _escaped(text: str) -> str:
 
 
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False, "linkify": False, "maxNesting": 20})
+    parser = MarkdownIt("commonmark", {"html": False, "linkify": True, "maxNesting": 20})
     # No images: one that the model names would tell a stranger's server that it was read.
-    parser.enable(["table", "strikethrough"]).disable(["image", "html_block", "html_inline"])
+    parser.enable(["table", "strikethrough", "linkify"]).disable(["image", "html_block", "html_inline"])
+    # Addresses with a scheme alone: "main.py" and "node.js" would be links too.
+    assert parser.linkify is not None
+    parser.linkify.set({"fuzzy_link": False, "fuzzy_email": False, "fuzzy_ip": False})
+    parser.linkify.add("ftp:", None).add("//", None)  # the sanitizer leaves no address of these
     parser.add_render_rule("fence", _fence)
     parser.add_render_rule("code_block", _fence)
     return parser
