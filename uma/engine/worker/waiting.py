@@ -105,11 +105,16 @@ class WaitingRoom:
             return None
         have = self._pool.match(sequence.tokens)[1]
         best: tuple[Sequence, int] | None = None
-        most = have + WORTH_WAITING_TOKENS - 1
+        tokens, most = sequence.tokens, have + WORTH_WAITING_TOKENS - 1
+        if most >= len(tokens) - 1:
+            return None
         for other in active.values():
+            # A crowd is compared in pairs, nearly all of which this tells apart.
+            if len(other.tokens) <= most or other.tokens[most] != tokens[most]:
+                continue
             if not other.remaining or other.lane < sequence.lane or other.is_paused:
                 continue
-            common = min(common_length(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
+            common = min(common_length(tokens, other.tokens), len(tokens) - 1)
             if common > most and other.computed < common:
                 best, most = (other, common), common
         return best
