@@ -130,34 +130,38 @@ def checks(summary: Summary) -> list[Check]:
         return summary.get(case, OURS, measure), f"llama-server: {figure(measure, peer)}"
 
     peer_done = summary.best("all", "llama-server", "all_done_s", "low")
-    done = summary.get("all", OURS, "all_done_s") / peer_done
+    done_s = summary.get("all", OURS, "all_done_s")
     gap, peer_gap = both("people", "inter_token_worst_ms")
     ttft, peer_ttft = both("people", "ttft_p95_ms")
     quality, peer_quality = both("people", "mean_qoe")
-    by_raw = {label: _by_raw_alone(summary, label) / peer_done for label in (IN_TURN, PACED)}
-    known = [f"{label} {ratio:.3g} x" for label, ratio in by_raw.items() if not math.isnan(ratio)]
+    peers = [
+        f"of one in the layout `{layout}` {done_s / summary.get('all', f'llama-server {layout}', 'all_done_s'):.3g} x"
+        for layout in LAYOUTS
+        if f"llama-server {layout}" in summary.targets("all")
+    ]
+    by_raw = {
+        f"{layout}, {label}": summary.get("all", f"raw {layout}, {label}", "all_done_s") / peer_done
+        for label in (IN_TURN, PACED)
+        for layout in LAYOUTS
+        if f"raw {layout}, {label}" in summary.targets("all")
+    }
+    known = [f"{label} {ratio:.3g} x" for label, ratio in by_raw.items()]
     raw_ttft = summary.best("people", "raw", "ttft_p95_ms", "low")
     if not math.isnan(raw_ttft):
         peer_ttft += f"; `llama_decode` alone, three questions and nothing else: {figure('ttft_p95_ms', raw_ttft)}"
     return [
         Check(
             "mixed: everything done, of llama-server's",
-            done,
+            done_s / peer_done,
             "≤",
             1.05,
             "x",
-            f"`llama_decode` alone: {', '.join(known)}" if known else "",
+            "; ".join([*peers, *([f"`llama_decode` alone: {', '.join(known)}"] if known else [])]),
         ),
         Check("mixed: people's worst gap", gap, "≤", 120, "ms", peer_gap),
         Check("mixed: people's TTFT p95", ttft, "≤", 400, "ms", peer_ttft),
         Check("mixed: mean QoE of people's streams", quality, "≥", 0.98, "", peer_quality),
     ]
-
-
-def _by_raw_alone(summary: Summary, label: str) -> float:
-    """Seconds that `llama_decode` alone takes for everything; NaN where it was not measured."""
-    targets = [each for each in summary.targets("all") if each.startswith("raw") and label in each]
-    return min((summary.get("all", each, "all_done_s") for each in targets), default=math.nan)
 
 
 SCENARIO = Scenario(
