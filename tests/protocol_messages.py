@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 
@@ -155,6 +155,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     str | None: st.none() | text,
     tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
+    Literal[-1, 0, 1]: st.sampled_from([-1, 0, 1]),
 }
 
 

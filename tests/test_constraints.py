@@ -40,7 +40,7 @@ def test_every_problem_begins_with_its_path(hint: Any, value: Any) -> None:
 
 def test_all_wrong_fields_come_in_one_error() -> None:
     with pytest.raises(ValueError, match="top_p") as caught:
-        SamplingParams(max_tokens=0, temperature=3, top_p=float("nan"), seed=True)
+        SamplingParams(max_tokens=-1, temperature=3, top_p=float("nan"), seed=True)
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
         "max_tokens",
         "temperature",

@@ -155,6 +155,8 @@ def test_a_key_s_max_tokens_are_those_of_all_answers(locked: HttpServer, keys: d
     asked = {"prompt": "x", "n": 2, "ignore_eos": True}
     answer = locked.ask("POST", "/v1/chat/completions", {"messages": TURNS, **asked}, **bearer(keys, "brief"))
     assert (answer.status, answer.json["usage"]["completion_tokens"]) == (200, 8)
+    by_default = locked.ask("POST", "/v1/completions", asked, **bearer(keys, "brief"))
+    assert (by_default.status, by_default.json["usage"]["completion_tokens"]) == (200, 8)
     for more in ({"max_tokens": 5}, {"max_tokens": 1, "best_of": 9}):
         refused = locked.ask("POST", "/v1/completions", {**asked, **more}, **bearer(keys, "brief"))
         assert (refused.status, "max_tokens" in refused.json["error"]["message"]) == (403, True)
@@ -408,6 +410,7 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
         (b"nonsense\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nx-pad: " + b"y" * 70_000, 431),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx-pad: " + b"y" * 70_000 + b"\r\n\r\n", 431),
         (
             b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
@@ -419,7 +422,7 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
             400,
         ),
     ],
-    ids=["no HTTP", "no host", "endless", "websocket", "an older websocket"],
+    ids=["no HTTP", "no host", "endless", "too long", "websocket", "an older websocket"],
 )
 def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer, head: bytes, status: int) -> None:
     with locked.connect() as raw:

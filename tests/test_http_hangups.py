@@ -110,6 +110,32 @@ def test_a_client_that_closes_its_sending_half_is_gone(server: HttpServer) -> No
         assert cancelled_since(server, before) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_sending_half_with_its_request_is_gone(server: HttpServer, stream: bool) -> None:
+    """Not one of them is answered to its end, or is waited for because its body had not come."""
+    for _ in range(20):
+        with server.connect() as raw:
+            raw.send("POST", "/v1/completions", endless(stream=stream))
+            raw.sock.shutdown(socket.SHUT_WR)
+            raw.sock.settimeout(10)
+            came = b""
+            while data := raw.sock.recv(65_536):
+                came += data
+        assert b"[DONE]" not in came and b" 408 " not in came and came.count(b"\n") < 200
+    until(lambda: running(server), lambda n: n == 0)
+
+
+def test_a_connection_ends_with_an_answer_that_its_client_was_too_late_to_miss(server: HttpServer) -> None:
+    """It does not last until its keep-alive ends."""
+    for _ in range(20):
+        with server.connect() as raw:
+            raw.send("POST", "/tokenize", {"content": "a"})
+            raw.sock.shutdown(socket.SHUT_WR)
+            raw.sock.settimeout(10)
+            while raw.sock.recv(65_536):
+                pass
+
+
 def test_a_request_behind_keep_alive_is_cancelled_like_the_first(server: HttpServer) -> None:
     before = cancelled(server)
     with server.connect() as raw:

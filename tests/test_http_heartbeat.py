@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,33 @@ async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it
             while (told := await heard.receive())["type"] != "http.response.body":
                 pass
             assert told["body"] == b": waiting\n\n"
+
+
+async def test_signs_of_life_keep_their_interval_though_each_takes_time_to_be_written(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    scope, message = scope_and_body()
+    ask, asked = trio.open_memory_channel[Message](1)
+    ask.send_nowait(message)
+    said: list[float] = []
+
+    async def write(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            said.append(trio.current_time())
+            mock_clock.jump(HEARTBEAT_SEC / 20)
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        source: Any = Old(engine)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, write)
+        for _ in range(200):
+            await trio.testing.wait_all_tasks_blocked()
+            if len(said) == 4:
+                break
+            mock_clock.jump(HEARTBEAT_SEC / 20)
+        nursery.cancel_scope.cancel()
+    gaps = [after - before for before, after in pairwise(said)]
+    assert len(gaps) == 3
+    assert max(gaps) <= 1.2 * HEARTBEAT_SEC
 
 
 class Slow:

@@ -156,6 +156,24 @@ def test_a_prompt_of_token_ids_is_that_of_their_text(client: openai.OpenAI) -> N
     assert by_ids.usage.prompt_tokens == by_text.usage.prompt_tokens == found["count"]
 
 
+def test_a_prompt_is_scored_without_an_answer(http_server: HttpServer, client: openai.OpenAI) -> None:
+    asked: Any = {"model": "builtin", "prompt": "Once upon a time", "echo": True, "logprobs": 1, "temperature": 0}
+    alone = client.completions.create(**asked, max_tokens=0)
+    longer = client.completions.create(**asked, max_tokens=2)
+    (one,), (other,) = alone.choices, longer.choices
+    assert (one.text, one.finish_reason) == ("Once upon a time", "length")
+    assert one.logprobs and other.logprobs and one.logprobs.token_logprobs and other.logprobs.token_logprobs
+    assert one.logprobs.tokens == (other.logprobs.tokens or [])[:-2]
+    assert one.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:-2], abs=1e-3)
+    assert alone.usage and alone.usage.completion_tokens == 0
+    native = http_server.ask("POST", "/completion", {"prompt": "Once upon a time", "n_predict": 0}).json
+    assert (native["content"], native["tokens_predicted"], native["tokens_evaluated"]) == (
+        "",
+        0,
+        alone.usage.prompt_tokens,
+    )
+
+
 def test_log_probabilities_have_openai_s_form_streamed_or_not(client: openai.OpenAI) -> None:
     asked: Any = {"model": "builtin", "messages": STORY, "max_tokens": 5, "temperature": 0}
     asked |= {"logprobs": True, "top_logprobs": 2}

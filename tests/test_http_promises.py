@@ -37,7 +37,18 @@ LASTING = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": Tr
 @pytest.fixture(scope="module")
 def server(tiny: Path) -> Iterator[HttpServer]:
     """A server that computes one request at a time and lets one wait."""
-    flags = ["--model", str(tiny), "--max-sequences", "1", "--max-queue", "1", "--alias", "gpt-x, claude-x"]
+    flags = [
+        "--model",
+        str(tiny),
+        "--max-sequences",
+        "1",
+        "--max-queue",
+        "1",
+        "--alias",
+        "gpt-x, claude-x",
+        "--alias",
+        "org/model:7b",
+    ]
     flags += ["--n-ctx", "32768", "--max-tokens", "30000"]
     with short_directory() as directory, running_http(directory, *flags) as process:
         yield process
@@ -251,7 +262,9 @@ def test_an_id_outside_the_vocabulary_is_refused(
 
 
 def test_the_model_has_its_aliases(server: HttpServer) -> None:
-    assert {"gpt-x", "claude-x"} <= {each["id"] for each in server.ask("GET", "/v1/models").json["data"]}
+    assert {"gpt-x", "claude-x", "org/model:7b"} <= {
+        each["id"] for each in server.ask("GET", "/v1/models").json["data"]
+    }
     assert server.ask("GET", "/v1/models/gpt-x").json["id"] == "gpt-x"
     told = server.ask("POST", "/v1/messages", {**GENERATING["/v1/messages"], "model": "claude-x"})
     assert (told.status, told.json["model"]) == (200, "claude-x")

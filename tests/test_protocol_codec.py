@@ -162,7 +162,7 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         ("id", "x" * 129, "must have 1 to 128 characters, not 129"),
         ("prompt", ["x"], "expected a string, not ['x']"),
         ("prompt", "a\0b", "holds a NUL"),
-        ("max_tokens", 0, "0 must be 1 or more"),
+        ("max_tokens", -1, "-1 must be 0 or more"),
         ("max_tokens", 1.5, "expected an integer, not 1.5"),
         ("max_tokens", "5", "expected an integer, not '5'"),
         ("max_tokens", True, "expected an integer, not true"),
@@ -232,7 +232,7 @@ def test_all_wrong_fields_come_in_one_message_a_line_each() -> None:
     fields = {
         "prompt": 1,
         "token_ids": [5000],
-        "max_tokens": 0,
+        "max_tokens": -1,
         "slo": {"target_tbt_ms": "fast"},
         "stop": ["", 5],
         "priority": 7,

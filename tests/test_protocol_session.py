@@ -213,7 +213,7 @@ def test_an_error_never_carries_the_id_of_a_request_that_goes_on() -> None:
     session = plain()
     give(session, ask())
     assert refusal(session, ask()).event.id is None
-    assert refusal(session, ask(max_tokens=0)).event.id is None
+    assert refusal(session, ask(max_tokens=-1)).event.id is None
     session = hello()
     give(session, ask())
     duplicate = refusal(session, ask())
@@ -449,7 +449,7 @@ def test_invalid_json_closes_the_session(make: Callable[..., ServerSession], pay
 
 def test_a_bad_request_closes_an_idle_plain_session() -> None:
     session = plain()
-    refused = refusal(session, ask("b", max_tokens=0))
+    refused = refusal(session, ask("b", max_tokens=-1))
     assert (refused.event.code, refused.event.id, refused.is_fatal) == ("E_PROTO_BAD_REQUEST", "b", True)
     assert session.flushed()
 
@@ -457,7 +457,7 @@ def test_a_bad_request_closes_an_idle_plain_session() -> None:
 def test_a_bad_request_leaves_a_hello_session_and_a_running_request_alone() -> None:
     for session in (hello(), plain()):
         give(session, ask())
-        assert not refusal(session, ask("b", max_tokens=0)).is_fatal
+        assert not refusal(session, ask("b", max_tokens=-1)).is_fatal
         assert session.relay(Token("a", "x", 1))
         assert not session.flushed()
 

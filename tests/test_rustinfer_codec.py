@@ -101,7 +101,7 @@ def test_fields_of_a_newer_peer_are_ignored_in_each_form() -> None:
     ("fields", "place"),
     [
         ({"temperature": 3.0}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"top_k": -2}, "top_k"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stream": 1}, "stream"),

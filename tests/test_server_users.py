@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from http_server import running_gateway
 
 from harness import Raw, RunInProcessText, ServerProcess, ask, running_server, until
 from uma.errors import BadRequest
@@ -59,6 +60,33 @@ def test_a_user_s_bounds_hold_over_all_its_sessions(bounded: ServerProcess) -> N
         assert one.last_of("a")["reason"] == "cancelled"
         other.send(ask("d", priority=-1))
         assert other.last_of("d")["reason"] == "length"
+
+
+def test_a_user_is_told_its_own_limits(bounded: ServerProcess) -> None:
+    with bounded.connect() as raw:
+        limits = raw.hello(versions=["1.1"])["limits"]
+    assert (limits["max_tokens"], limits["max_priority"]) == (5_000, 0)
+
+
+@pytest.mark.parametrize("most", [-1, 0])
+def test_a_gateway_s_page_asks_for_no_more_than_its_user_has(
+    bounds: Path, socket_dir: Path, tiny: Path, most: int
+) -> None:
+    bounds.write_text(f"[others]\nmax_priority = {most}\nmax_tokens = 10\n")
+    with (
+        running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server,
+        running_gateway(server) as gateway,
+    ):
+        question = {"messages": [{"role": "user", "content": "a"}], "sampling": {"max_tokens": 3}}
+        answer = gateway.ask("POST", "/ui/api/answers", question)
+        assert (answer.status, b"event: failed" in answer.body) == (200, False)
+        for path, body in (
+            ("/completion", {"prompt": "a", "n_predict": -1, "ignore_eos": True}),
+            ("/v1/completions", {"prompt": "a", "ignore_eos": True}),
+        ):
+            whole = gateway.ask("POST", path, body)
+            assert whole.status == 200, whole.body
+            assert 10 in (whole.json.get("tokens_predicted"), whole.json.get("usage", {}).get("completion_tokens"))
 
 
 def test_a_user_s_targets_hold_whatever_a_request_says(bounds: Path, socket_dir: Path, tiny: Path) -> None:

@@ -171,7 +171,7 @@ def whole_members(beginning: str) -> dict[str, Any]:
     # A number's last digit can be missing.
     for whole in [to_comma] if beginning[-1:].isdigit() else [beginning, beginning + "}", to_comma]:
         with suppress(ValueError, RecursionError):
-            return dict(json.loads(whole))
+            return dict(json.loads(whole, parse_constant=_refuse))
     return {}
 
 

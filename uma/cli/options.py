@@ -43,6 +43,9 @@ SERVER_ONLY = HTTP | frozenset(
 SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t"})
 """Short forms of options, as llama.cpp's own programs have them."""
 
+LISTS = frozenset({"alias", "http_cors", "http_hosts"})
+"""Settings that are words with commas between: their options can also be given several times."""
+
 SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})
 """Settings that a request can ask for too: options of the sampling group where there is one."""
 
@@ -113,7 +116,24 @@ def _add_setting(group: argparse._ArgumentGroup, each: Setting) -> None:
             help=text,
         )
     else:
-        group.add_argument(*flags, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text)
+        action = _Listed if each.name in LISTS else "store"
+        group.add_argument(
+            *flags, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text, action=action
+        )
+
+
+class _Listed(argparse.Action):
+    """Puts the values of an option that is given several times behind each other, with commas between."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def _metavar(each: Setting) -> str:

@@ -123,7 +123,7 @@ class Submission:
     def _most_tokens(self, asked: int | None, prompt_tokens: int) -> tuple[int, tuple[str, ...]]:
         """The tokens that an answer can have, and a warning where that is less than it asks for."""
         limit, left = self._config.max_tokens, self._max_request_tokens - prompt_tokens
-        most = min(asked or limit or DEFAULT_MAX_TOKENS, limit or left, left)
+        most = min((limit or DEFAULT_MAX_TOKENS) if asked is None else asked, limit or left, left)
         if asked is None or asked <= most:
             return most, ()
         if most == limit:

@@ -13,7 +13,7 @@ from typing import Any
 
 import h11
 import trio
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.trio.tcp_server import TCPServer
 
@@ -21,6 +21,8 @@ from uma.http.exchange import POST
 from uma.http.protocols import Http1, Protocols
 from uma.net.link import Link
 
+TAKE_UP_SEC = 1.0
+"""Behind a client's end, maximum time for what it has sent before to reach its request."""
 LINGER_SEC = 1.0
 """After the answer the peer can still be sending its body. Reading on for a moment spares it a broken pipe before it
 has read why."""
@@ -121,6 +123,8 @@ class HttpConnection(TCPServer):
         """`transport`: what the stream is, or what is under its TLS. `max_body_bytes`: as `Exchange` has it."""
         self._transport = transport
         self._max_body_bytes = max_body_bytes
+        self._is_over = False
+        """The client has closed its sending half, or is gone."""
         super().__init__(*args)
         self.state[POST] = self.post
 
@@ -148,17 +152,38 @@ class HttpConnection(TCPServer):
 
     async def _read_data(self) -> None:
         arrived, pending = trio.open_memory_channel[bytes](MAX_PENDING_READS)
+        handled = trio.Event()
 
         async def handle() -> None:
             async for data in pending:
                 await self.protocol.handle(RawData(data))
+            handled.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(handle)
             await self._read_into(arrived)
+            arrived.close()
+            await self._taken_up(handled)
+            self._is_over = True
             await self.protocol.handle(Closed())
             await self.idle_task.stop()  # else a connection would last until its keep-alive ends, without a client
             nursery.cancel_scope.cancel()
+
+    async def _taken_up(self, handled: trio.Event) -> None:
+        """Wait until all that has come is handled, or a pipelined request waits for the one before it.
+
+        A request that comes together with its client's end has to reach the app first: only then can that be told that
+        nobody waits for the answer.
+        """
+        with trio.move_on_after(TAKE_UP_SEC):
+            async with trio.open_nursery() as nursery:
+
+                async def until(event: trio.Event) -> None:
+                    await event.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(until, handled)
+                nursery.start_soon(until, self.protocol.is_held_up)
 
     async def _read_into(self, arrived: trio.MemorySendChannel[bytes]) -> None:
         while True:
@@ -199,6 +224,8 @@ class HttpConnection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         """As Hypercorn's. TLS keeps its way, since encrypting is a step of its own."""
+        if isinstance(event, Updated) and self._is_over:  # what ends now waits for no other request
+            return
         if isinstance(event, RawData) and isinstance(stream := self._plain_stream(), LinkStream):
             stream.link.post(event.data)
             if stream.link.is_full:

@@ -124,11 +124,13 @@ def first(http: Exchange, *given: tuple[str, T | None]) -> T | None:
     return there[0][1] if there else None
 
 
-def all_tokens(gateway: Gateway, http: Exchange) -> int:
-    """What -1 asks for: as many tokens as the server and the key let one answer have, at most all of the context."""
+def all_tokens(gateway: Gateway, http: Exchange, answers: int = 1) -> int:
+    """What -1 asks for: as many tokens as the server and the key let each of so many answers have, at most all of the
+    context.
+    """
     most = gateway.source.info.limits.max_tokens
     bound = None if http.account is None else http.account.bounds.max_tokens
-    return most if bound is None else min(most, bound)
+    return most if bound is None else min(most, max(1, bound // answers))
 
 
 def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None:

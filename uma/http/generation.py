@@ -248,8 +248,9 @@ class _Streamed:
                     self._wrote_at = trio.current_time()
                     self._open()
                     self._push(self.job.heartbeat(progress))
-            # From `due` on: a reader that takes nothing leaves `_wrote_at` in the past, and this task must still sleep.
-            due = max(self._wrote_at, due) + HEARTBEAT_SEC
+            due, now = self._wrote_at + HEARTBEAT_SEC, trio.current_time()
+            if due <= now:  # a reader that takes nothing leaves `_wrote_at` in the past, and this task must still sleep
+                due = now + HEARTBEAT_SEC
 
     async def _progress(self, source: Source) -> str:
         """How far the prompts have been read. Nothing, for a while, where one can still be refused with a status of its

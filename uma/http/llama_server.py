@@ -136,8 +136,6 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
 
 
 def _tokens(gateway: Gateway, http: Exchange, n_predict: int | None) -> int | None:
-    if n_predict == 0:
-        raise BadRequest("n_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own")
     return all_tokens(gateway, http) if n_predict == -1 else allowed_tokens(gateway, n_predict, "n_predict")
 
 

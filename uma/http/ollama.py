@@ -108,7 +108,8 @@ class OllamaCall:
 class ChatMessage:
     """A message."""
 
-    role: Annotated[str, Length(1, 64), Text()]
+    role: Literal["system", "user", "assistant", "tool", "control"]
+    """Granite's models have the last: it switches their thinking on."""
     content: Annotated[str, Text()] = ""
     images: Any = None
     tool_calls: Annotated[tuple[OllamaCall, ...], Length(0, 128, "calls")] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
@@ -18,6 +18,9 @@ from uma.protocol.converter import structure, unknown_fields
 from uma.types import SamplerSettings
 
 T = TypeVar("T")
+
+Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
+"""Of a message. A template takes any, and with it whatever it spells."""
 
 _TYPES = {
     "unauthorized": "authentication_error",

@@ -16,7 +16,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, chat_form, spelling
-from uma.http.openai import DEFAULTS, StreamOptions, text_of
+from uma.http.openai import DEFAULTS, Role, StreamOptions, text_of
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.tools import (
     Calls,
@@ -27,6 +27,7 @@ from uma.http.tools import (
     legacy,
     name_schemas,
     openai_choice,
+    past_call,
     reasoning,
     tool_fields,
     with_names,
@@ -49,7 +50,7 @@ from uma.types import (
 class ChatMessage:
     """A message as the body has it; its content is read by `text_of`."""
 
-    role: Annotated[str, Length(1, 64), Text()]
+    role: Role
     content: Any = None
     tool_calls: Calls | None = None
     function_call: Any = None
@@ -167,9 +168,13 @@ def _message(message: ChatMessage, path: str, ignored: list[str]) -> Message:
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
     text = text_of(message.content, f"{path}.content", ignored)
-    return Message(
-        role, text, tuple(each.call for each in message.tool_calls or ()), message.tool_call_id, message.name
-    )
+    calls = [
+        past_call(
+            each.id, each.function.name, each.function.arguments, f"{path}.tool_calls[{at}].function.arguments", ignored
+        )
+        for at, each in enumerate(message.tool_calls or ())
+    ]
+    return Message(role, text, tuple(calls), message.tool_call_id, message.name)
 
 
 @attrs.define

@@ -14,7 +14,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
+from uma.http.fields import Common, all_tokens, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, completion_form
 from uma.http.openai import DEFAULTS, StreamOptions
@@ -38,7 +38,7 @@ class CompletionBody(Common):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
     best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
-    max_tokens: Annotated[int, Range(1)] | None = None
+    max_tokens: Annotated[int, Range(0)] | None = None
     temperature: Temperature | None = None
     echo: bool | None = None
     suffix: Any = None
@@ -65,12 +65,13 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
     able = gateway.source.info.capabilities
     told = abilities.logprobs(body.logprobs, "logprobs", able)
     echo = abilities.echo(body.echo, able)
+    asked = allowed_tokens(gateway, body.max_tokens, "max_tokens")
+    by_default = min(DEFAULT_MAX_TOKENS, all_tokens(gateway, http, max(body.n or 1, body.best_of or 1)))
     params = sampling(
         gateway,
         body,
         DEFAULTS,
-        max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens")
-        or min(DEFAULT_MAX_TOKENS, gateway.source.info.limits.max_tokens),
+        max_tokens=by_default if asked is None else asked,
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
         best_of=None if body.best_of == (body.n or 1) else abilities.answers(body.best_of, "best_of", able),

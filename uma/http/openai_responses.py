@@ -17,7 +17,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
-from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
+from uma.http.openai import DEFAULTS, ERRORS, Role, read_part, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import (
@@ -29,6 +29,7 @@ from uma.http.tools import (
     effort_wanted,
     name_schemas,
     openai_choice,
+    past_call,
     reasoning,
     tool_fields,
     with_names,
@@ -112,7 +113,7 @@ class ResponsesBody(Common):
 
 @attrs.frozen(kw_only=True)
 class _Item:
-    role: Annotated[str, Length(1, 64), Text()]
+    role: Role
     content: Any = None
     type: str = "message"
     id: Any = None
@@ -224,7 +225,7 @@ def _add(turns: list[Message], item: Any, path: str, able: Capabilities, ignored
     if kind == "function_call":
         check_calls(able, path)
         found = read_part(item, _Call, path, ignored)
-        call = ToolCall(found.call_id, found.name, found.arguments or "{}")
+        call = past_call(found.call_id, found.name, found.arguments, f"{path}.arguments", ignored)
         last = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
         turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, call)))
     elif kind == "function_call_output":

@@ -27,6 +27,7 @@ from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, H2Protocol
 from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
 from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.trio.worker_context import EventWrapper
 from starlette.types import Scope
 
 from uma.http.exchange import Header, headers_of, id_of, new_id
@@ -47,6 +48,11 @@ class Protocols(ProtocolWrapper):
         self._stall_timeout_sec = stall_timeout_sec
         is_http2 = isinstance(made.protocol, H2Protocol)
         self.protocol = self._http2() if is_http2 else Http1(*self._arguments(), max_body_bytes=max_body_bytes)
+
+    @property
+    def is_held_up(self) -> trio.Event:
+        """Set while a request waits for the end of the one before it, and what has come behind its head with it."""
+        return self.protocol.is_held_up
 
     async def handle(self, event: Event) -> None:
         """As Hypercorn's."""
@@ -89,13 +95,37 @@ def identified(event: Response, stream: Any) -> Response:
     return Response(event.stream_id, [*event.headers, *noted(event.status_code, stream)], event.status_code)
 
 
+class _Turn(EventWrapper):
+    """Hypercorn's event for when a pipelined request can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = trio.Event()
+
+    async def wait(self) -> None:
+        """As Hypercorn's."""
+        self.is_awaited.set()
+        await super().wait()
+
+    async def set(self) -> None:
+        """As Hypercorn's."""
+        self.is_awaited = trio.Event()
+        await super().set()
+
+
 class Http1(H11Protocol):
     """Hypercorn's HTTP/1.1."""
 
     def __init__(self, *arguments: Any, max_body_bytes: int) -> None:
         """`max_body_bytes`: a longer body is refused by its length, so that its client is not asked to send it."""
         super().__init__(*arguments)
+        self.can_read = self._turn = _Turn()
         self._max_body_bytes = max_body_bytes
+
+    @property
+    def is_held_up(self) -> trio.Event:
+        """See `Protocols`."""
+        return self._turn.is_awaited
 
     async def stream_send(self, event: StreamEvent) -> None:
         """As Hypercorn's, whose stream refuses an invalid WebSocket handshake itself and leaves the connection open."""
@@ -110,6 +140,11 @@ class Http1(H11Protocol):
         if int(length) > self._max_body_bytes and isinstance(self.connection, h11.Connection):
             # What is refused by its length is not asked for: h11 would say 100 with the first read.
             self.connection.client_is_waiting_for_100_continue = False
+        head_bytes = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        if head_bytes > self.config.h11_max_incomplete_size:  # h11 minds it only while the head has no end
+            await self._send_error_response(431)
+            await self.send(Closed())
+            return
         try:
             await super()._create_stream(request)
         except UnicodeDecodeError:  # in a WebSocket's handshake, before anything has come of it
@@ -140,6 +175,8 @@ class Http2(H2Protocol):
     def __init__(self, *arguments: Any, stall_timeout_sec: float) -> None:
         """`stall_timeout_sec`: how long the reader of a stream can take for `FAIR_BYTES` while more waits for it."""
         super().__init__(*arguments)
+        self.is_held_up = trio.Event()
+        """See `Protocols`. Here none waits for another."""
         self._stall_timeout_sec = stall_timeout_sec
         self._waits: dict[int, _Wait] = {}
 

@@ -5,11 +5,14 @@ OpenAI's and Ollama's bodies describe a tool in the same way; a dialect with ano
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
+import orjson
 
+from uma.chat.json_call import whole_members
 from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
 from uma.http.problem import Unsupported
@@ -67,13 +70,25 @@ class Call:
     function: CalledFunction
     type: Literal["function"] = "function"
 
-    @property
-    def call(self) -> ToolCall:
-        """The same in UMA's words."""
-        return ToolCall(self.id, self.function.name, self.function.arguments or "{}")
-
 
 Calls = Annotated[tuple[Call, ...], Length(0, 128, "calls")]
+
+
+def past_call(id: str, name: str, arguments: str, path: str, ignored: list[str]) -> ToolCall:
+    """A call of an earlier answer, whose `arguments` the body has at `path`.
+
+    Where they are no JSON object, as those of a call that was cut off, the members that are whole are kept: templates
+    take no others. The field is named among the ignored ones then.
+    """
+    given = arguments.strip() or "{}"
+    try:
+        is_object = isinstance(orjson.loads(given), dict)
+    except ValueError:
+        is_object = False
+    if is_object:
+        return ToolCall(id, name, given)
+    ignored.append(path)
+    return ToolCall(id, name, json.dumps(whole_members(given) if given.startswith("{") else {}, ensure_ascii=False))
 
 
 def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_parallel: bool | None) -> dict[str, Any]:

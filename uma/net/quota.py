@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import attrs
 
 from uma.constraints import Range
-from uma.types import Request, Slo
+from uma.types import Limits, Request, Slo
 
 Lane = Literal[-1, 0, 1]
 """A priority."""
@@ -117,6 +117,16 @@ class Account:
             if sampling.max_tokens is None and most < default_max_tokens:
                 request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=most))
         return request
+
+    def limits(self, server: Limits) -> Limits:
+        """The server's limits as they are for this account."""
+        bounds = self.bounds
+        return attrs.evolve(
+            server,
+            max_tokens=min(server.max_tokens, bounds.max_tokens or server.max_tokens),
+            # With a lane for every request no wish is refused.
+            max_priority=1 if bounds.priority is not None or bounds.max_priority is None else bounds.max_priority,
+        )
 
     def lane(self, priority: Lane, *, has_priority: bool) -> Lane | Excess:
         """The lane that the bounds leave a request, or the bound that a lane of its own choice is over."""

@@ -258,6 +258,12 @@ class Connection(ABC):
             del self.work[key]
         self._wind(had_frame=False)
 
+    @property
+    def info(self) -> ServerInfo:
+        """The engine's, with limits as they are for this user."""
+        info = self.engine.info
+        return info if self.account is None else attrs.evolve(info, limits=self.account.limits(info.limits))
+
     def enter(self, request: Request) -> Request:
         """The request as its user's bounds have it, counted as running until `leave`.
 

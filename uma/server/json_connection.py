@@ -120,7 +120,7 @@ class JsonConnection(Connection):
                 if (work := self.work.get(message.id)) is not None:
                     work.cancel()
             case Hello():
-                self.link.post(self._session.welcome(self.engine.info))
+                self.link.post(self._session.welcome(self.info))
                 log(logger, logging.DEBUG, "session.hello", session=self.name, client=message.client)
             case Refused():
                 self.server.note_refused(message.event.code)

@@ -99,7 +99,7 @@ class SamplingParams:
     same name, which is greedy unless it was set.
     """
 
-    max_tokens: Annotated[int, Range(1)] | None = None
+    max_tokens: Annotated[int, Range(0)] | None = None
     """Maximum tokens to generate; None: the engine's limit, without one 4,096."""
     min_tokens: Annotated[int, Range(0)] = 0
     """The end of text is not sampled before this many tokens. Stop strings still end the output."""

@@ -87,6 +87,8 @@ class Limits:
     """Requests computed at once; 0 where an older server does not tell."""
     has_max_tokens: bool = True
     """Whether `--max-tokens` is set, as it always is with an older server, which does not tell."""
+    max_priority: Literal[-1, 0, 1] = 1
+    """Highest priority that the user of this session can ask for; a request that names none gets no higher one."""
 
     @property
     def default_max_tokens(self) -> int:

@@ -43,6 +43,8 @@ class Output:
         """
         if sequence.report is not None:
             self._tell_prompt(sequence, sequence.report)
+        if sequence.max_tokens == 0:  # its prompt is all that was wanted
+            return "length"
         for sampled in given:
             reason = self._accept(sequence, sampled, now_ms)
             if reason is not None:

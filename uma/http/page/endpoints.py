@@ -103,8 +103,8 @@ class Page:
         allowed_tokens(self.gateway, body.sampling.max_tokens, "sampling.max_tokens")
         thinks = False if body.reasoning == "off" else None
         wish = urgency(body, http)
-        if not http.has_priority:  # a person waits for it: as interactive as the key's bounds let it be
-            wish["priority"] = INTERACTIVE
+        if not http.has_priority:  # a person waits for it: as interactive as the bounds of key and gateway let it be
+            wish["priority"] = min(INTERACTIVE, self.gateway.source.info.limits.max_priority)
         request = Request(
             id=f"page-{http.id}",
             messages=body.messages,
