@@ -168,6 +168,7 @@ function rename() {
   const named = chat.current; // another window can delete it meanwhile
   const input = h("input", {
     class: "title-input",
+    dir: "auto",
     "aria-label": "Name of the conversation",
     maxlength: 200,
   });

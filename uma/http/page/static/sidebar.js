@@ -67,7 +67,7 @@ export class Sidebar {
           "data-id": each.id,
           "aria-current": each.id === current ? "true" : undefined,
         },
-        h("span", { class: "name" }, each.title || "New chat"),
+        h("span", { class: "name", dir: "auto" }, each.title || "New chat"),
       );
       if (answering.has(each.id))
         link.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
