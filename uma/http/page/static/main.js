@@ -247,6 +247,10 @@ function askForKey(title = "This server needs a key", fault = "") {
     dialog.close();
     void connect();
   };
+  const dismiss = () => {
+    isKeyDismissed = true;
+    dialog.close();
+  };
   dialog.oncancel = () => (isKeyDismissed = true);
   const form = h(
     "form",
@@ -256,7 +260,12 @@ function askForKey(title = "This server needs a key", fault = "") {
     h("label", { for: "key" }, "Key"),
     input,
     wrong,
-    h("button", { class: "button primary" }, "Go on"),
+    h(
+      "div",
+      { class: "sheet-foot" },
+      h("button", { type: "button", class: "button", onclick: dismiss }, "Not now"),
+      h("button", { class: "button primary" }, "Go on"),
+    ),
   );
   dialog.replaceChildren(form);
   dialog.showModal();
