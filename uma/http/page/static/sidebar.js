@@ -41,7 +41,8 @@ export class Sidebar {
     const wasShown = this.element.classList.contains("is-open");
     this.element.classList.toggle("is-open", isDrawer && isShown);
     this.element.inert = isDrawer && !isShown;
-    byId("main", HTMLElement).inert = isDrawer && isShown;
+    // What lies under the list is out of reach while it is open, the way around the list too.
+    for (const under of ["page", "skip"]) byId(under, HTMLElement).inert = isDrawer && isShown;
     this.scrim.hidden = !(isDrawer && isShown);
     this.opener.setAttribute("aria-expanded", String(isDrawer && isShown));
     if (!isDrawer) return;
