@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from http_server import HttpServer
 from page_browser import saying, visitor
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 TABLE = """\
 | Language | Typing | Released | Designer | Memory management | Used mostly for |
@@ -48,7 +48,9 @@ def test_a_table_keeps_its_words_whole_and_scrolls_in_its_frame(browser: Browser
 
 
 LINES = "\n".join(f"Line {number} of a long question" for number in range(1, 13))
-FILES = [{"name": f"note-{number}.txt", "mimeType": "text/plain", "buffer": b"Olga"} for number in range(60)]
+FILES: list[FilePayload] = [
+    {"name": f"note-{number}.txt", "mimeType": "text/plain", "buffer": b"Olga"} for number in range(60)
+]
 MIN_THREAD_PX = 48
 """Two lines of the thread."""
 
