@@ -57,6 +57,12 @@ def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpSer
         one.wait_for_answer()
         assert violations(page) == []
         page.get_by_label("This conversation").click()
+        assert violations(page) == []
+        page.get_by_role("button", name="Rename").click()
+        page.get_by_label("Name of the conversation").fill("Own model")
+        assert violations(page) == []
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Own model", level=1)).to_be_in_viewport(ratio=1)
         page.get_by_role("button", name="Instructions and sampling", exact=True).click()
         assert violations(page) == []
         page.keyboard.press("Escape")
@@ -274,7 +280,7 @@ def test_escape_stops_an_answer_only_where_there_is_nothing_else_to_close(browse
         page.get_by_label("This conversation").click()
         page.get_by_role("button", name="Rename").click()
         page.keyboard.press("Escape")
-        expect(page.locator("#title")).to_be_visible()
+        expect(page.get_by_label("Name of the conversation")).to_have_count(0)
         page.get_by_role("link", name="Live").click()
         page.locator("#live-view[data-frames]").wait_for()
         page.keyboard.press("Escape")
@@ -340,3 +346,52 @@ def test_a_file_that_is_dropped_anywhere_is_attached(browser: Browser, http_serv
         }"""
         assert page.evaluate(drop) == [False, False]  # neither is left to the browser
         expect(page.locator("#attached")).to_contain_text("note.txt")
+
+
+@pytest.mark.parametrize("view", ["chat", "live"])
+def test_the_way_to_the_content_leads_to_the_view_that_is_shown(
+    browser: Browser, http_server: HttpServer, view: str
+) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit(f"#{view}").page
+        page.get_by_role("link", name="Skip to the content").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#main")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.locator(f"#{view}-view")).to_be_visible()
+        assert page.locator(f"#{view}-view").evaluate("each => each.contains(document.activeElement)")
+
+
+def test_tab_stays_in_the_list_that_lies_over_the_page(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url, width=360, height=640) as one:
+        page = one.visit().page
+        opener = page.get_by_role("button", name="Show the list of conversations")
+        opener.click()
+        expect(page.get_by_role("button", name="New chat", exact=True)).to_be_focused()
+        # Behind its last control comes the browser's own, which here is none of the page's.
+        places = set()
+        for _ in range(MAX_TABS):
+            page.keyboard.press("Tab")
+            places.add(page.evaluate("(document.activeElement.closest('body > *') ?? document.body).id"))
+        assert places <= {"sidebar", ""}
+        page.keyboard.press("Escape")
+        expect(opener).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Chat")).to_be_focused()
+
+
+def test_the_menu_closes_behind_the_focus(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        one.ask("What is UMA?")
+        one.wait_for_answer()
+        page.get_by_label("This conversation").focus()
+        page.keyboard.press("Enter")
+        tab_to(page, "Delete")
+        expect(page.get_by_role("button", name="Delete")).to_be_visible()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Delete")).to_be_hidden()
+        page.get_by_label("This conversation").focus()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Shift+Tab")
+        expect(page.get_by_role("button", name="Delete")).to_be_hidden()

@@ -98,6 +98,26 @@ def test_a_dialog_that_was_closed_stays_closed_until_the_person_acts(here: Visit
     page.locator(".model-card b").wait_for()
 
 
+@pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 640)])
+def test_the_question_for_a_key_is_as_high_as_its_text_and_can_be_put_off_by_touch(
+    browser: Browser, server: HttpServer, width: int, height: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": height}, has_touch=True, reduced_motion="reduce")
+    page = Visitor(context.new_page(), server.url).visit("#live").page
+    dialog = page.locator("#key-dialog")
+    expect(dialog).to_be_visible()
+    assert violations(page) == []
+    assert dialog.evaluate("each => each.offsetHeight - each.firstElementChild.offsetHeight") <= 2  # its edges
+    page.get_by_role("button", name="Not now").tap()
+    expect(dialog).to_be_hidden()
+    with page.expect_response("**/ui/api/live"):
+        pass
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Enter the key").tap()
+    expect(dialog).to_be_visible()
+    context.close()
+
+
 def test_a_key_can_be_changed_and_forgotten(here: Visitor) -> None:
     page = here.visit().page
     page.keyboard.press("Escape")

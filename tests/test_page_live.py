@@ -343,3 +343,34 @@ def test_a_viewer_that_looks_away_costs_nothing(browser: Browser, narrow_server:
         with page.expect_event("requestfailed", lambda request: request.url.endswith("/ui/api/live")):
             page.get_by_role("link", name="Chat").click()
         one.problems.clear()  # Chromium notes the stream that was let go of
+
+
+def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
+    browser: Browser, narrow_server: HttpServer
+) -> None:
+    """The first stream has a frame in which two requests run, and the next ones are not answered, until one is."""
+    frame = next(frames(narrow_server.url))
+    frame |= {"at_ms": frame["at_ms"] - 1_000, "activity": frame["activity"] | running("a", "b")}
+    with visitor(browser, narrow_server.url) as one:
+        page = one.page
+        page.route("**/ui/api/live", lambda route: route.abort())
+        body = f"event: frame\ndata: {json.dumps(frame)}\n\n"
+        page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body), times=1)
+        one.visit("#live")
+        figures, bar, state = page.locator(".tile-value").first, page.locator(".bar").first, page.locator(".live-state")
+        looks = "each => [getComputedStyle(each).color, getComputedStyle(each).opacity]"
+        expect(page.locator(".panel-note").first).to_have_text("2 running")
+        fresh = figures.evaluate(looks), bar.evaluate(looks)
+        expect(state).to_have_text(
+            re.compile(r"Trying again … The figures are those of \d\d:\d\d:\d\d, when it was last heard of\.$")
+        )
+        expect(page.locator(".panel-note").first).to_have_text("2 running")
+        stale = figures.evaluate(looks), bar.evaluate(looks)
+        assert stale[0][0] != fresh[0][0]
+        assert float(stale[1][1]) < float(fresh[1][1])
+        assert violations(page) == []
+        page.unroute("**/ui/api/live")
+        expect(state).to_be_hidden()
+        assert (figures.evaluate(looks), bar.evaluate(looks)) == fresh
+        # The browser's own lines about the streams that were not answered.
+        one.problems = [each for each in one.problems if "ERR_FAILED" not in each]

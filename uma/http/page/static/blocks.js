@@ -20,7 +20,7 @@ export class Blocks {
   show(blocks) {
     blocks.forEach((html, index) => {
       if (this.shown[index] === html) return;
-      const block = h("div", { class: "block" });
+      const block = h("div", { class: "block", dir: "auto" });
       block.innerHTML = policy ? policy.createHTML(html) : html;
       dress(block);
       if (index < this.element.children.length) this.element.children[index].replaceWith(block);
@@ -32,7 +32,7 @@ export class Blocks {
 
   /** Plain text, until there are blocks. @param {string} text */
   showText(text) {
-    this.element.replaceChildren(h("div", { class: "block plain" }, text));
+    this.element.replaceChildren(h("div", { class: "block plain", dir: "auto" }, text));
     this.shown = [];
   }
 }
@@ -51,7 +51,7 @@ function dress(block) {
       icon("copy"),
     );
     button.addEventListener("click", () => copy(button, code.textContent ?? ""));
-    const frame = h("div", { class: "code" });
+    const frame = h("div", { class: "code", dir: "ltr" }); // whatever language surrounds it
     pre.replaceWith(frame);
     frame.append(h("div", { class: "code-bar" }, h("span", {}, language || "text"), button), pre);
   }

@@ -94,6 +94,8 @@ export class LiveView {
     this.element = element;
     this.series = new Series();
     this.isShown = false;
+    /** When the newest frame came. @type {Date | undefined} */
+    this.heardAt = undefined;
     this.tiles = {
       tokens: new Tile("Writing", "decode"),
       prompt: new Tile("Reading prompts", "prefill"),
@@ -194,16 +196,29 @@ export class LiveView {
       } catch (error) {
         if (signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;
-        this.state.textContent = `${error.message} Trying again …`;
-        this.state.hidden = false;
+        this.miss(error.message);
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
 
+  /** Nothing is heard of the server: what is shown is of before. @param {string} why */
+  miss(why) {
+    const { heardAt } = this;
+    const words = heardAt
+      ? `${why} Trying again … The figures are those of ${heardAt.toLocaleTimeString("en-GB")}, when it was last heard of.`
+      : `${why} Trying again …`;
+    // Screen readers say it once, not at each attempt.
+    if (this.state.textContent !== words) this.state.textContent = words;
+    this.state.hidden = false;
+    this.element.classList.toggle("is-stale", heardAt !== undefined);
+  }
+
   /** @param {Frame} frame */
   take(frame) {
+    this.heardAt = new Date();
     this.state.hidden = true;
+    this.element.classList.remove("is-stale");
     if (this.series.add(frame)) this.lanes.clear();
     this.showTiles();
     this.showBars(frame);

@@ -49,7 +49,7 @@ const composer = new Composer({
 });
 const sidebar = new Sidebar((id) => go(`#c/${id}`));
 const live = new LiveView(byId("live-view", HTMLElement));
-const heading = byId("title", HTMLElement); // while it is renamed, it is not in the page
+const heading = byId("title", HTMLElement);
 
 /** Everything around the thread. */
 function refresh() {
@@ -168,6 +168,7 @@ function rename() {
   const named = chat.current; // another window can delete it meanwhile
   const input = h("input", {
     class: "title-input",
+    dir: "auto",
     "aria-label": "Name of the conversation",
     maxlength: 200,
   });
@@ -177,7 +178,8 @@ function rename() {
     if (isOver) return;
     isOver = true; // taking the focus away ends it once more
     if (isKept && input.value.trim()) named.title = input.value.trim();
-    input.replaceWith(heading);
+    input.remove();
+    heading.classList.remove("hidden");
     void chat.save(named);
     refresh();
   };
@@ -188,7 +190,8 @@ function rename() {
     byId("menu", HTMLElement).querySelector("summary")?.focus();
   });
   input.addEventListener("blur", () => end(true));
-  heading.replaceWith(input);
+  heading.after(input);
+  heading.classList.add("hidden"); // and not taken away: screen readers know the page by it
   input.select();
 }
 
@@ -246,6 +249,10 @@ function askForKey(title = "This server needs a key", fault = "") {
     dialog.close();
     void connect();
   };
+  const dismiss = () => {
+    isKeyDismissed = true;
+    dialog.close();
+  };
   dialog.oncancel = () => (isKeyDismissed = true);
   const form = h(
     "form",
@@ -255,7 +262,12 @@ function askForKey(title = "This server needs a key", fault = "") {
     h("label", { for: "key" }, "Key"),
     input,
     wrong,
-    h("button", { class: "button primary" }, "Go on"),
+    h(
+      "div",
+      { class: "sheet-foot" },
+      h("button", { type: "button", class: "button", onclick: dismiss }, "Not now"),
+      h("button", { class: "button primary" }, "Go on"),
+    ),
   );
   dialog.replaceChildren(form);
   dialog.showModal();
@@ -290,6 +302,10 @@ async function connect() {
 }
 
 function listen() {
+  byId("skip", HTMLElement).addEventListener("click", (event) => {
+    event.preventDefault(); // the address says which view is shown, and that view's content is meant
+    byId("main", HTMLElement).focus();
+  });
   byId("new-chat", HTMLButtonElement).addEventListener("click", () => {
     chat.open();
     sidebar.show(false);
@@ -329,6 +345,9 @@ function listen() {
   });
   document.addEventListener("click", (event) => {
     if (event.target instanceof Node && !menu.contains(event.target)) menu.open = false;
+  });
+  menu.addEventListener("focusout", ({ relatedTarget }) => {
+    if (relatedTarget instanceof Node && !menu.contains(relatedTarget)) menu.open = false;
   });
   window.addEventListener("hashchange", route);
   window.addEventListener("online", connect);

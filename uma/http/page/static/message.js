@@ -39,7 +39,7 @@ function switcher(message, siblings, actions) {
 
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 export function question(message, siblings, actions) {
-  const bubble = h("div", { class: "bubble" }, message.text);
+  const bubble = h("div", { class: "bubble", dir: "auto" }, message.text);
   const files = (message.files ?? []).map((file) => h("span", { class: "file" }, icon("file"), file.name));
   const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions));
   const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
@@ -57,7 +57,7 @@ export function question(message, siblings, actions) {
 /** @param {HTMLElement} article @param {Message} message @param {Actions} actions */
 function editing(article, message, actions) {
   const before = [...article.childNodes];
-  const input = h("textarea", { class: "edit", "aria-label": "Your question", rows: 3 });
+  const input = h("textarea", { class: "edit", dir: "auto", "aria-label": "Your question", rows: 3 });
   input.value = message.text;
   const list = h("ul", { class: "attached", "aria-label": "Attached files" });
   let files = message.files ?? [];

@@ -226,6 +226,7 @@ export function openSettings(settings, info, onChange, more = null) {
 function instructions(draft, changed) {
   const area = h("textarea", {
     id: "system",
+    dir: "auto",
     rows: 4,
     "aria-describedby": "system-help",
     placeholder: "You are a helpful assistant.",

@@ -41,7 +41,8 @@ export class Sidebar {
     const wasShown = this.element.classList.contains("is-open");
     this.element.classList.toggle("is-open", isDrawer && isShown);
     this.element.inert = isDrawer && !isShown;
-    byId("main", HTMLElement).inert = isDrawer && isShown;
+    // What lies under the list is out of reach while it is open, the way around the list too.
+    for (const under of ["page", "skip"]) byId(under, HTMLElement).inert = isDrawer && isShown;
     this.scrim.hidden = !(isDrawer && isShown);
     this.opener.setAttribute("aria-expanded", String(isDrawer && isShown));
     if (!isDrawer) return;
@@ -67,7 +68,7 @@ export class Sidebar {
           "data-id": each.id,
           "aria-current": each.id === current ? "true" : undefined,
         },
-        h("span", { class: "name" }, each.title || "New chat"),
+        h("span", { class: "name", dir: "auto" }, each.title || "New chat"),
       );
       if (answering.has(each.id))
         link.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));

@@ -17,7 +17,7 @@ export class Thinking {
       "details",
       { class: "thinking", hidden: true, open: unfolded.has(message) },
       this.label,
-      h("div", { class: "thoughts" }, this.words),
+      h("div", { class: "thoughts", dir: "auto" }, this.words),
     );
     this.element.addEventListener("toggle", () => {
       if (this.element.open) unfolded.add(message);

@@ -1,0 +1,106 @@
+"""The page's layout: wide tables, long words, and a box with much in it, in windows of many sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from http_server import HttpServer
+from page_browser import saying, visitor
+from playwright.sync_api import Browser, FilePayload, Page, expect
+
+TABLE = """\
+| Language | Typing | Released | Designer | Memory management | Used mostly for |
+| --- | --- | --- | --- | --- | --- |
+| JavaScript | dynamic | 1995 | Brendan Eich | garbage collected | interactive applications |
+| Haskell | static | 1990 | committee | garbage collected | functional programming |
+
+"""
+LONG_WORD = "x" * 300
+SIDEWAYS = "each => each.scrollWidth - each.clientWidth"
+BROKEN_WORDS = """cells => cells.flatMap((cell) => {
+    const text = cell.firstChild;
+    const words = [...text.data.matchAll(/\\S+/g)];
+    return words.map(({ 0: word, index }) => {
+        const range = document.createRange();
+        range.setStart(text, index);
+        range.setEnd(text, index + word.length);
+        return range.getClientRects().length > 1 ? word : "";
+    });
+}).filter(Boolean)"""
+"""Words that stand on more than one line."""
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_table_keeps_its_words_whole_and_scrolls_in_its_frame(browser: Browser, tmp_path: Path, width: int) -> None:
+    with saying(browser, tmp_path, f"{TABLE}{LONG_WORD}\n") as one:
+        page = one.page
+        page.set_viewport_size({"width": width, "height": 800})
+        one.visit().ask("Compare languages.")
+        one.wait_for_answer()
+        cells = page.locator(".block :is(th, td)")
+        expect(cells).to_have_count(18)
+        assert cells.evaluate_all(BROKEN_WORDS) == []
+        frame = page.locator(".block .table")
+        assert (frame.evaluate(SIDEWAYS) > 0) == (width == 360)
+        for part in ("html", "#scroller", ".block:last-child"):
+            assert page.locator(part).evaluate(SIDEWAYS) == 0, part
+
+
+LINES = "\n".join(f"Line {number} of a long question" for number in range(1, 13))
+FILES: list[FilePayload] = [
+    {"name": f"note-{number}.txt", "mimeType": "text/plain", "buffer": b"Olga"} for number in range(60)
+]
+MIN_THREAD_PX = 48
+"""Two lines of the thread."""
+
+
+def is_reached(page: Page, selector: str) -> bool:
+    """Whether a click on the middle of the element would meet it."""
+    found: bool = page.locator(selector).evaluate(
+        """each => {
+            const { x, y, width, height } = each.getBoundingClientRect();
+            return each.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+        }"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("zoomed", [(1200, 800), (360, 640), (360, 400), (640, 360), (320, 256)])
+@pytest.mark.parametrize("has_files", [False, True])
+def test_the_box_stays_in_the_window(
+    browser: Browser, http_server: HttpServer, zoomed: tuple[int, int], has_files: bool
+) -> None:
+    with visitor(browser, http_server.url, width=zoomed[0], height=zoomed[1]) as one:
+        page = one.visit().page
+        page.get_by_label("Message", exact=True).fill(LINES)
+        if has_files:
+            page.locator("#attach-file").set_input_files(FILES)
+            expect(page.locator("#attached .file")).to_have_count(len(FILES))
+        for control in ("#input", "#attach", "#send"):
+            assert is_reached(page, control), control
+        assert page.locator("#scroller").evaluate("each => each.clientHeight") >= MIN_THREAD_PX
+        assert page.locator("#input").evaluate("each => each.clientHeight") >= MIN_THREAD_PX / 2
+        if has_files:
+            last = "#attached .file:last-child button"
+            page.locator(last).scroll_into_view_if_needed()
+            assert is_reached(page, last)
+            page.locator(last).click()
+            expect(page.locator("#attached .file")).to_have_count(len(FILES) - 1)
+
+
+def test_the_way_to_the_end_lies_above_the_box_however_high_it_is(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url, height=400) as one:
+        page = one.visit().page
+        for count in (1, 2):
+            one.ask("Tell me a story about a fox")
+            one.wait_for_answer(count)
+        page.get_by_label("Message", exact=True).fill(LINES)
+        page.locator("#scroller").evaluate("each => each.scrollTo(0, 0)")
+        button = page.get_by_role("button", name="Go to the end")
+        expect(button).to_be_in_viewport(ratio=1)
+        ends_at = "each => each.getBoundingClientRect().bottom"
+        begins_at = "each => each.getBoundingClientRect().top"
+        assert button.evaluate(ends_at) <= page.locator("#composer").evaluate(begins_at)
+        button.click()
+        expect(button).to_be_hidden()
