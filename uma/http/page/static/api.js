@@ -2,6 +2,7 @@
  * for with POST and with a key. */
 
 import { keep, kept } from "./local.js";
+import { Silence, SILENCE_MS } from "./silence.js";
 
 /** @typedef {import("./types.js").Failure} Failure */
 /** @typedef {{id: string, name: string, data: any}} ServerEvent */
@@ -43,9 +44,10 @@ export const onUnauthorized = { ask: () => {} };
 /**
  * @param {string} path Below `ui/api/`.
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
+ * @param {AbortSignal} [given] The caller's own signal: what it ends is no lost connection.
  * @returns {Promise<Response>}
  */
-async function request(path, options = {}) {
+async function request(path, options = {}, given = options.signal) {
   const { method = options.body === undefined ? "GET" : "POST", body, signal } = options;
   const key = currentKey();
   /** @type {Record<string, string>} */
@@ -60,7 +62,7 @@ async function request(path, options = {}) {
   try {
     response = await fetch(asked);
   } catch (error) {
-    if (signal?.aborted) throw error;
+    if (given?.aborted) throw error;
     throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
   }
   if (response.ok) return response;
@@ -105,23 +107,26 @@ export async function remove(path) {
 }
 
 /**
- * The events of a stream, until it ends. Throws `ApiError` where it cannot be had or breaks off.
+ * The events of a stream, until it ends. Throws `ApiError` where it cannot be had, breaks off, or is silent for too long.
  *
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void}} [options] `onOpen` is called
- *   once the server has the request.
+ * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void, silenceMs?: number}} [options]
+ *   `onOpen` is called once the server has the request. `silenceMs` is the longest silence of a stream that still lives.
  * @returns {AsyncGenerator<ServerEvent, void, void>}
  */
-export async function* stream(path, { body, signal, lastEventId, onOpen } = {}) {
+export async function* stream(path, { body, signal, lastEventId, onOpen, silenceMs = SILENCE_MS } = {}) {
   const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
-  const response = await request(path, { body, signal, headers: more });
+  const silence = new Silence(silenceMs, signal);
+  const asking = request(path, { body, signal: silence.signal, headers: more }, signal);
+  // How long a question takes to be sent depends on its files: only what has no body must be answered in time.
+  const response = await (body === undefined ? silence.bounds(asking) : asking);
   onOpen?.();
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await silence.bounds(reader.read());
       if (done) return;
       const parts = (text + value).split("\n\n");
       text = parts.pop() ?? "";

@@ -1,0 +1,28 @@
+/** Connections that die without a word: a cable that is pulled, a machine that sleeps, a proxy that drops what it carries.
+ * Neither side is told, so a stream that has been silent for too long counts as one that broke off. */
+
+/** Maximum silence of an answer's stream while its connection holds; `HEARTBEAT_SEC` in endpoints.py. */
+export const HEARTBEAT_MS = 10_000;
+/** Silence after which a connection counts as lost: two heartbeats are missing, and the second has had time to be late. */
+export const SILENCE_MS = 2.5 * HEARTBEAT_MS;
+
+export class Silence {
+  /** @param {number} limitMs @param {AbortSignal} [signal] What ends the request for other reasons. */
+  constructor(limitMs, signal) {
+    this.limitMs = limitMs;
+    this.ending = new AbortController();
+    /** For the request: it ends at `signal`, and after too long a silence. */
+    this.signal = signal ? AbortSignal.any([signal, this.ending.signal]) : this.ending.signal;
+    this.timer = 0;
+  }
+
+  /** Wait for `sign`, which `signal` ends with an error, no longer than the limit. @template T @param {Promise<T>} sign @returns {Promise<T>} */
+  async bounds(sign) {
+    this.timer = window.setTimeout(() => this.ending.abort(), this.limitMs);
+    try {
+      return await sign;
+    } finally {
+      clearTimeout(this.timer);
+    }
+  }
+}
