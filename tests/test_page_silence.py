@@ -41,7 +41,7 @@ STREAM = """() => new Promise((begun) => {
 
 
 class Proxy:
-    """Carries bytes between browsers and a server, until it freezes what is connected: nothing comes, nothing is closed."""
+    """Carries bytes between browsers and a server, until what is connected is frozen: nothing comes, nothing closes."""
 
     def __init__(self, port: int) -> None:
         self.url = ""

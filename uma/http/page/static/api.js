@@ -41,6 +41,17 @@ export function currentKey() {
 /** What is called when a key is missing or wrong, with the path that was asked for. @type {{ask: (path: string) => void}} */
 export const onUnauthorized = { ask: () => {} };
 
+/** What is called when the server can be another than before: it was away, or has something new to do. @type {{check: () => void}} */
+export const onContact = { check: () => {} };
+let wasAway = false;
+
+/** Be told when another window of this browser has been given a key, or has forgotten it. @param {() => void} run */
+export function watchKey(run) {
+  addEventListener("storage", ({ key }) => {
+    if (key === KEY || key === null) run();
+  });
+}
+
 /**
  * @param {string} path Below `ui/api/`.
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
@@ -63,9 +74,14 @@ async function request(path, options = {}, given = options.signal) {
     response = await fetch(asked);
   } catch (error) {
     if (given?.aborted) throw error;
+    wasAway = true;
     throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
   }
-  if (response.ok) return response;
+  if (response.ok) {
+    if (path !== "info" && (wasAway || path === "answers" || path === "live")) onContact.check();
+    wasAway = false;
+    return response;
+  }
   if (response.status === 401 && key === currentKey()) onUnauthorized.ask(path);
   throw new ApiError(response.status, await failureOf(response));
 }
@@ -137,6 +153,7 @@ export async function* stream(path, { body, signal, lastEventId, onOpen, silence
     }
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;
+    wasAway = true;
     throw new ApiError(0, { code: "unreachable", message: "The connection to the server broke off." });
   } finally {
     await reader.cancel().catch(() => {});

@@ -1,7 +1,7 @@
 /** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
 
 import { ApiError, ask } from "./api.js";
-import { announce, byId, h, rebuild, toast } from "./dom.js";
+import { announce, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { tellLoss } from "./local.js";
 import { AnswerView, question } from "./message.js";
 import { Run } from "./run.js";
@@ -47,6 +47,7 @@ export class Chat {
     /** Conversations that the browser has no room for, of which that was said. @type {Set<string>} */
     this.unkept = new Set();
     this.hasStore = true;
+    this.branchedAt = -Infinity;
     this.thread = byId("thread", HTMLElement);
     this.scroller = byId("scroller", HTMLElement);
     this.empty = byId("empty", HTMLElement);
@@ -244,7 +245,7 @@ export class Chat {
   /** @param {Message[]} path */
   build(path) {
     this.empty.hidden = path.length > 0;
-    this.empty.replaceChildren(...(path.length ? [] : this.welcome()));
+    this.welcome();
     this.shown.clear();
     const views = path.map((message) => this.view(message));
     this.thread.replaceChildren(...views);
@@ -272,8 +273,11 @@ export class Chat {
     },
     again: (message) => this.answer(this.current, message.parent),
     branchOff: (message) => {
+      // Where the button was, there is now that of the branch.
+      if (performance.now() - this.branchedAt < DOUBLE_CLICK_MS) return;
       const copy = branchOff(this.current, message.id);
       this.addAll([copy]);
+      this.branchedAt = performance.now();
       toast("This is a new conversation that begins with the same messages.");
     },
     show: (id) => {
@@ -285,17 +289,23 @@ export class Chat {
     },
   };
 
+  /** What an empty conversation shows; the suggestions are those for the server's model. */
   welcome() {
-    const ideas = this.does
-      .suggestions()
-      .map((text) =>
-        h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
-      );
-    return [
+    if (this.empty.hidden) {
+      this.empty.replaceChildren();
+      return;
+    }
+    const texts = this.does.suggestions();
+    const shown = [...this.empty.querySelectorAll(".idea")].map((each) => each.textContent);
+    if (texts.join() === shown.join()) return;
+    const ideas = texts.map((text) =>
+      h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
+    );
+    this.empty.replaceChildren(
       h("h2", {}, "What would you like to know?"),
       h("p", {}, "The model runs on this machine. Conversations stay in this browser."),
       h("div", { class: "ideas" }, ...ideas),
-    ];
+    );
   }
 
   /** Have finished answers rendered that this page has not shown yet. @param {Message[]} path */

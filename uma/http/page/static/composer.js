@@ -1,7 +1,7 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
 import { showFiles } from "./attachments.js";
-import { announce, byId, icon, toast } from "./dom.js";
+import { announce, byId, DOUBLE_CLICK_MS, icon, toast } from "./dom.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
@@ -22,11 +22,12 @@ export class Composer {
     this.drafts = new Map();
     this.conversation = { id: "", isNew: true };
     this.isAnswering = false;
+    this.clickedAt = -Infinity;
     this.maxBytes = MAX_FILE_BYTES;
     const form = byId("composer", HTMLFormElement);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.act();
+      this.click();
     });
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -37,6 +38,13 @@ export class Composer {
     this.listenForFiles(form);
     this.chips.addEventListener("click", () => this.does.openSettings());
     this.fit();
+  }
+
+  /** The button that sends is then the one that stops. */
+  click() {
+    if (performance.now() - this.clickedAt < DOUBLE_CLICK_MS) return;
+    this.act();
+    this.clickedAt = performance.now(); // only now: a second click has waited for as long as the first one took
   }
 
   act() {
@@ -68,12 +76,14 @@ export class Composer {
 
   /** Whether the button stops or sends. @param {boolean} isAnswering */
   setAnswering(isAnswering) {
+    const wasAnswering = this.isAnswering;
     this.isAnswering = isAnswering;
     // A button that is disabled loses the focus.
     if (!isAnswering && document.activeElement === this.button) this.focus();
-    this.button.setAttribute("aria-label", isAnswering ? "Stop the answer" : "Send");
-    this.button.classList.toggle("is-stop", isAnswering);
-    this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
+    if (this.button.classList.toggle("is-stop", isAnswering) !== wasAnswering) {
+      this.button.setAttribute("aria-label", isAnswering ? "Stop the answer" : "Send");
+      this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
+    }
     this.fit();
   }
 

@@ -66,6 +66,9 @@ export function iconButton(name, label, onClick, more = "") {
   return h("button", attributes, icon(name));
 }
 
+/** A click so soon after another is the second of a double click, and not meant for what the first one has brought there. */
+export const DOUBLE_CLICK_MS = 500;
+
 /** The controls that can have the focus. */
 const CONTROLS = "button, summary, input, textarea, a[href], [tabindex]";
 
