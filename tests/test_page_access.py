@@ -201,6 +201,27 @@ def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
         expect(page.locator("#announcer")).to_contain_text(text.split("\n")[0][:40])
 
 
+@pytest.mark.parametrize(
+    ("most_tokens", "is_stopped", "told"),
+    [(9, False, "The answer was cut at its greatest length: 9 tokens."), (1_900, True, "The answer was stopped: ")],
+)
+def test_an_end_that_is_none_of_its_own_is_said_aloud(
+    browser: Browser, http_server: HttpServer, most_tokens: int, is_stopped: bool, told: str
+) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        sampling = {"temperature": 0.7, "min_tokens": most_tokens, "max_tokens": most_tokens}
+        settings = {**LONG, "sampling": sampling}
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        one.visit()
+        one.ask("Tell me a story about a fox")
+        if is_stopped:
+            page.locator(".is-writing .block").first.wait_for()
+            page.keyboard.press("Escape")
+        expect(page.locator("#announcer")).to_contain_text(told)
+        expect(page.locator("#announcer")).not_to_contain_text("is complete")
+
+
 def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.visit().page

@@ -3,7 +3,7 @@
 import { ApiError, ask } from "./api.js";
 import { announce, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { tellLoss } from "./local.js";
-import { AnswerView, question } from "./message.js";
+import { AnswerView, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
 import {
@@ -220,8 +220,8 @@ export class Chat {
     if (run.lastEventId) this.remember(message.text, run.blocks);
     else if (conversation === this.current) void this.renderMissing(branch(conversation));
     await this.save(conversation);
-    if (conversation === this.current && message.done)
-      announce(`The answer is complete: ${message.done.usage.completion_tokens} tokens.`);
+    const end = spokenEnd(message);
+    if (conversation === this.current && end) announce(end);
     this.does.onChange();
   }
 

@@ -204,6 +204,15 @@ function failureOf(message, actions) {
   return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), again);
 }
 
+/** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */
+export function spokenEnd({ done, isStopped }) {
+  const count = done?.usage.completion_tokens ?? 0;
+  const extent = done ? `: ${number(count)} ${count === 1 ? "token" : "tokens"}` : "";
+  if (isStopped || done?.reason === "cancelled") return `The answer was stopped${extent}.`;
+  if (done?.reason === "length") return `The answer was cut at its greatest length${extent}.`;
+  return done ? `The answer is complete${extent}.` : "";
+}
+
 /** Why an answer ended, where it did not end by itself. @param {Message} message */
 function endOf(message) {
   const { done } = message;
