@@ -332,6 +332,38 @@ def test_a_notice_lies_on_no_button_of_the_chat(
             assert page.locator(name).evaluate(is_free), name
 
 
+def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
+    browser: Browser, http_server: HttpServer
+) -> None:
+    """The page's own blocks, as a stream shows them one after the other."""
+    grow = """async (lines) => {
+        const { Blocks } = await import("/ui/blocks.js");
+        if (!window.growing) document.getElementById("thread").append((window.growing = new Blocks()).element);
+        const code = (name) => `<span class="k">${name}</span> = ${"1 + ".repeat(200)}1\n`;
+        growing.show([`<pre><code data-language="python">${lines.map(code).join("")}</code></pre>`]);
+    }"""
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.evaluate(grow, ["a"])
+        code, button = page.locator(".code pre"), page.locator(".copy-code")
+        button.click()
+        expect(button.locator("use")).to_have_attribute("href", "#i-check")
+        code.focus()
+        code.evaluate(
+            "(code) => { code.scrollLeft = 300; getSelection().selectAllChildren(code.querySelector('.k')); }"
+        )
+        check_mark = button.locator("use").element_handle()
+        page.evaluate(grow, ["a", "b"])
+        assert code.inner_text().count("= 1") == 2
+        assert check_mark.evaluate("(mark) => mark.isConnected")
+        assert page.evaluate("getSelection().toString()") == "a"
+        assert code.evaluate("(code) => code.scrollLeft") == 300
+        expect(code).to_be_focused()
+        button.click()
+        assert page.evaluate("navigator.clipboard.readText()").count("= 1") == 2
+
+
 def test_copying_works_without_a_secure_context(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.page

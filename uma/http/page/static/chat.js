@@ -1,7 +1,7 @@
 /** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
 
 import { ApiError, ask } from "./api.js";
-import { announce, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
+import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { tellLoss } from "./local.js";
 import { AnswerView, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
@@ -16,7 +16,7 @@ import {
   news,
   pathTo,
   show,
-  siblings,
+  versions,
 } from "./tree.js";
 import { Turns } from "./turns.js";
 
@@ -44,6 +44,8 @@ export class Chat {
     this.rendered = new Map();
     /** The answers that are shown, by their message's id. @type {Map<string, AnswerView>} */
     this.shown = new Map();
+    /** What is shown of each message, and of which versions: a long conversation takes seconds to be built again. @type {Map<Message, {versions: string, element: HTMLElement, answer?: AnswerView}>} */
+    this.views = new Map();
     /** Conversations that the browser has no room for, of which that was said. @type {Set<string>} */
     this.unkept = new Set();
     this.hasStore = true;
@@ -246,28 +248,37 @@ export class Chat {
   build(path) {
     this.empty.hidden = path.length > 0;
     this.welcome();
+    const [all, before] = [versions(this.current), this.views];
+    this.views = new Map();
     this.shown.clear();
-    const views = path.map((message) => this.view(message));
-    this.thread.replaceChildren(...views);
+    for (const message of path) {
+      const siblings = all.get(message.parent) ?? [message];
+      const found = before.get(message);
+      const view = found?.versions === namesOf(siblings) ? found : this.view(message, siblings);
+      this.views.set(message, view);
+      if (view.answer) this.shown.set(message.id, view.answer);
+      const run = this.runs.get(message.id)?.run;
+      if (run) view.answer?.follow(run);
+    }
+    arrange(
+      this.thread,
+      [...this.views.values()].map(({ element }) => element),
+    );
   }
 
-  /** @param {Message} message */
-  view(message) {
-    const versions = siblings(this.current, message);
-    if (message.role === "user") return question(message, versions, this.actions);
-    const view = new AnswerView(message, versions, this.actions);
-    const run = this.runs.get(message.id)?.run;
-    if (run) view.follow(run);
-    else view.showBlocks(this.rendered.get(message.text));
-    this.shown.set(message.id, view);
-    return view.element;
+  /** @param {Message} message @param {Message[]} siblings */
+  view(message, siblings) {
+    const versions = namesOf(siblings);
+    if (message.role === "user") return { versions, element: question(message, siblings, this.actions) };
+    const answer = new AnswerView(message, siblings, this.actions);
+    if (!this.runs.has(message.id)) answer.showBlocks(this.rendered.get(message.text));
+    return { versions, element: answer.element, answer };
   }
 
   /** @type {import("./message.js").Actions} */
   actions = {
     resend: (message, text, files) => {
-      if (!text.trim() && !files.length) return;
-      add(this.current, { parent: message.parent, role: "user", text: text.trim(), files });
+      add(this.current, { parent: message.parent, role: "user", text, files });
       this.isAtEnd = true;
       this.answer(this.current, this.current.leaf);
     },
@@ -362,6 +373,11 @@ export class Chat {
     this.toEnd.hidden = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
+}
+
+/** @param {Message[]} siblings */
+function namesOf(siblings) {
+  return siblings.map(({ id }) => id).join();
 }
 
 /** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */

@@ -2,6 +2,7 @@
 
 import { showFiles } from "./attachments.js";
 import { announce, byId, DOUBLE_CLICK_MS, icon, toast } from "./dom.js";
+import { Drafts } from "./drafts.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
@@ -18,9 +19,9 @@ export class Composer {
     this.chips = byId("chips", HTMLButtonElement);
     /** @type {Attachment[]} */
     this.files = [];
-    /** What was begun in other conversations; all new ones share a draft. @type {Map<string, {text: string, files: Attachment[]}>} */
-    this.drafts = new Map();
-    this.conversation = { id: "", isNew: true };
+    /** The one whose message this is; none before the first is shown. @type {{id: string, isNew: boolean} | undefined} */
+    this.conversation = undefined;
+    this.drafts = new Drafts(() => this.writing);
     this.isAnswering = false;
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_FILE_BYTES;
@@ -64,14 +65,21 @@ export class Composer {
 
   /** Show what was begun in this conversation. @param {string} id @param {boolean} isNew */
   show(id, isNew) {
-    const before = this.conversation;
+    const isSame = id === this.conversation?.id;
+    if (!isSame) for (const [name, draft] of this.writing) this.drafts.leave(name, draft);
     this.conversation = { id, isNew };
-    if (id === before.id) return;
-    this.drafts.set(before.isNew ? "" : before.id, { text: this.input.value, files: this.files });
-    const { text, files } = this.drafts.get(isNew ? "" : id) ?? { text: "", files: [] };
+    if (isSame) return;
+    const { text, files } = this.drafts.take(isNew ? "" : id);
     this.input.value = text;
     this.files = files;
     this.showFiles();
+  }
+
+  /** What is in the box, and the conversation that it is for. @returns {[string, import("./drafts.js").Draft][]} */
+  get writing() {
+    if (!this.conversation) return [];
+    const { id, isNew } = this.conversation;
+    return [[isNew ? "" : id, { text: this.input.value, files: this.files }]];
   }
 
   /** Whether the button stops or sends. @param {boolean} isAnswering */

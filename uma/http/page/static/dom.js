@@ -96,6 +96,18 @@ export function rebuild(part, build, otherwise) {
   else otherwise?.();
 }
 
+/** Have `part` hold just these, and touch those only that are new or in the wrong place. @param {Element} part @param {Element[]} children */
+export function arrange(part, children) {
+  const focused = document.activeElement;
+  const wanted = new Set(children);
+  for (const each of [...part.children]) if (!wanted.has(each)) each.remove();
+  children.forEach((child, index) => {
+    if (part.children[index] !== child) part.insertBefore(child, part.children[index] ?? null);
+  });
+  // What is moved loses the focus.
+  if (focused instanceof HTMLElement && part.contains(focused)) focused.focus({ preventScroll: true });
+}
+
 const SAID_FOR_MS = 30_000;
 
 /** Have screen readers say something, after what they have not said yet. @param {string} text */

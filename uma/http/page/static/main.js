@@ -21,6 +21,8 @@ const RETRY_MS = 2_000;
 let info;
 let isKeyDismissed = false;
 let retry = 0;
+/** Before the address was followed, it says what is to be shown, not what is. */
+let isRouted = false;
 
 /** The settings that were chosen last, for new conversations. @returns {Settings} */
 function defaults() {
@@ -73,7 +75,7 @@ function refresh() {
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
-  if (!isLive) noteAddress();
+  if (!isLive && isRouted) noteAddress();
 }
 
 /** A reload, the way back, or the address in another window lead to the conversation that is shown. */
@@ -99,6 +101,7 @@ function go(hash) {
 }
 
 function route() {
+  isRouted = true;
   const isLive = location.hash === "#live";
   byId("live-view", HTMLElement).hidden = !isLive;
   byId("tab-chat", HTMLElement).toggleAttribute("aria-current", false);

@@ -1,6 +1,6 @@
 /** The list of conversations, and the way to it on narrow screens. */
 
-import { byId, h } from "./dom.js";
+import { arrange, byId, h } from "./dom.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 
@@ -104,16 +104,4 @@ function update(entry, title, isCurrent, isAnswering) {
   if (isAnswering && !pulse)
     entry.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
   else if (!isAnswering) pulse?.remove();
-}
-
-/** Have `list` hold just these, and move those only that are in the wrong place. @param {Element} list @param {Element[]} parts */
-function arrange(list, parts) {
-  const focused = document.activeElement;
-  const wanted = new Set(parts);
-  for (const each of [...list.children]) if (!wanted.has(each)) each.remove();
-  parts.forEach((part, index) => {
-    if (list.children[index] !== part) list.insertBefore(part, list.children[index] ?? null);
-  });
-  // What is moved loses the focus.
-  if (focused instanceof HTMLElement && list.contains(focused)) focused.focus({ preventScroll: true });
 }
