@@ -338,7 +338,13 @@ def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
     """The page's own blocks, as a stream shows them one after the other."""
     grow = """async (lines) => {
         const { Blocks } = await import("/ui/blocks.js");
-        if (!window.growing) document.getElementById("thread").append((window.growing = new Blocks()).element);
+        if (!window.growing) {
+            window.growing = new Blocks();
+            const answer = document.createElement("article");
+            answer.className = "message assistant";
+            answer.append(growing.element);
+            document.getElementById("thread").append(answer);
+        }
         const code = (name) => `<span class="k">${name}</span> = ${"1 + ".repeat(200)}1\n`;
         growing.show([`<pre><code data-language="python">${lines.map(code).join("")}</code></pre>`]);
     }"""
@@ -350,9 +356,8 @@ def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
         button.click()
         expect(button.locator("use")).to_have_attribute("href", "#i-check")
         code.focus()
-        code.evaluate(
-            "(code) => { code.scrollLeft = 300; getSelection().selectAllChildren(code.querySelector('.k')); }"
-        )
+        code.evaluate("(code) => getSelection().selectAllChildren(code.querySelector('.k'))")
+        code.evaluate("(code) => { code.scrollLeft = 300; }")
         check_mark = button.locator("use").element_handle()
         page.evaluate(grow, ["a", "b"])
         assert code.inner_text().count("= 1") == 2
@@ -362,6 +367,7 @@ def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
         expect(code).to_be_focused()
         button.click()
         assert page.evaluate("navigator.clipboard.readText()").count("= 1") == 2
+        expect(button.locator("use")).to_have_attribute("href", "#i-copy")  # also after the second copy
 
 
 def test_copying_works_without_a_secure_context(browser: Browser, http_server: HttpServer) -> None:

@@ -137,16 +137,24 @@ export function toast(text, action) {
   setTimeout(close, action ? 10_000 : 5_000);
 }
 
+/** Buttons that show that they have copied. @type {WeakSet<HTMLElement>} */
+const checked = new WeakSet();
+
 /** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
   if (!(await write(text))) {
     toast("The browser does not let this page copy: mark the text and copy it by hand.");
     return;
   }
+  announce("Copied");
+  if (checked.has(button)) return;
+  checked.add(button);
   const before = [...button.childNodes];
   button.replaceChildren(icon("check"));
-  announce("Copied");
-  setTimeout(() => button.replaceChildren(...before), 1_500);
+  setTimeout(() => {
+    checked.delete(button);
+    button.replaceChildren(...before);
+  }, 1_500);
 }
 
 /** @param {string} text @returns {Promise<boolean>} Whether it is in the clipboard. */
