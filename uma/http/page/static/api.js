@@ -2,7 +2,7 @@
  * for with POST and with a key. */
 
 import { keep, kept } from "./local.js";
-import { Silence, SILENCE_MS } from "./silence.js";
+import { REPLY_MS, Silence, SILENCE_MS } from "./silence.js";
 
 /** @typedef {import("./types.js").Failure} Failure */
 /** @typedef {{id: string, name: string, data: any}} ServerEvent */
@@ -132,17 +132,17 @@ export async function remove(path) {
  */
 export async function* stream(path, { body, signal, lastEventId, onOpen, silenceMs = SILENCE_MS } = {}) {
   const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
-  const silence = new Silence(silenceMs, signal);
+  const silence = new Silence(signal);
   const asking = request(path, { body, signal: silence.signal, headers: more }, signal);
   // How long a question takes to be sent depends on its files: only what has no body must be answered in time.
-  const response = await (body === undefined ? silence.bounds(asking) : asking);
+  const response = await (body === undefined ? silence.bounds(asking, REPLY_MS) : asking);
   onOpen?.();
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   try {
     for (;;) {
-      const { done, value } = await silence.bounds(reader.read());
+      const { done, value } = await silence.bounds(reader.read(), silenceMs);
       if (done) return;
       const parts = (text + value).split("\n\n");
       text = parts.pop() ?? "";

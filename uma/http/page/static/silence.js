@@ -5,24 +5,25 @@
 export const HEARTBEAT_MS = 10_000;
 /** Silence after which a connection counts as lost: two heartbeats are missing, and the second has had time to be late. */
 export const SILENCE_MS = 2.5 * HEARTBEAT_MS;
+/** The server begins to reply at once. After a loss the browser sends more requests over connections of the same fate, one
+ * after the other, as long as it has any left: each costs this time. */
+export const REPLY_MS = 5_000;
 
 export class Silence {
-  /** @param {number} limitMs @param {AbortSignal} [signal] What ends the request for other reasons. */
-  constructor(limitMs, signal) {
-    this.limitMs = limitMs;
+  /** @param {AbortSignal} [signal] What ends the request for other reasons. */
+  constructor(signal) {
     this.ending = new AbortController();
     /** For the request: it ends at `signal`, and after too long a silence. */
     this.signal = signal ? AbortSignal.any([signal, this.ending.signal]) : this.ending.signal;
-    this.timer = 0;
   }
 
-  /** Wait for `sign`, which `signal` ends with an error, no longer than the limit. @template T @param {Promise<T>} sign @returns {Promise<T>} */
-  async bounds(sign) {
-    this.timer = window.setTimeout(() => this.ending.abort(), this.limitMs);
+  /** Wait for `sign`, which `signal` ends with an error, for so long. @template T @param {Promise<T>} sign @param {number} limitMs @returns {Promise<T>} */
+  async bounds(sign, limitMs) {
+    const timer = setTimeout(() => this.ending.abort(), limitMs);
     try {
       return await sign;
     } finally {
-      clearTimeout(this.timer);
+      clearTimeout(timer);
     }
   }
 }
