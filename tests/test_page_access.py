@@ -207,6 +207,27 @@ def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
         expect(page.locator("#announcer")).to_contain_text(text.split("\n")[0][:40])
 
 
+@pytest.mark.parametrize(
+    ("most_tokens", "is_stopped", "told"),
+    [(9, False, "The answer was cut at its greatest length: 9 tokens."), (1_900, True, "The answer was stopped: ")],
+)
+def test_an_end_that_is_none_of_its_own_is_said_aloud(
+    browser: Browser, http_server: HttpServer, most_tokens: int, is_stopped: bool, told: str
+) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        sampling = {"temperature": 0.7, "min_tokens": most_tokens, "max_tokens": most_tokens}
+        settings = {**LONG, "sampling": sampling}
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        one.visit()
+        one.ask("Tell me a story about a fox")
+        if is_stopped:
+            page.locator(".is-writing .block").first.wait_for()
+            page.keyboard.press("Escape")
+        expect(page.locator("#announcer")).to_contain_text(told)
+        expect(page.locator("#announcer")).not_to_contain_text("is complete")
+
+
 def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
@@ -315,6 +336,44 @@ def test_a_notice_lies_on_no_button_of_the_chat(
             is_free = "each => { const { x, y, width, height } = each.getBoundingClientRect();"
             is_free += " return each.contains(document.elementFromPoint(x + width / 2, y + height / 2)); }"
             assert page.locator(name).evaluate(is_free), name
+
+
+def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
+    browser: Browser, http_server: HttpServer
+) -> None:
+    """The page's own blocks, as a stream shows them one after the other."""
+    grow = """async (lines) => {
+        const { Blocks } = await import("/ui/blocks.js");
+        if (!window.growing) {
+            window.growing = new Blocks();
+            const answer = document.createElement("article");
+            answer.className = "message assistant";
+            answer.append(growing.element);
+            document.getElementById("thread").append(answer);
+        }
+        const code = (name) => `<span class="k">${name}</span> = ${"1 + ".repeat(200)}1\n`;
+        growing.show([`<pre><code data-language="python">${lines.map(code).join("")}</code></pre>`]);
+    }"""
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.evaluate(grow, ["a"])
+        code, button = page.locator(".code pre"), page.locator(".copy-code")
+        button.click()
+        expect(button.locator("use")).to_have_attribute("href", "#i-check")
+        code.focus()
+        code.evaluate("(code) => getSelection().selectAllChildren(code.querySelector('.k'))")
+        code.evaluate("(code) => { code.scrollLeft = 300; }")
+        check_mark = button.locator("use").element_handle()
+        page.evaluate(grow, ["a", "b"])
+        assert code.inner_text().count("= 1") == 2
+        assert check_mark.evaluate("(mark) => mark.isConnected")
+        assert page.evaluate("getSelection().toString()") == "a"
+        assert code.evaluate("(code) => code.scrollLeft") == 300
+        expect(code).to_be_focused()
+        button.click()
+        assert page.evaluate("navigator.clipboard.readText()").count("= 1") == 2
+        expect(button.locator("use")).to_have_attribute("href", "#i-copy")  # also after the second copy
 
 
 def test_copying_works_without_a_secure_context(browser: Browser, http_server: HttpServer) -> None:

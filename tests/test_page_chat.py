@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from http_server import HttpServer, running_http
 from page_browser import HURRY, LONG, Visitor, saying, violations, visitor
@@ -141,6 +142,27 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
         assert page.locator("article.assistant .blocks").inner_text()
         one.problems.clear()  # the browser's own lines about refused connections
+
+
+def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(here: Visitor) -> None:
+    page = here.visit().page
+    card = page.locator(".model-card b")
+    expect(card).not_to_be_empty()
+    info = httpx.get(f"{here.url}/ui/api/info").json()
+
+    def serve(name: str) -> None:
+        other = info | {"model": info["model"] | {"name": name, "is_builtin": False}}
+        page.route("**/ui/api/info", lambda route: route.fulfill(json=other))
+
+    serve("Second")
+    here.ask("What is UMA?")
+    expect(card).to_have_text("Second")
+    here.wait_for_answer()
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(page.locator(".idea").first).to_have_text("Explain what a KV cache does")
+    serve("Third")
+    page.get_by_role("link", name="Live").click()
+    expect(card).to_have_text("Third")
 
 
 def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:

@@ -139,6 +139,29 @@ def test_a_key_can_be_changed_and_forgotten(here: Visitor) -> None:
     assert page.evaluate("localStorage.getItem('uma.key')") is None
 
 
+def test_a_key_that_one_window_is_given_is_good_for_all(here: Visitor) -> None:
+    page = here.visit().page
+    other = page.context.new_page()
+    other.goto(f"{here.url}/")
+    expect(other.locator("#key-dialog")).to_be_visible()
+    enter_key(page, KEYS["free"])
+    page.locator(".model-card b").wait_for()
+    other.locator(".model-card b").wait_for()
+    expect(other.locator("#key-dialog")).to_be_hidden()
+    expect(other.locator("#banner")).to_be_hidden()
+
+
+def test_an_answer_is_the_proof_that_no_key_is_missing(here: Visitor) -> None:
+    page = here.visit().page
+    page.keyboard.press("Escape")
+    expect(page.locator("#banner")).to_be_visible()
+    page.evaluate("key => localStorage.setItem('uma.key', key)", KEYS["free"])
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    expect(page.locator("#banner")).to_be_hidden()
+    page.locator(".model-card b").wait_for()
+
+
 def test_a_key_for_the_normal_lane_can_chat_and_only_what_is_chosen_is_sent(here: Visitor) -> None:
     page = here.visit().page
     enter_key(page, KEYS["normal"])

@@ -7,8 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from page_browser import ENDLESS, Visitor, saying
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Request as PageRequest
+
+from uma.net.quota import Account, Bounds, Excess
+from uma.types import Message, Request, SamplingParams
 
 ANSWERS = "**/ui/api/answers"
 ALTERNATING = (
@@ -31,7 +36,7 @@ def attach(page: Page, name: str, text: str) -> None:
     expect(page.locator("#attached")).to_contain_text(name)
 
 
-def contents(request: Request) -> list[str]:
+def contents(request: PageRequest) -> list[str]:
     """What the model is given with this question, without instructions."""
     return [each["content"] for each in json.loads(request.post_data or "")["messages"]]
 
@@ -92,7 +97,7 @@ def test_a_full_queue_is_told_in_the_readers_words(browser: Browser, tmp_path: P
         expect(page.locator(".failure p").first).to_have_text(
             re.compile(r"^The server has too much to do just now\. Try again in (a moment|[\d,]+ (seconds|minutes))\.$")
         )
-        expect(page.locator(".failure .detail")).to_contain_text("The server said: The queue is full")
+        expect(page.locator(".failure .detail")).to_contain_text("The server said: the queue is full")
         here.problems.clear()  # Chromium notes each stream that was let go of
 
 
@@ -116,6 +121,49 @@ def test_how_long_to_wait_is_told(here: Visitor) -> None:
     here.ask("What is UMA?")
     expect(page.locator(".failure")).to_contain_text("Try again in 7 seconds.")
     here.problems.clear()  # Chromium's own line about the 429
+
+
+def over(bounds: Bounds, running: int = 0, used_tokens: int = 0) -> Excess:
+    """What the key `bob` is told where it is over a bound."""
+    account = Account("bob", bounds)
+    account.begin(running)
+    account.charge(used_tokens, 0.0)
+    sampling = SamplingParams(max_tokens=100)
+    request = Request(id="r", messages=(Message("user", "Hi"),), sampling=sampling, priority=1)
+    found = account.objection(1, 0.0) or account.fit(request, has_priority=True, default_max_tokens=50)
+    assert isinstance(found, Excess)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("excess", "told", "said"),
+    [
+        (over(Bounds(max_concurrent=1), 1), "Your key allows no more answers at once", "bob has 1 request running and"),
+        (over(Bounds(max_concurrent=2), 2), "Your key allows no more answers at once", "bob has 2 requests running"),
+        (
+            over(Bounds(max_tokens_per_minute=9), used_tokens=9),
+            "Your key has used up its tokens for a minute. Try again in 60 seconds.",
+            "bob has used 9 tokens",
+        ),
+        (over(Bounds(max_tokens=9)), "Your key allows shorter answers only", "max_tokens: bob may generate 9"),
+        (over(Bounds(max_priority=0)), "Your key allows no such priority", "priority: bob may use 0"),
+    ],
+)
+def test_the_bounds_of_a_key_are_not_taken_for_a_busy_server(
+    here: Visitor, excess: Excess, told: str, said: str
+) -> None:
+    page = here.visit().page
+    status = 403 if excess.retry_after_ms is None else 429
+    headers = {} if excess.retry_after_ms is None else {"retry-after-ms": str(excess.retry_after_ms)}
+    code = "rate_limit_exceeded" if status == 429 else None
+    refusal = {"status": status, "headers": headers, "json": {"error": {"message": excess.message, "code": code}}}
+    page.route(ANSWERS, lambda route: route.fulfill(**refusal))
+    here.ask("What is UMA?")
+    failure = page.locator(".failure")
+    expect(failure).to_contain_text(told)
+    expect(failure).not_to_contain_text("too much to do")
+    expect(failure.locator(".detail")).to_contain_text(f"The server said: {said}")
+    here.problems.clear()  # Chromium's own line about the refusal
 
 
 def test_why_an_answer_was_cut_short(browser: Browser, tmp_path: Path) -> None:

@@ -379,6 +379,88 @@ def test_a_draft_stays_with_its_conversation(here: Visitor) -> None:
     expect(page.locator("#attached")).to_contain_text("note.txt")
 
 
+def test_a_message_that_is_not_sent_outlives_a_reload_and_is_no_other_windows(here: Visitor) -> None:
+    page = here.visit().page
+    message = page.get_by_label("Message", exact=True)
+    message.fill("For a new chat")
+    choose_file(page, conversation(question("a")))
+    expect(page.locator("article.user")).to_have_count(1)
+    message.fill("Half a tho")
+    page.locator("#attach-file").set_input_files(payload("note.txt", "Olga"))
+    expect(page.locator("#attached")).to_contain_text("note.txt")
+    page.reload()
+    expect(message).to_have_value("Half a tho")
+    expect(page.locator("#attached")).to_contain_text("note.txt")
+    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
+    expect(other.page.locator("article.user")).to_have_count(1)
+    expect(other.page.get_by_label("Message", exact=True)).to_have_value("")
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(message).to_have_value("For a new chat")
+    page.keyboard.press("Enter")
+    here.wait_for_answer()
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(page.locator("#empty")).to_be_visible()
+    expect(message).to_have_value("")  # it was sent
+    page.reload()
+    expect(message).to_have_value("")
+
+
+def test_the_text_of_a_draft_outlives_a_reload_where_its_files_are_too_large(here: Visitor) -> None:
+    page = here.visit().page
+    page.evaluate(FILL.replace("localStorage", "sessionStorage"))
+    page.evaluate("sessionStorage.setItem('fill0', sessionStorage.getItem('fill0').slice(1000))")
+    page.get_by_label("Message", exact=True).fill("Half a tho")
+    page.locator("#attach-file").set_input_files(payload("long.txt", "Olga " * 10_000))
+    expect(page.locator("#attached")).to_contain_text("long.txt")
+    page.reload()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("Half a tho")
+    expect(page.locator("#attached")).to_be_hidden()
+
+
+def test_an_edit_that_was_begun_goes_on_when_its_conversation_is_shown_again(here: Visitor) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a", files=[{"name": "note.txt", "text": "Olga"}]), answer("b", "a")))
+    page.locator("article.user").hover()
+    page.get_by_role("button", name="Edit and send again").click()
+    page.get_by_label("Your question").fill("Half a tho")
+    page.get_by_role("button", name="Remove note.txt").click()
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(page.locator("#empty")).to_be_visible()
+    page.locator(".conversation").click()
+    expect(page.get_by_label("Your question")).to_have_value("Half a tho")
+    expect(page.locator(".editor .attached")).to_be_hidden()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".bubble")).to_have_text("Question a")
+    page.get_by_role("button", name="New chat", exact=True).click()
+    page.locator(".conversation").click()
+    expect(page.locator(".bubble")).to_have_text("Question a")
+
+
+def test_versions_stand_in_the_order_of_their_making_also_where_the_clock_was_set_back(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    page.evaluate("Date.now = () => 1_000")
+    page.get_by_role("button", name="Answer again").click()
+    here.wait_for_answer()
+    expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+
+
+def test_a_question_builds_nothing_again_that_stands_before_it(here: Visitor) -> None:
+    page = here.visit().page
+    messages: list[dict[str, Any]] = []
+    for number in range(30):
+        messages.append(question(f"q{number}", f"a{number - 1}" if number else None))
+        messages.append(answer(f"a{number}", f"q{number}"))
+    choose_file(page, conversation(*messages))
+    expect(page.locator("article")).to_have_count(60)
+    page.evaluate("for (const each of document.querySelectorAll('article')) each.wasThere = true")
+    here.ask("What is UMA?")
+    here.wait_for_answer(31)
+    found = page.evaluate("[...document.querySelectorAll('article')].map((each) => Boolean(each.wasThere))")
+    assert found == [True] * 60 + [False] * 2
+
+
 def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     page = here.visit().page
     page.locator(".model-card b").wait_for()

@@ -74,12 +74,13 @@ class Account:
         most = self.bounds.max_concurrent
         if most is not None and requests > most:
             return Excess(
-                f"{self.name} may have {most} requests running (max_concurrent), and this body is {requests}: "
+                f"{self.name} may have {_requests(most)} running (max_concurrent), and this body is {requests}: "
                 "one for each prompt; send fewer in one body",
                 None,
             )
         if most is not None and self.running + requests > most:
-            return Excess(f"{self.name} has {self.running} requests running and may have {most} (max_concurrent)", 1000)
+            running = _requests(self.running)
+            return Excess(f"{self.name} has {running} running and may have {most} (max_concurrent)", 1000)
         rate = self.bounds.max_tokens_per_minute
         if rate is not None and self._tokens_lately(now) >= rate:
             return Excess(
@@ -168,3 +169,7 @@ class Account:
         while self._used and self._used[0][0] <= now - WINDOW_SEC:
             self._used_tokens -= self._used.popleft()[1]
         return self._used_tokens
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"

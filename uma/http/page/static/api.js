@@ -2,6 +2,7 @@
  * for with POST and with a key. */
 
 import { keep, kept } from "./local.js";
+import { REPLY_MS, Silence, SILENCE_MS } from "./silence.js";
 
 /** @typedef {import("./types.js").Failure} Failure */
 /** @typedef {{id: string, name: string, data: any}} ServerEvent */
@@ -40,12 +41,24 @@ export function currentKey() {
 /** What is called when a key is missing or wrong, with the path that was asked for. @type {{ask: (path: string) => void}} */
 export const onUnauthorized = { ask: () => {} };
 
+/** What is called when the server can be another than before: it was away, or has something new to do. @type {{check: () => void}} */
+export const onContact = { check: () => {} };
+let wasAway = false;
+
+/** Be told when another window of this browser has been given a key, or has forgotten it. @param {() => void} run */
+export function watchKey(run) {
+  addEventListener("storage", ({ key }) => {
+    if (key === KEY || key === null) run();
+  });
+}
+
 /**
  * @param {string} path Below `ui/api/`.
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
+ * @param {AbortSignal} [given] The caller's own signal: what it ends is no lost connection.
  * @returns {Promise<Response>}
  */
-async function request(path, options = {}) {
+async function request(path, options = {}, given = options.signal) {
   const { method = options.body === undefined ? "GET" : "POST", body, signal } = options;
   const key = currentKey();
   /** @type {Record<string, string>} */
@@ -60,10 +73,15 @@ async function request(path, options = {}) {
   try {
     response = await fetch(asked);
   } catch (error) {
-    if (signal?.aborted) throw error;
+    if (given?.aborted) throw error;
+    wasAway = true;
     throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
   }
-  if (response.ok) return response;
+  if (response.ok) {
+    if (path !== "info" && (wasAway || path === "answers" || path === "live")) onContact.check();
+    wasAway = false;
+    return response;
+  }
   if (response.status === 401 && key === currentKey()) onUnauthorized.ask(path);
   throw new ApiError(response.status, await failureOf(response));
 }
@@ -105,23 +123,26 @@ export async function remove(path) {
 }
 
 /**
- * The events of a stream, until it ends. Throws `ApiError` where it cannot be had or breaks off.
+ * The events of a stream, until it ends. Throws `ApiError` where it cannot be had, breaks off, or is silent for too long.
  *
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void}} [options] `onOpen` is called
- *   once the server has the request.
+ * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void, silenceMs?: number}} [options]
+ *   `onOpen` is called once the server has the request. `silenceMs` is the longest silence of a stream that still lives.
  * @returns {AsyncGenerator<ServerEvent, void, void>}
  */
-export async function* stream(path, { body, signal, lastEventId, onOpen } = {}) {
+export async function* stream(path, { body, signal, lastEventId, onOpen, silenceMs = SILENCE_MS } = {}) {
   const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
-  const response = await request(path, { body, signal, headers: more });
+  const silence = new Silence(signal);
+  const asking = request(path, { body, signal: silence.signal, headers: more }, signal);
+  // How long a question takes to be sent depends on its files: only what has no body must be answered in time.
+  const response = await (body === undefined ? silence.bounds(asking, REPLY_MS) : asking);
   onOpen?.();
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await silence.bounds(reader.read(), silenceMs);
       if (done) return;
       const parts = (text + value).split("\n\n");
       text = parts.pop() ?? "";
@@ -132,6 +153,7 @@ export async function* stream(path, { body, signal, lastEventId, onOpen } = {}) 
     }
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;
+    wasAway = true;
     throw new ApiError(0, { code: "unreachable", message: "The connection to the server broke off." });
   } finally {
     await reader.cancel().catch(() => {});

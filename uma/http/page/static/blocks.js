@@ -1,6 +1,7 @@
 /** The one place where HTML becomes part of the page: blocks that the server rendered and sanitized. */
 
 import { copy, h, icon } from "./dom.js";
+import { morph } from "./morph.js";
 
 /** @typedef {{createHTML: (html: string) => any}} Policy */
 
@@ -23,7 +24,7 @@ export class Blocks {
       const block = h("div", { class: "block", dir: "auto" });
       block.innerHTML = policy ? policy.createHTML(html) : html;
       dress(block);
-      if (index < this.element.children.length) this.element.children[index].replaceWith(block);
+      if (index < this.element.children.length) morph(this.element.children[index], block);
       else this.element.append(block);
     });
     while (this.element.children.length > blocks.length) this.element.lastElementChild?.remove();

@@ -1,9 +1,9 @@
 /** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
 
 import { ApiError, ask } from "./api.js";
-import { announce, byId, h, rebuild, toast } from "./dom.js";
+import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { tellLoss } from "./local.js";
-import { AnswerView, question } from "./message.js";
+import { AnswerView, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
 import {
@@ -16,7 +16,7 @@ import {
   news,
   pathTo,
   show,
-  siblings,
+  versions,
 } from "./tree.js";
 import { Turns } from "./turns.js";
 
@@ -44,9 +44,12 @@ export class Chat {
     this.rendered = new Map();
     /** The answers that are shown, by their message's id. @type {Map<string, AnswerView>} */
     this.shown = new Map();
+    /** What is shown of each message, and of which versions: a long conversation takes seconds to be built again. @type {Map<Message, {versions: string, element: HTMLElement, answer?: AnswerView}>} */
+    this.views = new Map();
     /** Conversations that the browser has no room for, of which that was said. @type {Set<string>} */
     this.unkept = new Set();
     this.hasStore = true;
+    this.branchedAt = -Infinity;
     this.thread = byId("thread", HTMLElement);
     this.scroller = byId("scroller", HTMLElement);
     this.empty = byId("empty", HTMLElement);
@@ -219,8 +222,8 @@ export class Chat {
     if (run.lastEventId) this.remember(message.text, run.blocks);
     else if (conversation === this.current) void this.renderMissing(branch(conversation));
     await this.save(conversation);
-    if (conversation === this.current && message.done)
-      announce(`The answer is complete: ${message.done.usage.completion_tokens} tokens.`);
+    const end = spokenEnd(message);
+    if (conversation === this.current && end) announce(end);
     this.does.onChange();
   }
 
@@ -244,36 +247,48 @@ export class Chat {
   /** @param {Message[]} path */
   build(path) {
     this.empty.hidden = path.length > 0;
-    this.empty.replaceChildren(...(path.length ? [] : this.welcome()));
+    this.welcome();
+    const [all, before] = [versions(this.current), this.views];
+    this.views = new Map();
     this.shown.clear();
-    const views = path.map((message) => this.view(message));
-    this.thread.replaceChildren(...views);
+    for (const message of path) {
+      const siblings = all.get(message.parent) ?? [message];
+      const found = before.get(message);
+      const view = found?.versions === namesOf(siblings) ? found : this.view(message, siblings);
+      this.views.set(message, view);
+      if (view.answer) this.shown.set(message.id, view.answer);
+      const run = this.runs.get(message.id)?.run;
+      if (run) view.answer?.follow(run);
+    }
+    arrange(
+      this.thread,
+      [...this.views.values()].map(({ element }) => element),
+    );
   }
 
-  /** @param {Message} message */
-  view(message) {
-    const versions = siblings(this.current, message);
-    if (message.role === "user") return question(message, versions, this.actions);
-    const view = new AnswerView(message, versions, this.actions);
-    const run = this.runs.get(message.id)?.run;
-    if (run) view.follow(run);
-    else view.showBlocks(this.rendered.get(message.text));
-    this.shown.set(message.id, view);
-    return view.element;
+  /** @param {Message} message @param {Message[]} siblings */
+  view(message, siblings) {
+    const versions = namesOf(siblings);
+    if (message.role === "user") return { versions, element: question(message, siblings, this.actions) };
+    const answer = new AnswerView(message, siblings, this.actions);
+    if (!this.runs.has(message.id)) answer.showBlocks(this.rendered.get(message.text));
+    return { versions, element: answer.element, answer };
   }
 
   /** @type {import("./message.js").Actions} */
   actions = {
     resend: (message, text, files) => {
-      if (!text.trim() && !files.length) return;
-      add(this.current, { parent: message.parent, role: "user", text: text.trim(), files });
+      add(this.current, { parent: message.parent, role: "user", text, files });
       this.isAtEnd = true;
       this.answer(this.current, this.current.leaf);
     },
     again: (message) => this.answer(this.current, message.parent),
     branchOff: (message) => {
+      // Where the button was, there is now that of the branch.
+      if (performance.now() - this.branchedAt < DOUBLE_CLICK_MS) return;
       const copy = branchOff(this.current, message.id);
       this.addAll([copy]);
+      this.branchedAt = performance.now();
       toast("This is a new conversation that begins with the same messages.");
     },
     show: (id) => {
@@ -285,17 +300,23 @@ export class Chat {
     },
   };
 
+  /** What an empty conversation shows; the suggestions are those for the server's model. */
   welcome() {
-    const ideas = this.does
-      .suggestions()
-      .map((text) =>
-        h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
-      );
-    return [
+    if (this.empty.hidden) {
+      this.empty.replaceChildren();
+      return;
+    }
+    const texts = this.does.suggestions();
+    const shown = [...this.empty.querySelectorAll(".idea")].map((each) => each.textContent);
+    if (texts.join() === shown.join()) return;
+    const ideas = texts.map((text) =>
+      h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
+    );
+    this.empty.replaceChildren(
       h("h2", {}, "What would you like to know?"),
       h("p", {}, "The model runs on this machine. Conversations stay in this browser."),
       h("div", { class: "ideas" }, ...ideas),
-    ];
+    );
   }
 
   /** Have finished answers rendered that this page has not shown yet. @param {Message[]} path */
@@ -352,6 +373,11 @@ export class Chat {
     this.toEnd.hidden = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
+}
+
+/** @param {Message[]} siblings */
+function namesOf(siblings) {
+  return siblings.map(({ id }) => id).join();
 }
 
 /** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */

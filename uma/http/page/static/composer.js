@@ -1,7 +1,8 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
 import { showFiles } from "./attachments.js";
-import { announce, byId, icon, toast } from "./dom.js";
+import { announce, byId, DOUBLE_CLICK_MS, icon, toast } from "./dom.js";
+import { Drafts } from "./drafts.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
@@ -18,15 +19,16 @@ export class Composer {
     this.chips = byId("chips", HTMLButtonElement);
     /** @type {Attachment[]} */
     this.files = [];
-    /** What was begun in other conversations; all new ones share a draft. @type {Map<string, {text: string, files: Attachment[]}>} */
-    this.drafts = new Map();
-    this.conversation = { id: "", isNew: true };
+    /** The one whose message this is; none before the first is shown. @type {{id: string, isNew: boolean} | undefined} */
+    this.conversation = undefined;
+    this.drafts = new Drafts(() => this.writing);
     this.isAnswering = false;
+    this.clickedAt = -Infinity;
     this.maxBytes = MAX_FILE_BYTES;
     const form = byId("composer", HTMLFormElement);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.act();
+      this.click();
     });
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -37,6 +39,13 @@ export class Composer {
     this.listenForFiles(form);
     this.chips.addEventListener("click", () => this.does.openSettings());
     this.fit();
+  }
+
+  /** The button that sends is then the one that stops. */
+  click() {
+    if (performance.now() - this.clickedAt < DOUBLE_CLICK_MS) return;
+    this.act();
+    this.clickedAt = performance.now(); // only now: a second click has waited for as long as the first one took
   }
 
   act() {
@@ -56,24 +65,33 @@ export class Composer {
 
   /** Show what was begun in this conversation. @param {string} id @param {boolean} isNew */
   show(id, isNew) {
-    const before = this.conversation;
+    const isSame = id === this.conversation?.id;
+    if (!isSame) for (const [name, draft] of this.writing) this.drafts.leave(name, draft);
     this.conversation = { id, isNew };
-    if (id === before.id) return;
-    this.drafts.set(before.isNew ? "" : before.id, { text: this.input.value, files: this.files });
-    const { text, files } = this.drafts.get(isNew ? "" : id) ?? { text: "", files: [] };
+    if (isSame) return;
+    const { text, files } = this.drafts.take(isNew ? "" : id);
     this.input.value = text;
     this.files = files;
     this.showFiles();
   }
 
+  /** What is in the box, and the conversation that it is for. @returns {[string, import("./drafts.js").Draft][]} */
+  get writing() {
+    if (!this.conversation) return [];
+    const { id, isNew } = this.conversation;
+    return [[isNew ? "" : id, { text: this.input.value, files: this.files }]];
+  }
+
   /** Whether the button stops or sends. @param {boolean} isAnswering */
   setAnswering(isAnswering) {
+    const wasAnswering = this.isAnswering;
     this.isAnswering = isAnswering;
     // A button that is disabled loses the focus.
     if (!isAnswering && document.activeElement === this.button) this.focus();
-    this.button.setAttribute("aria-label", isAnswering ? "Stop the answer" : "Send");
-    this.button.classList.toggle("is-stop", isAnswering);
-    this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
+    if (this.button.classList.toggle("is-stop", isAnswering) !== wasAnswering) {
+      this.button.setAttribute("aria-label", isAnswering ? "Stop the answer" : "Send");
+      this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
+    }
     this.fit();
   }
 

@@ -66,6 +66,9 @@ export function iconButton(name, label, onClick, more = "") {
   return h("button", attributes, icon(name));
 }
 
+/** A click so soon after another is the second of a double click, and not meant for what the first one has brought there. */
+export const DOUBLE_CLICK_MS = 500;
+
 /** The controls that can have the focus. */
 const CONTROLS = "button, summary, input, textarea, a[href], [tabindex]";
 
@@ -91,6 +94,18 @@ export function rebuild(part, build, otherwise) {
   const same = [...part.querySelectorAll(CONTROLS)].find((each) => nameOf(each) === name);
   if (same instanceof HTMLElement) same.focus({ preventScroll: true });
   else otherwise?.();
+}
+
+/** Have `part` hold just these, and touch those only that are new or in the wrong place. @param {Element} part @param {Element[]} children */
+export function arrange(part, children) {
+  const focused = document.activeElement;
+  const wanted = new Set(children);
+  for (const each of [...part.children]) if (!wanted.has(each)) each.remove();
+  children.forEach((child, index) => {
+    if (part.children[index] !== child) part.insertBefore(child, part.children[index] ?? null);
+  });
+  // What is moved loses the focus.
+  if (focused instanceof HTMLElement && part.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 const SAID_FOR_MS = 30_000;
@@ -122,16 +137,24 @@ export function toast(text, action) {
   setTimeout(close, action ? 10_000 : 5_000);
 }
 
+/** Buttons that show that they have copied. @type {WeakSet<HTMLElement>} */
+const checked = new WeakSet();
+
 /** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
   if (!(await write(text))) {
     toast("The browser does not let this page copy: mark the text and copy it by hand.");
     return;
   }
+  announce("Copied");
+  if (checked.has(button)) return;
+  checked.add(button);
   const before = [...button.childNodes];
   button.replaceChildren(icon("check"));
-  announce("Copied");
-  setTimeout(() => button.replaceChildren(...before), 1_500);
+  setTimeout(() => {
+    checked.delete(button);
+    button.replaceChildren(...before);
+  }, 1_500);
 }
 
 /** @param {string} text @returns {Promise<boolean>} Whether it is in the clipboard. */

@@ -25,6 +25,19 @@ const WORDS = {
   invalid_api_key: "This server needs a key. Enter one, then try again.",
   403: "Your key does not allow this. Ask for another one, or set the sampling back in the settings.",
 };
+const OWN_BUSY = "Your key allows no more answers at once: wait until another one ends, or stop one.";
+const OWN_RATE = "Your key has used up its tokens for a minute.";
+const OWN_LENGTH =
+  "Your key allows shorter answers only: open “Instructions and sampling” and set fewer most tokens.";
+const OWN_PRIORITY =
+  "Your key allows no such priority: open “Instructions and sampling” and choose a lower one.";
+/** What a key's own bound says (uma/net/quota.py), and what that means: others on the server have nothing to do with it. @type {[RegExp, string][]} */
+const BOUNDS = [
+  [/\(max_concurrent\)/, OWN_BUSY],
+  [/\(max_tokens_per_minute\)/, OWN_RATE],
+  [/^max_tokens: .* may generate /, OWN_LENGTH],
+  [/^priority: .* may use /, OWN_PRIORITY],
+];
 const WRONG_SETTING =
   "The server does not take one of the settings. Open “Instructions and sampling” and correct it, or set the sampling back.";
 const WRONG_CHAT = "The model does not take this conversation as it is. Edit the question, or begin a new chat.";
@@ -32,9 +45,14 @@ const WRONG_CHAT = "The model does not take this conversation as it is. Edit the
 /** @param {Failure} failure @returns {{words: string, detail: string}} `detail` is empty where `words` are all there is. */
 export function explain({ code, message, retry_after_ms: retry }) {
   if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
-  const words = WORDS[code] ?? (isBadRequest(code) ? wrong(message) : "The answer failed.");
-  const when = [BUSY, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
-  return { words: words + when, detail: message.charAt(0).toUpperCase() + message.slice(1) };
+  const words = boundOf(message) ?? WORDS[code] ?? (isBadRequest(code) ? wrong(message) : "The answer failed.");
+  const when = [BUSY, OWN_RATE, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
+  return { words: words + when, detail: message };
+}
+
+/** @param {string} message */
+function boundOf(message) {
+  return BOUNDS.find(([form]) => form.test(message))?.[1];
 }
 
 /** @param {string} code */

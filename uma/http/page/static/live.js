@@ -8,6 +8,8 @@ import { Series, WINDOW_MS } from "./series.js";
 /** @typedef {import("./types.js").Frame} Frame */
 
 const RETRY_MS = 1_500;
+/** The server sends four frames a second, some later where the engine computes for long at a stretch. */
+const SILENCE_MS = 10_000;
 const SMOOTH_MS = 2_000;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -192,7 +194,8 @@ export class LiveView {
   async watch(signal) {
     while (!signal.aborted) {
       try {
-        for await (const { name, data } of stream("live", { signal })) if (name === "frame") this.take(data);
+        for await (const { name, data } of stream("live", { signal, silenceMs: SILENCE_MS }))
+          if (name === "frame") this.take(data);
       } catch (error) {
         if (signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;

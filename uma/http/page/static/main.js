@@ -1,6 +1,6 @@
 /** The page: puts its parts together, and says which view is shown. */
 
-import { ApiError, ask, currentKey, faultOfKey, onUnauthorized, setKey } from "./api.js";
+import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKey, watchKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { byId, download, h, icon, number, toast } from "./dom.js";
@@ -20,6 +20,9 @@ const RETRY_MS = 2_000;
 /** @type {import("./types.js").Info | undefined} */
 let info;
 let isKeyDismissed = false;
+let retry = 0;
+/** Before the address was followed, it says what is to be shown, not what is. */
+let isRouted = false;
 
 /** The settings that were chosen last, for new conversations. @returns {Settings} */
 function defaults() {
@@ -59,8 +62,10 @@ function refresh() {
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
   composer.setAnswering(Boolean(chat.running));
-  composer.chips.replaceChildren(icon("tune"), summary(chat.current.settings));
-  composer.chips.setAttribute("aria-label", `Instructions and sampling: ${summary(chat.current.settings)}`);
+  const chosen = summary(chat.current.settings);
+  // What a press has hit must be there at its release.
+  if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), chosen);
+  composer.chips.setAttribute("aria-label", `Instructions and sampling: ${chosen}`);
   sidebar.render(
     [...chat.conversations].sort((a, b) => b.updated - a.updated),
     chat.current.id,
@@ -70,27 +75,43 @@ function refresh() {
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
-  // A reload, or the address in another window, leads back to this conversation.
-  if (!isLive && chat.conversations.includes(chat.current))
-    history.replaceState(null, "", `#c/${chat.current.id}`);
+  if (!isLive && isRouted) noteAddress();
+}
+
+/** A reload, the way back, or the address in another window lead to the conversation that is shown. */
+function noteAddress() {
+  const isNew = !chat.conversations.includes(chat.current);
+  const address = isNew ? "#chat" : `#c/${chat.current.id}`;
+  if (location.hash === address && Boolean(history.state?.isNew) === isNew) return;
+  // A step of its own, unless it stands for the same: a new chat that was given its first question, one that is gone.
+  if (addressed()) history.pushState({ isNew }, "", address);
+  else history.replaceState({ isNew }, "", address);
+}
+
+/** The conversation of the address, where there is one. */
+function addressed() {
+  const id = location.hash.startsWith("#c/") ? location.hash.slice(3) : undefined;
+  return chat.conversations.find((each) => each.id === id);
 }
 
 /** @param {string} hash */
 function go(hash) {
-  if (location.hash === hash) route();
-  else location.hash = hash;
+  if (location.hash !== hash) history.pushState(null, "", hash);
+  route();
 }
 
 function route() {
+  isRouted = true;
   const isLive = location.hash === "#live";
   byId("live-view", HTMLElement).hidden = !isLive;
   byId("tab-chat", HTMLElement).toggleAttribute("aria-current", false);
   byId("tab-live", HTMLElement).toggleAttribute("aria-current", false);
   byId(isLive ? "tab-live" : "tab-chat", HTMLElement).setAttribute("aria-current", "page");
   live.setShown(isLive);
-  const id = location.hash.startsWith("#c/") ? location.hash.slice(3) : undefined;
-  // Without another one that there is, the conversation stays, and what is begun in it: the way back leads here.
-  if (id && id !== chat.current.id && chat.conversations.some((each) => each.id === id)) chat.open(id);
+  const found = addressed();
+  if (found && found !== chat.current) chat.open(found.id);
+  // Without one, the conversation stays, and what is begun in it: the live view's way back leads here.
+  else if (history.state?.isNew && chat.conversations.includes(chat.current)) chat.open();
   chat.setShown(!isLive);
   refresh();
 }
@@ -276,6 +297,7 @@ function askForKey(title = "This server needs a key", fault = "") {
 /** Learn which server answers; where none does, say so and try again. */
 async function connect() {
   const banner = byId("banner", HTMLElement);
+  clearTimeout(retry);
   try {
     info = await ask("info");
     banner.hidden = true;
@@ -284,7 +306,8 @@ async function connect() {
     if (error.status === 401) return;
     banner.textContent = `${error.message} Trying again …`;
     banner.hidden = false;
-    setTimeout(connect, RETRY_MS);
+    clearTimeout(retry);
+    retry = window.setTimeout(connect, RETRY_MS);
     return;
   }
   if (!info) return;
@@ -298,7 +321,7 @@ async function connect() {
     h("b", {}, name),
     h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`),
   );
-  if (!chat.thread.hasChildNodes()) chat.render();
+  chat.welcome();
 }
 
 function listen() {
@@ -309,8 +332,7 @@ function listen() {
   byId("new-chat", HTMLButtonElement).addEventListener("click", () => {
     chat.open();
     sidebar.show(false);
-    history.replaceState(null, "", "#chat");
-    route();
+    go("#chat");
     composer.input.focus();
   });
   byId("open-settings", HTMLElement).addEventListener("click", editSettings);
@@ -349,9 +371,18 @@ function listen() {
   menu.addEventListener("focusout", ({ relatedTarget }) => {
     if (relatedTarget instanceof Node && !menu.contains(relatedTarget)) menu.open = false;
   });
-  window.addEventListener("hashchange", route);
+  // Not hashchange, which comes later: what happens in between would note the address of what is shown still.
+  window.addEventListener("popstate", route);
   window.addEventListener("online", connect);
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible") void connect();
+  });
+  onContact.check = connect;
   onUnauthorized.ask = missKey;
+  watchKey(() => {
+    byId("key-dialog", HTMLDialogElement).close();
+    void connect();
+  });
 }
 
 setTheme(kept(THEME_KEY) ?? "system");

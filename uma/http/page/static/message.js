@@ -18,6 +18,9 @@ import { Thinking } from "./thinking.js";
  * @property {(id: string) => void} show
  */
 
+/** Questions whose edit was begun: it goes on where they are shown again. @type {WeakMap<Message, {text: string, files: Attachment[]}>} */
+const edits = new WeakMap();
+
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 function switcher(message, siblings, actions) {
   if (siblings.length < 2) return null;
@@ -41,7 +44,7 @@ function switcher(message, siblings, actions) {
 export function question(message, siblings, actions) {
   const bubble = h("div", { class: "bubble", dir: "auto" }, message.text);
   const files = (message.files ?? []).map((file) => h("span", { class: "file" }, icon("file"), file.name));
-  const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions));
+  const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions).focus());
   const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
   const article = h(
     "article",
@@ -51,29 +54,37 @@ export function question(message, siblings, actions) {
     message.text !== "" && bubble,
     h("footer", { class: "actions" }, switcher(message, siblings, actions), edit, copyButton),
   );
+  if (edits.has(message)) editing(article, message, actions);
   return article;
 }
 
-/** @param {HTMLElement} article @param {Message} message @param {Actions} actions */
+/** Have the question be edited in its place. @param {HTMLElement} article @param {Message} message @param {Actions} actions @returns {HTMLElement} The text's box. */
 function editing(article, message, actions) {
   const before = [...article.childNodes];
   const input = h("textarea", { class: "edit", dir: "auto", "aria-label": "Your question", rows: 3 });
-  input.value = message.text;
   const list = h("ul", { class: "attached", "aria-label": "Attached files" });
-  let files = message.files ?? [];
+  const edit = edits.get(message) ?? { text: message.text, files: message.files ?? [] };
+  edits.set(message, edit);
+  input.value = edit.text;
+  input.addEventListener("input", () => (edit.text = input.value));
   const show = () =>
-    showFiles(list, files, (file) => {
-      files = files.filter((each) => each !== file);
+    showFiles(list, edit.files, (file) => {
+      edit.files = edit.files.filter((each) => each !== file);
       show();
       input.focus();
     });
   show();
   const cancel = () => {
+    edits.delete(message);
     article.replaceChildren(...before);
     article.classList.remove("is-edited");
     article.querySelector("button")?.focus();
   };
-  const send = () => actions.resend(message, input.value, files);
+  const send = () => {
+    if (!edit.text.trim() && !edit.files.length) return;
+    edits.delete(message);
+    actions.resend(message, edit.text.trim(), edit.files);
+  };
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -98,7 +109,7 @@ function editing(article, message, actions) {
     cancel();
   });
   article.replaceChildren(editor);
-  input.focus();
+  return input;
 }
 
 /** An answer, while it is written and after. */
@@ -202,6 +213,15 @@ function failureOf(message, actions) {
   const { words, detail } = explain(message.failure);
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
   return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), again);
+}
+
+/** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */
+export function spokenEnd({ done, isStopped }) {
+  const count = done?.usage.completion_tokens ?? 0;
+  const extent = done ? `: ${number(count)} ${count === 1 ? "token" : "tokens"}` : "";
+  if (isStopped || done?.reason === "cancelled") return `The answer was stopped${extent}.`;
+  if (done?.reason === "length") return `The answer was cut at its greatest length${extent}.`;
+  return done ? `The answer is complete${extent}.` : "";
 }
 
 /** Why an answer ended, where it did not end by itself. @param {Message} message */

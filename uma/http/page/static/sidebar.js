@@ -1,10 +1,11 @@
 /** The list of conversations, and the way to it on narrow screens. */
 
-import { byId, h, rebuild } from "./dom.js";
+import { arrange, byId, h } from "./dom.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 
 const NARROW = "(max-width: 52rem)";
+const EMPTY = "Conversations stay in this browser and are listed here.";
 
 /** @param {number} at */
 function when(at) {
@@ -50,36 +51,58 @@ export class Sidebar {
     else if (wasShown) this.opener.focus();
   }
 
-  /** @param {Conversation[]} conversations The newest first. @param {string | undefined} current @param {Set<string>} answering */
+  /**
+   * What is there stays and is changed: of a button that is built again between a press and its release, a click is lost.
+   *
+   * @param {Conversation[]} conversations The newest first.
+   * @param {string | undefined} current
+   * @param {Set<string>} answering
+   */
   render(conversations, current, answering) {
-    /** @type {HTMLElement[]} */
+    const before = new Map([...this.list.children].map((each) => [keyOf(each), each]));
+    /** @type {Element[]} */
     const parts = [];
     let heading = "";
     for (const each of conversations) {
       if (when(each.updated) !== heading) {
         heading = when(each.updated);
-        parts.push(h("p", { class: "list-head" }, heading));
+        parts.push(before.get(heading) ?? h("p", { class: "list-head" }, heading));
       }
-      const link = h(
-        "button",
-        {
-          type: "button",
-          class: "conversation",
-          "data-id": each.id,
-          "aria-current": each.id === current ? "true" : undefined,
-        },
-        h("span", { class: "name", dir: "auto" }, each.title || "New chat"),
-      );
-      if (answering.has(each.id))
-        link.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
-      link.addEventListener("click", () => {
-        this.open(each.id);
-        this.show(false);
-      });
-      parts.push(link);
+      const entry = before.get(each.id) ?? this.entry(each.id);
+      update(entry, each.title || "New chat", each.id === current, answering.has(each.id));
+      parts.push(entry);
     }
     if (!parts.length)
-      parts.push(h("p", { class: "list-empty" }, "Conversations stay in this browser and are listed here."));
-    rebuild(this.list, () => this.list.replaceChildren(...parts));
+      parts.push(before.get(EMPTY) ?? h("p", { class: "list-empty" }, EMPTY));
+    arrange(this.list, parts);
   }
+
+  /** A conversation's button. @param {string} id */
+  entry(id) {
+    const open = () => {
+      this.open(id);
+      this.show(false);
+    };
+    return h(
+      "button",
+      { type: "button", class: "conversation", "data-id": id, onclick: open },
+      h("span", { class: "name", dir: "auto" }),
+    );
+  }
+}
+
+/** What a part of the list stands for: a conversation's id, or a text. @param {Element} part */
+function keyOf(part) {
+  return part.getAttribute("data-id") ?? part.textContent ?? "";
+}
+
+/** @param {Element} entry @param {string} title @param {boolean} isCurrent @param {boolean} isAnswering */
+function update(entry, title, isCurrent, isAnswering) {
+  const [name, pulse] = entry.children;
+  if (name.textContent !== title) name.textContent = title;
+  if (isCurrent) entry.setAttribute("aria-current", "true");
+  else entry.removeAttribute("aria-current");
+  if (isAnswering && !pulse)
+    entry.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
+  else if (!isAnswering) pulse?.remove();
 }

@@ -37,8 +37,8 @@ export function pathTo(conversation, id) {
     at;
     at = at.parent ? conversation.messages[at.parent] : undefined
   )
-    found.unshift(at);
-  return found;
+    found.push(at);
+  return found.reverse();
 }
 
 /**
@@ -49,7 +49,10 @@ export function pathTo(conversation, id) {
  * @returns {Message}
  */
 export function add(conversation, message) {
-  const whole = { id: freshId(), at: Date.now(), ...message };
+  // Later than what stands beside it, also where the clock was set back.
+  const beside = versions(conversation).get(message.parent) ?? [];
+  const at = Math.max(Date.now(), ...beside.map((each) => each.at + 1));
+  const whole = { id: freshId(), at, ...message };
   conversation.messages[whole.id] = whole;
   conversation.leaf = whole.id;
   conversation.updated = Date.now();
@@ -63,22 +66,24 @@ function titleOf(message) {
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }
 
-/** The message and those that stand in its place in other branches. @param {Conversation} conversation @param {Message} message */
-export function siblings(conversation, message) {
-  const all = Object.values(conversation.messages);
-  return all
-    .filter((each) => each.parent === message.parent)
-    .sort((a, b) => a.at - b.at || (a.id < b.id ? -1 : 1));
+/** All messages by their parent: those of one stand in each other's place, the oldest first. @param {Conversation} conversation */
+export function versions(conversation) {
+  /** @type {Map<string | null, Message[]>} */
+  const found = new Map();
+  for (const message of Object.values(conversation.messages)) {
+    const beside = found.get(message.parent);
+    if (beside) beside.push(message);
+    else found.set(message.parent, [message]);
+  }
+  for (const each of found.values()) each.sort((a, b) => a.at - b.at || (a.id < b.id ? -1 : 1));
+  return found;
 }
 
 /** Show the branch through `id`, as far as it goes. @param {Conversation} conversation @param {string} id */
 export function show(conversation, id) {
+  const all = versions(conversation);
   let at = id;
-  for (;;) {
-    const below = Object.values(conversation.messages).filter((each) => each.parent === at);
-    if (!below.length) break;
-    at = below.reduce((latest, each) => (each.at >= latest.at ? each : latest)).id;
-  }
+  for (let below = all.get(at); below; below = all.get(at)) at = below[below.length - 1].id;
   conversation.leaf = at;
 }
 

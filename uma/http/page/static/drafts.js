@@ -1,0 +1,64 @@
+/** What was begun and not sent yet. It outlives a reload of its window, and is no other window's: two of them would
+ * overwrite each other's. Where the browser keeps nothing, it lasts as long as the page. */
+
+/** @typedef {import("./types.js").Attachment} Attachment */
+/** @typedef {{text: string, files: Attachment[]}} Draft */
+
+const KEY = "uma.drafts";
+
+export class Drafts {
+  /** @param {() => [string, Draft][]} writing What is being written, which is kept with the others. */
+  constructor(writing) {
+    this.writing = writing;
+    /** By conversation; all new ones share one, of the empty name. @type {Map<string, Draft>} */
+    this.drafts = new Map(kept());
+    // Both: a page that is put away on a phone hears nothing of its end, one that is reloaded is not hidden before.
+    addEventListener("pagehide", () => this.keep());
+    document.addEventListener("visibilitychange", () => this.keep());
+  }
+
+  /** What is to be gone on with; it is no draft any more. @param {string} name @returns {Draft} */
+  take(name) {
+    const draft = this.drafts.get(name) ?? { text: "", files: [] };
+    this.drafts.delete(name);
+    return draft;
+  }
+
+  /** @param {string} name @param {Draft} draft */
+  leave(name, draft) {
+    if (draft.text || draft.files.length) this.drafts.set(name, draft);
+  }
+
+  keep() {
+    const all = [...this.drafts, ...this.writing()];
+    const texts = all.map(([name, { text }]) => [name, { text, files: [] }]);
+    if (!put(all)) put(texts); // files can be larger than what a browser keeps for a window
+  }
+}
+
+/** @returns {[string, Draft][]} */
+function kept() {
+  try {
+    const found = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
+    return found.filter(isEntry);
+  } catch {
+    return [];
+  }
+}
+
+/** @param {any} entry @returns {entry is [string, Draft]} */
+function isEntry(entry) {
+  const [name, draft] = entry;
+  const isFile = (/** @type {any} */ file) => typeof file.name === "string" && typeof file.text === "string";
+  return typeof name === "string" && typeof draft.text === "string" && draft.files.every(isFile);
+}
+
+/** @param {unknown} drafts */
+function put(drafts) {
+  try {
+    sessionStorage.setItem(KEY, JSON.stringify(drafts));
+    return true;
+  } catch {
+    return false;
+  }
+}
