@@ -108,10 +108,9 @@ const LANES = [
 function rangeOf(name, info) {
   const { minimum = -Infinity, maximum = Infinity } = info?.sampling[name] ?? {};
   if (SLIDERS.some((field) => field.name === name)) return { minimum, maximum };
-  return {
-    minimum: Math.max(0, minimum),
-    maximum: (name === "max_tokens" && info?.limits.max_tokens) || maximum,
-  };
+  // An answer without a token, which only reads the prompt, would show nothing.
+  if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || maximum };
+  return { minimum: Math.max(0, minimum), maximum };
 }
 
 /**
