@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from engine_world import config_for, settled
 from http_server import HttpServer, running_http
-from starlette.types import Message, Scope
+from starlette.types import Message, Receive, Scope
 
 from harness import short_directory
 from models import write_model
@@ -94,22 +94,29 @@ class Tapped:
         return self.events
 
 
-def scope_and_body() -> tuple[Scope, Message]:
+def asked() -> tuple[Scope, Receive]:
+    """A stream that is asked for, by a client that stays."""
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
     body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
-    return scope, {"type": "http.request", "body": json.dumps(body).encode()}
+    messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        await trio.sleep_forever()
+        raise AssertionError
+
+    return scope, receive
 
 
 @asynccontextmanager
 async def streamed(tiny: Path, kind: Callable[[Engine], Any]) -> AsyncIterator[tuple[Any, Heard]]:
     """A source of this kind that a stream is asked of, and what the app says of it."""
-    scope, message = scope_and_body()
-    ask, asked = trio.open_memory_channel[Message](1)
-    ask.send_nowait(message)
+    scope, receive = asked()
     said, heard = trio.open_memory_channel[Message](100)
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         source = kind(engine)
-        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, said.send)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, receive, said.send)
         yield source, heard
         nursery.cancel_scope.cancel()
 
@@ -129,9 +136,7 @@ async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it
 async def test_signs_of_life_keep_their_interval_though_each_takes_time_to_be_written(
     tiny: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    scope, message = scope_and_body()
-    ask, asked = trio.open_memory_channel[Message](1)
-    ask.send_nowait(message)
+    scope, receive = asked()
     said: list[float] = []
 
     async def write(message: Message) -> None:
@@ -141,7 +146,7 @@ async def test_signs_of_life_keep_their_interval_though_each_takes_time_to_be_wr
 
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         source: Any = Old(engine)
-        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, asked.receive, write)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, receive, write)
         for _ in range(200):
             await trio.testing.wait_all_tasks_blocked()
             if len(said) == 4:
@@ -209,9 +214,7 @@ class Steps(trio.abc.Instrument):
 async def test_a_reader_that_takes_nothing_costs_no_turn_of_the_loop(
     tiny: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    scope, body = scope_and_body()
-    ask, asked = trio.open_memory_channel[Message](1)
-    ask.send_nowait(body)
+    scope, receive = asked()
     is_writing = trio.Event()
 
     async def take_nothing(message: Message) -> None:
@@ -220,7 +223,7 @@ async def test_a_reader_that_takes_nothing_costs_no_turn_of_the_loop(
             await trio.sleep_forever()
 
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        nursery.start_soon(build_app(Gateway.of(engine, engine.config)), scope, asked.receive, take_nothing)
+        nursery.start_soon(build_app(Gateway.of(engine, engine.config)), scope, receive, take_nothing)
         await is_writing.wait()
         generated = 0
         while generated != (generated := (await settled(engine))["tokens_generated_total"]):
