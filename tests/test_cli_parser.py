@@ -107,6 +107,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["run", "--n-ctx", "many"], "--n-ctx: expected an integer, not 'many'"),
         (["run", "--n-batch", "0"], "--n-batch: 0 must be "),
         (["run", "--socket-mode", "999"], "--socket-mode: expected octal permissions such as 600, not '999'"),
+        (["generate", "--max-tokens", "0"], "--max-tokens: 0 must be 1 or more"),
         (["generate", "--temperature", "2.5"], "--temperature: 2.5 must be from 0 to 2"),
         (["generate", "--temperature", "nan"], "--temperature: expected a finite number, not nan"),
         (["generate", "--top-k", "1.5"], "--top-k: expected an integer, not '1.5'"),

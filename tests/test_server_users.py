@@ -10,7 +10,16 @@ import pytest
 import trio
 from http_server import running_gateway
 
-from harness import Raw, RunInProcessText, ServerProcess, ask, running_server, until
+from harness import (
+    Raw,
+    RunInProcessText,
+    ServerProcess,
+    ask,
+    run_to_end,
+    running_server,
+    uma_command,
+    until,
+)
 from uma.errors import BadRequest
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Bounds
@@ -66,6 +75,12 @@ def test_a_user_is_told_its_own_limits(bounded: ServerProcess) -> None:
     with bounded.connect() as raw:
         limits = raw.hello(versions=["1.1"])["limits"]
     assert (limits["max_tokens"], limits["max_priority"]) == (5_000, 0)
+
+
+def test_a_chat_at_the_terminal_asks_for_no_more_than_its_user_has(bounded: ServerProcess) -> None:
+    command = uma_command("chat", "--socket", str(bounded.socket), "--max-tokens", "3")
+    done = run_to_end(*command, stdin="hello\n")
+    assert (done.returncode, "priority" in done.stderr) == (0, False), done.stderr
 
 
 @pytest.mark.parametrize("most", [-1, 0])

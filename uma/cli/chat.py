@@ -24,7 +24,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View
 from uma.config import Loaded, nearest
 from uma.errors import ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
-from uma.types import Finished, Priority, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
+from uma.types import Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
@@ -155,7 +155,7 @@ class Chat:
                 id=f"turn-{self.n_asked}",
                 messages=self.conversation.asking(question),
                 sampling=self.sampling,
-                priority=Priority.INTERACTIVE.value,
+                priority=self.opened.source.info.limits.max_priority,  # a person waits for it
                 reasoning="auto" if self.opened.source.info.capabilities.reasoning else None,
             )
         except ValueError as error:

@@ -16,7 +16,7 @@ import attrs
 
 from uma.cli import say
 from uma.config import Loaded, Setting, load, nearest, settings
-from uma.constraints import hints_of, name_of, problems, show
+from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
@@ -188,7 +188,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "sampling",
         "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature.",
     )
-    hints = hints_of(SamplingParams)
+    # A command that generates nothing would print nothing, and say no word of why.
+    hints = {**hints_of(SamplingParams), "max_tokens": Annotated[int, Range(1)]}
     for name in SAMPLER_FIELDS:
         _add_setting(group, settings()[name])
     for field in _other_fields():

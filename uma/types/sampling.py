@@ -100,7 +100,7 @@ class SamplingParams:
     """
 
     max_tokens: Annotated[int, Range(0)] | None = None
-    """Maximum tokens to generate; None: the engine's limit, without one 4,096."""
+    """Maximum tokens to generate; None: the engine's limit, without one 4,096; 0: the prompt is only read."""
     min_tokens: Annotated[int, Range(0)] = 0
     """The end of text is not sampled before this many tokens. Stop strings still end the output."""
     temperature: Temperature | None = None

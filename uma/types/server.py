@@ -78,7 +78,8 @@ class Limits:
     n_ctx: int
     """Maximum tokens, prompt and output together, of one request."""
     max_tokens: int
-    """Maximum tokens of one answer: `--max-tokens`, without it as many as `n_ctx`."""
+    """Maximum tokens of one answer: `--max-tokens`, without it as many as `n_ctx`; or the bound of this session's user,
+    where that is less."""
     max_prompt_bytes: int
     max_frame_bytes: int
     max_sessions: int

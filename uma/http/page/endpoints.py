@@ -23,7 +23,6 @@ from uma.http.page.live import LiveFeed
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound, Problem
 from uma.http.tools import reasoning
-from uma.net.quota import Lane
 from uma.protocol.converter import unstructure
 from uma.types import Activity, Message, ReasoningMode, Request, SamplerSettings, SamplingParams
 
@@ -31,8 +30,6 @@ PROGRESS_SEC = 0.25
 """Interval at which a reader is told how far its prompt is, while it waits or is read."""
 HEARTBEAT_SEC = 10.0
 """Maximum silence of a stream: a proxy would hang up."""
-INTERACTIVE: Lane = 1
-"""Lane of an answer whose request names none."""
 NO_CACHE = (b"cache-control", b"no-store")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -104,7 +101,7 @@ class Page:
         thinks = False if body.reasoning == "off" else None
         wish = urgency(body, http)
         if not http.has_priority:  # a person waits for it: as interactive as the bounds of key and gateway let it be
-            wish["priority"] = min(INTERACTIVE, self.gateway.source.info.limits.max_priority)
+            wish["priority"] = self.gateway.source.info.limits.max_priority
         request = Request(
             id=f"page-{http.id}",
             messages=body.messages,
