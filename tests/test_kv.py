@@ -307,7 +307,7 @@ class TestPool:
 class TestCarrying:
     """A conversation in the cache, and two running sequences that begin like it, on their way to another layout."""
 
-    common, cached = array("i", range(100)), array("i", range(120))
+    common, cached = array("i", range(100)), array("i", range(160))
     running = array("i", [*range(100), 7, 7]), array("i", [*range(100), 8, 8, 8])
 
     @pytest.fixture
@@ -328,7 +328,7 @@ class TestCarrying:
     def carry(self, pool: KvPool, context: FakeContext, *, unified: bool, most_cache: int) -> list[Holding | None]:
         pool.release(self.compute(pool, context, self.cached, 1.0), 2.0, keep=True)
         holdings = [self.compute(pool, context, tokens, 3.0) for tokens in self.running]
-        assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
+        assert context.used() == pool.used_cells == 100 + 60 + 2 + 3
         running, rest = pool.carry_out(holdings, 4.0, shares=unified, most_cache=most_cache)
         context.params.kv_unified = unified
         pool.attach(is_for_now=True)
@@ -343,8 +343,8 @@ class TestCarrying:
     def test_what_they_share_is_there_once_and_cache_is_as_old_as_before(
         self, pool: KvPool, context: FakeContext
     ) -> None:
-        holdings = self.carry(pool, context, unified=True, most_cache=20)
-        assert context.used() == pool.used_cells == 100 + 20 + 2 + 3
+        holdings = self.carry(pool, context, unified=True, most_cache=60)
+        assert context.used() == pool.used_cells == 100 + 60 + 2 + 3
         self.assert_all_are_there(holdings, context)
         (cached,) = pool.tree.cached.values()
         assert (cached.whole(), cached.used_at) == (self.cached, 2.0)
@@ -371,7 +371,14 @@ class TestCarrying:
         self.assert_all_are_there(holdings, context)
 
     def test_cache_of_more_cells_than_are_to_be_carried_is_left(self, pool: KvPool, context: FakeContext) -> None:
-        self.carry(pool, context, unified=True, most_cache=19)
+        self.carry(pool, context, unified=True, most_cache=59)
+        assert context.used() == 100 + 2 + 3 and not pool.tree.cached
+
+    def test_cache_that_is_sooner_computed_again_than_carried_is_left(
+        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kv, "WORTH_RESTORING_TOKENS", 61)
+        self.assert_all_are_there(self.carry(pool, context, unified=True, most_cache=400), context)
         assert context.used() == 100 + 2 + 3 and not pool.tree.cached
 
 

@@ -46,6 +46,9 @@ LEAST_CONVERSATIONS, MOST_MEMORY_SHARE = 4, 0.7
 as a share of the free memory."""
 WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
+MOST_SPLIT_SHARE = 2
+"""Maximum cells of buffers for few sequences, as a multiple of the pool's: a crowd with one long prompt has as long a
+share for each, and reads it in the pool some 12 % slower."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Minimum cells that can hold cache alone, and the divisor of all cells for larger pools."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
@@ -202,13 +205,31 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     mib = context.n_ctx * model.kv_bytes_per_token(*_cache_types(params)) / 2**20
     if not can_change or mib > MAX_CHANGE_MIB or _computes_on_gpu(config):
         return []
-    splits = split_layouts(context.n_ctx, max_active(context, config))
+    splits = split_layouts(context.n_ctx, max_active(context, config), _most_split_cells(context, config))
     if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
         return list(splits)
     row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
     small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
     plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *small]
     return [*splits, *(each for each in plain if row_bytes * each.share <= MOST_SCORE_BYTES)]
+
+
+def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
+    """Maximum cells of buffers for few sequences: twice the pool's, as far as there is memory for them, and no more than
+    the pool has where the user says how large it is.
+    """
+    if config.n_ctx:
+        return context.n_ctx
+    token_bytes = context.model.kv_bytes_per_token(*_cache_types(context.params))
+    most = min(MOST_SPLIT_SHARE * context.n_ctx, MAX_CHANGE_MIB * 2**20 // token_bytes)
+    return min(most, context.n_ctx + free_memory_bytes() // MEMORY_SHARE // token_bytes)
+
+
+def has_memory_for(context: Context, layout: Layout) -> bool:
+    """Whether what this layout takes more than the memory of now can be had: another process can have it meanwhile."""
+    token_bytes = context.model.kv_bytes_per_token(*_cache_types(context.params))
+    more_bytes = (layout.cells - context.n_ctx) * token_bytes
+    return more_bytes <= 0 or more_bytes <= free_memory_bytes() // MEMORY_SHARE
 
 
 def _cache_types(params: ContextParams) -> tuple[str, str]:

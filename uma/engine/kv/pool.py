@@ -300,7 +300,8 @@ class KvPool:
         self, holdings: Sequence[Holding], now_ms: float, *, shares: bool, most_cache: int
     ) -> tuple[list[Carried], list[Carried]]:
         """Empty the cells, which will be recreated: these running sequences, whatever they are worth, and cached
-        ones of at most `most_cache` cells. Of other cache, what could be used again becomes a snapshot.
+        ones of at most `most_cache` cells. Of other cache, what could be used again becomes a snapshot; what is sooner
+        computed again than carried is dropped.
 
         `carry_in` and `carry_in_cached` put them into the new cells; with `shares` what they have in common once.
         """
@@ -314,7 +315,7 @@ class KvPool:
         for seq_id in sorted(tree.cached, key=lambda each: tree.cached[each].used_at, reverse=True):
             node = tree.cached[seq_id]
             saves = node.end - carrier.common(node)
-            if saves <= cells:
+            if WORTH_RESTORING_TOKENS <= saves <= cells:
                 cells -= saves
                 cached.append(carrier.take(seq_id, node))
                 tree.take_out(seq_id)

@@ -20,9 +20,9 @@ from uma.engine.policy.lead import MAX_STEPS
 
 LEAST_SEQUENCES = 8
 """Minimum sequences that get buffers of the largest shares: a fraction of all that can run at once."""
-FEW_IDS = (12, 8, 4)
+FEW_IDS = (13, 8, 4)
 """Numbers of sequence ids, one of which is a health probe's, for the few sequences that most machines serve at once."""
-SHORT_SHARES = (256, 512, 1_024, 2_048)
+SHORT_SHARES = (256, 512, 1_024, 2_048, 4_096)
 """Shares below the largest: to recreate less memory is a shorter pause."""
 LEAST_SHARE = 512
 """Minimum share for few sequences. A share of 256 would save them little memory, and a text without a bound would soon
@@ -273,31 +273,30 @@ def expected_steps(most_more: int) -> float:
     return min(most_more, EXPECTED_TOKENS / 2)
 
 
-def split_layouts(n_ctx: int, max_sequences: int) -> tuple[Layout, ...]:
-    """The ways to divide `n_ctx` cells among all sequences, half and a quarter of them, and among few: to the full, or
-    in shares that are short.
+def split_layouts(n_ctx: int, max_sequences: int, most_cells: int = 0) -> tuple[Layout, ...]:
+    """The ways to divide `n_ctx` cells, and as many as `most_cells` where that is more, among all sequences, half and a
+    quarter of them, and among few: to the full, or in shares that are short.
 
-    llama.cpp makes shares of multiples of 256 cells. All together are at most a sixteenth more than `n_ctx`.
+    Shares are as long as the longest sequence needs them, so that one long prompt beside short ones takes more cells in
+    buffers of their own than in the pool. llama.cpp makes them of multiples of 256 cells. All together are at most a
+    sixteenth more than these cells.
     """
     found: dict[Layout, None] = {}
     for sequences in (max_sequences, max_sequences // 2, max_sequences // 4):
-        if sequences >= LEAST_SEQUENCES and (largest := _largest_share(n_ctx, sequences + 1)):
-            found |= _shares(sequences + 1, [*_shorter(largest), largest])
+        if sequences >= LEAST_SEQUENCES:
+            found |= _shares(sequences + 1, n_ctx, most_cells, SHORT_SHARES)
     for ids in FEW_IDS:
-        largest = _largest_share(n_ctx, ids)
-        # The most ids are for short sequences; with the fewest the next request would mean the next change.
-        shares = _shorter(largest) if ids > min(FEW_IDS) else []
-        shares += [largest] if ids < max(FEW_IDS) or ids == min(FEW_IDS) else []
-        found |= _shares(ids, [each for each in shares if each >= LEAST_SHARE and ids <= max_sequences])
-    return tuple(found)
+        if ids <= max_sequences:
+            # With the fewest the next request would mean the next change.
+            shorter = [each for each in SHORT_SHARES if each >= LEAST_SHARE and ids > min(FEW_IDS)]
+            found |= _shares(ids, n_ctx, most_cells, shorter)
+    return tuple(each for each in found if each.ids not in FEW_IDS or each.share >= LEAST_SHARE)
 
 
-def _shorter(largest: int) -> list[int]:
-    return [share for share in SHORT_SHARES if share < largest]
-
-
-def _shares(ids: int, shares: Sequence[int]) -> dict[Layout, None]:
-    return dict.fromkeys(Layout(ids, share) for share in shares)
+def _shares(ids: int, n_ctx: int, most_cells: int, shorter: Sequence[int]) -> dict[Layout, None]:
+    largest = [_largest_share(cells, ids) for cells in (n_ctx, most_cells)]
+    shares = [*(each for each in shorter if each < max(largest)), *largest]
+    return dict.fromkeys(Layout(ids, share) for share in shares if share)
 
 
 def small_pools(n_ctx: int, n_batch: int, ids: int) -> tuple[Layout, ...]:

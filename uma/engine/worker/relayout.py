@@ -76,6 +76,10 @@ class Relayout:
             return 0.0
         held = self._held
         layout = policy.choose(self._residency.crowd(), attended, held)
+        if layout.cells > policy.pool.cells and not sizing.has_memory_for(self._context, layout):
+            _log.info("KV memory: memory is short: no buffers of more than %s cells any more", f"{policy.pool.cells:,}")
+            policy.give_up_above(policy.pool.cells)
+            return 0.0
         if layout == policy.current:
             self._preparations = 0
             return 0.0
