@@ -112,6 +112,22 @@ async def test_a_sequence_that_outgrows_its_share_takes_all_back_to_the_pool(
     jsonschema.validate(json.loads(got[1].text), words)
 
 
+@pytest.mark.parametrize("free_bytes", [2**40, 1_000])
+async def test_a_document_among_short_prompts_has_buffers_beyond_the_pool_where_there_is_memory_for_them(
+    model: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    requests = [*crowd(9), ask(tokens_for(73, 1_700), 10, id="document")]
+    seen = watch_changes(monkeypatch)
+    async with open_engine(config(model, n_ctx=0)) as engine:
+        monkeypatch.setattr("uma.engine.sizing.free_memory_bytes", lambda: free_bytes)  # after the engine's start
+        pool_cells = engine.snapshot()["kv_cells_total"]
+        got = await answers(engine, requests)
+    shares = [each.layout.share for each in seen if each.layout.ids == MAX_SEQUENCES + 1]
+    assert (2_048 in shares) is (free_bytes > 1_000), shares
+    assert pool_cells < (MAX_SEQUENCES + 1) * 2_048, "as many cells as the pool has would do"
+    assert [each.token_ids for each in got] == await expected(model, requests)
+
+
 async def test_a_long_prompt_has_the_pool_at_once_and_streams_go_on(model: Path) -> None:
     requests, long = crowd(tokens=150), ask(tokens_for(71, 1_200), 10, id="long")
     async with open_engine(config(model)) as engine:

@@ -65,6 +65,26 @@ def test_on_24_gib_the_context_holds_four_conversations_or_says_why_not(
     assert (f"the context has {tokens:,} tokens, {TOO_FEW}" in caplog.text) == (TOO_FEW in caplog.text) == is_told
 
 
+@pytest.mark.parametrize(
+    ("n_ctx", "free_bytes", "cells"),
+    [
+        (0, 24 * GIB, 32_768),  # twice the pool's
+        (0, 16 * 256 * 1_000, 16_384 + 4_000),  # a quarter of what is free
+        (16_384, 24 * GIB, 16_384),  # the user has said how many
+    ],
+)
+async def test_buffers_for_each_have_up_to_twice_the_cells_of_the_pool_as_far_as_memory_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_ctx: int, free_bytes: int, cells: int
+) -> None:
+    path = write_model(tmp_path / "model.gguf", context_length=2_048)
+    config = RuntimeConfig(model=str(path), n_ctx=n_ctx)
+    async with open_engine(config) as engine:
+        context = engine.worker._context
+        assert context.model.kv_bytes_per_token("f16", "f16") == 256
+        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes)
+        assert sizing._most_split_cells(context, config) == cells
+
+
 @pytest.fixture
 def fitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], RuntimeConfig]:
     """The settings that name a model and nothing else, in a container that has so many MiB beside its weights."""

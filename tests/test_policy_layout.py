@@ -99,7 +99,7 @@ def test_shares_are_multiples_of_256_and_take_hardly_more_memory(n_ctx: int, max
         assert layout.ids not in FEW_IDS or layout.share >= LEAST_SHARE
 
 
-def test_a_document_among_short_prompts_is_read_in_buffers_that_are_all_as_long_where_there_is_memory_for_them() -> None:
+def test_a_document_among_short_prompts_is_read_in_buffers_for_each_where_there_is_memory_for_them() -> None:
     prompts, answers = [*[256] * 8, *[64] * 3, 4_000], [*[48] * 11, 32]
     crowd = Crowd.of(prompts, answers, shared=0, most=64, unread=[*[256] * 8, 0, 0, 0, 4_000])
     held, pause = Held(192, 192), PauseCost(0.005, 0.012)

@@ -215,8 +215,8 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
 
 
 def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
-    """Maximum cells of buffers for few sequences: twice the pool's, as far as there is memory for them, and no more than
-    the pool has where the user says how large it is.
+    """Maximum cells of buffers for each sequence: twice the pool's, as far as there is memory for them, and no more
+    than the pool has where the user says how large it is.
     """
     if config.n_ctx:
         return context.n_ctx
