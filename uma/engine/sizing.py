@@ -47,7 +47,7 @@ as a share of the free memory."""
 WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
 MOST_SPLIT_SHARE = 2
-"""Maximum cells of buffers for few sequences, as a multiple of the pool's: a crowd with one long prompt has as long a
+"""Maximum cells of buffers for each sequence, as a multiple of the pool's: a crowd with one long prompt has as long a
 share for each, and reads it in the pool some 12 % slower."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Minimum cells that can hold cache alone, and the divisor of all cells for larger pools."""
