@@ -70,6 +70,8 @@ class LlamaServerErrors:
 ERRORS = LlamaServerErrors()
 
 _Window = Annotated[int, Range(-1, MAX_WINDOW)]
+_DRAWN = (-1, MAX_SEED)
+"""Seeds that have one drawn: the latter is llama-server's own default, which clients send along."""
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +117,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         DEFAULTS,
         max_tokens=_tokens(gateway, http, body.n_predict),
         temperature=body.temperature,
-        seed=None if body.seed == -1 else body.seed,
+        seed=None if body.seed in _DRAWN else body.seed,
         repetition_penalty=first(
             http, ("repeat_penalty", body.repeat_penalty), ("repetition_penalty", body.repetition_penalty)
         ),
@@ -132,7 +134,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
     )
     how = urgency(body, http)
     request = Request(http.id, sampling=params, stream=bool(body.stream), parse_special=True, **how, **given[0])
-    return CompletionJob([request], bool(body.stream), model, returns_tokens=bool(body.return_tokens))
+    is_unbounded, returns_tokens = body.n_predict == -1, bool(body.return_tokens)
+    return CompletionJob([request], bool(body.stream), model, is_unbounded, returns_tokens=returns_tokens)
 
 
 def _tokens(gateway: Gateway, http: Exchange, n_predict: int | None) -> int | None:
@@ -149,6 +152,8 @@ class CompletionJob(SseJob):
     """A native completion: an object for each token, and one at the end with `stop: true`."""
 
     model: str
+    is_unbounded: bool
+    """See `warnings`."""
     returns_tokens: bool
     _n: int = attrs.field(default=0, init=False)
 
@@ -210,7 +215,7 @@ class CompletionJob(SseJob):
             "stopping_word": word or "",
             "timings": timings(result),
             "seed": result.seed,
-            **warnings([result]),
+            **warnings([result], is_unbounded=self.is_unbounded),
         }
 
 
