@@ -28,12 +28,13 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.logprobs import Unshown, shown
 from uma.http.openai import checked_text
 from uma.http.openai_completions import prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
-from uma.types import MAX_SEED, Finished, Request, SamplerSettings, Temperature, Token
+from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplerSettings, Temperature, Token
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -156,12 +157,13 @@ class CompletionJob(SseJob):
     """See `warnings`."""
     returns_tokens: bool
     _n: int = attrs.field(default=0, init=False)
+    _unshown: Unshown = attrs.field(factory=Unshown, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
         self._n += 1
-        if token.logprobs is not None:
-            return sse({**self._piece(token), "completion_probabilities": [_probability(token.logprobs)]})
+        if self.requests[0].sampling.logprobs is not None:
+            return sse({**self._piece(token), **_probabilities(self._unshown.take(token))})
         return (
             b'data: {"index":0,"content":'
             + orjson.dumps(token.text)
@@ -179,7 +181,8 @@ class CompletionJob(SseJob):
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
-        return sse(self._last(finished, ""))
+        rest = self._unshown.rest(finished)
+        return sse({**self._last(finished, ""), **(_probabilities(rest) if rest else {})})
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`. The last object says `stop` itself."""
@@ -195,9 +198,7 @@ class CompletionJob(SseJob):
         body = self._last(result, result.text or "")
         if self.returns_tokens:
             body["tokens"] = list(result.token_ids or ())
-        if result.logprobs is not None:
-            body["completion_probabilities"] = [_probability(each) for each in result.logprobs]
-        return body
+        return body if result.logprobs is None else {**body, **_probabilities(shown(result))}
 
     def _last(self, result: Finished, text: str) -> dict[str, Any]:
         word = result.stop_string
@@ -217,6 +218,10 @@ class CompletionJob(SseJob):
             "seed": result.seed,
             **warnings([result], is_unbounded=self.is_unbounded),
         }
+
+
+def _probabilities(positions: Sequence[Logprobs]) -> dict[str, Any]:
+    return {"completion_probabilities": [_probability(each) for each in positions]}
 
 
 def _probability(position: Any) -> dict[str, Any]:
