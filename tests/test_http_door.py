@@ -282,7 +282,7 @@ def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: Htt
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[]"]
 )
 def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], host: str) -> None:
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 403
@@ -293,6 +293,39 @@ def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], hos
 )
 def test_loopback_addresses_and_configured_names_are_hosts(locked: HttpServer, keys: dict[str, str], host: str) -> None:
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://127.0.0.1:8080/health", "localhost", 200),
+        ("HTTPS://uma.example/health?x", "evil.example", 200),
+        ("http://evil.example/health", "localhost", 403),
+        ("http://evil.example?/health", "localhost", 403),
+        ("http:///health", "localhost", 403),
+        ("http://localhost:x@evil.example/health", "localhost", 404),
+        ("ftp://localhost/health", "localhost", 404),
+        ("http://localhost/v1/models", "localhost", 401),
+        ("http://localhost", "localhost", 200),
+    ],
+)
+def test_a_target_that_is_a_whole_address_is_served_and_its_host_checked(
+    locked: HttpServer, keys: dict[str, str], target: str, host: str, status: int
+) -> None:
+    known = bearer(keys, "free") if status == 404 else {}
+    assert locked.ask("GET", target, host=host, **known).status == status
+
+
+def test_a_host_is_not_demanded_where_http_1_0_has_none(locked: HttpServer) -> None:
+    with locked.connect() as raw:
+        raw.sock.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert raw.answer().status == 200
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity, identity", ""])
+def test_a_body_that_is_said_to_be_as_it_is_is_read(locked: HttpServer, keys: dict[str, str], encoding: str) -> None:
+    given = {**bearer(keys, "free"), "content-encoding": encoding}
+    assert locked.ask("POST", "/v1/completions", SMALL, **given).status == 200
 
 
 def test_a_page_of_another_origin_can_neither_read_nor_send(locked: HttpServer, keys: dict[str, str]) -> None:
@@ -412,6 +445,11 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
         (b"GET / HTTP/1.1\r\nx-pad: " + b"y" * 70_000, 431),
         (b"GET / HTTP/1.1\r\nhost: localhost\r\nx-pad: " + b"y" * 70_000 + b"\r\n\r\n", 431),
         (
+            b"POST /health/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            400,
+        ),
+        (
             b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
             403,
@@ -422,7 +460,7 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
             400,
         ),
     ],
-    ids=["no HTTP", "no host", "endless", "too long", "websocket", "an older websocket"],
+    ids=["no HTTP", "no host", "endless", "too long", "two ends", "websocket", "an older websocket"],
 )
 def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer, head: bytes, status: int) -> None:
     with locked.connect() as raw:
@@ -504,6 +542,7 @@ CODES = {
     404: "model_not_found",
     405: None,
     413: "request_too_large",
+    415: None,
     429: "rate_limit_exceeded",
     503: "service_unavailable",
 }
@@ -521,6 +560,7 @@ def check_error(path: str, answer: Answered, status: int) -> None:
     body: Any = answer.json
     message = body["error"] if path.startswith("/api/") else body["error"].pop("message")
     assert len(message) > 10
+    assert status != 415 or message.startswith("Content-Encoding: 'gzip'")
     if path.startswith("/api/"):
         assert body == {"error": message}
     elif path == "/v1/messages":
@@ -541,6 +581,7 @@ WRONG: dict[int, tuple[str, str, dict[str, Any], dict[str, str]]] = {
     404: ("POST", "free", {"model": "gpt-4"}, {}),
     405: ("DELETE", "free", {}, {}),
     413: ("POST", "free", {}, {"content-length": "1000000000"}),
+    415: ("POST", "free", {}, {"content-encoding": "gzip"}),
     429: ("POST", "hasty", {}, {}),
 }
 """What is wrong with a request that has this status: its method, its key, and more fields and headers."""

@@ -9,6 +9,7 @@ malformed head ends it too. Where a reader opens no window, it keeps whatever co
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, cast
@@ -98,6 +99,26 @@ def identified(event: Response, stream: Any) -> Response:
     return Response(event.stream_id, [*event.headers, *noted(event.status_code, stream)], event.status_code)
 
 
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]*)(.*)", re.IGNORECASE)
+
+
+def in_origin_form(request: h11.Request) -> h11.Request:
+    """The request with a path as its target. Where that is a whole address, as for a proxy, its host and port take the
+    place of `Host` (RFC 9112, 3.2.2).
+    """
+    found = _ABSOLUTE_FORM.fullmatch(request.target)
+    if found is None:
+        return request
+    authority, path = found.groups()
+    headers = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", authority), *headers],
+        http_version=request.http_version,
+    )
+
+
 class _Turn(EventWrapper):
     """Hypercorn's event for when a pipelined request can be read."""
 
@@ -139,21 +160,28 @@ class Http1(H11Protocol):
             await super().stream_send(StreamClosed(event.stream_id))
 
     async def _create_stream(self, request: h11.Request) -> None:
+        request = in_origin_form(request)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            # A proxy before this server can take another one of them for the body's end (RFC 9112, 6.1).
+            await self._refuse(400)
+            return
         length = next((value for name, value in request.headers if name == b"content-length"), b"0")
         if int(length) > self._max_body_bytes and isinstance(self.connection, h11.Connection):
             # What is refused by its length is not asked for: h11 would say 100 with the first read.
             self.connection.client_is_waiting_for_100_continue = False
         head_bytes = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
         if head_bytes > self.config.h11_max_incomplete_size:  # h11 minds it only while the head has no end
-            await self._send_error_response(431)
-            await self.send(Closed())
+            await self._refuse(431)
             return
         try:
             await super()._create_stream(request)
         except UnicodeDecodeError:  # in a WebSocket's handshake, before anything has come of it
             self.stream = None
-            await self._send_error_response(400)
-            await self.send(Closed())
+            await self._refuse(400)
+
+    async def _refuse(self, status_code: int) -> None:
+        await self._send_error_response(status_code)
+        await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
         headers = [(b"content-length", b"0"), (b"connection", b"close"), *noted(status_code, self.stream)]
