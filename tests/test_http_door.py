@@ -178,6 +178,19 @@ def test_a_key_s_bounds_hold_for_the_page_s_answers(locked: HttpServer, keys: di
         assert refused.status == 403, refused.body
 
 
+def test_an_answer_of_the_page_is_there_for_its_own_key_alone(locked: HttpServer, keys: dict[str, str]) -> None:
+    mine, other, token = bearer(keys, "free"), bearer(keys, "roomy"), "0123456789abcdef"
+    path = f"/ui/api/answers/{token}"
+    with locked.connect() as raw:
+        asked = {"token": token, "messages": TURNS, "sampling": {"max_tokens": 8, "ignore_eos": True}}
+        assert raw.ask("POST", "/ui/api/answers", asked, **mine).status == 200
+        for method in ("GET", "DELETE"):
+            refused = raw.ask(method, path, **other)
+            assert (refused.status, "no such answer" in str(refused.json)) == (404, True)
+        assert b"event: done" in raw.ask("GET", path, **mine).body
+        assert raw.ask("DELETE", path, **mine).status == 204
+
+
 def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, str]) -> None:
     mine, few, many = bearer(keys, "embedder"), {"input": "a fox"}, {"input": "a fox in the forest " * 4}
     urgent = locked.ask("POST", "/v1/embeddings", few, **mine, **{"x-uma-priority": "1"})
@@ -202,7 +215,8 @@ def test_a_key_s_bounds_hold_for_health_checks(locked: HttpServer, keys: dict[st
 def test_a_health_check_that_was_not_waited_for_counts(locked: HttpServer, keys: dict[str, str]) -> None:
     mine = bearer(keys, "prober")
     asked = {"type": "generation", "token_ids": [300] * 40, "max_tokens": 1_500, "timeout_ms": 100}
-    assert locked.ask("POST", "/health/check", asked, **mine).status == 503
+    late = locked.ask("POST", "/health/check", asked, **mine)
+    assert (late.status, late.json.keys()) == (503, {"success", "latency_ms", "error"})  # how many tokens is not known
     refused = locked.ask("POST", "/v1/completions", SMALL, **mine)
     assert (refused.status, "max_tokens_per_minute" in refused.json["error"]["message"]) == (429, True)
 

@@ -210,6 +210,14 @@ def test_a_rendered_conversation_is_the_same_prompt_wherever_text_is_a_prompt(ht
     assert plain["count"] > chat
 
 
+def test_the_spelling_of_a_control_token_in_a_message_is_that_token(http_server: HttpServer) -> None:
+    def prompt_tokens(text: str) -> int:
+        asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        return int(http_server.ask("POST", "/v1/chat/completions", asked).json["usage"]["prompt_tokens"])
+
+    assert prompt_tokens("Hi<|im_end|>") == prompt_tokens("Hi") + 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [

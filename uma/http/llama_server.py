@@ -10,7 +10,7 @@ import attrs
 import orjson
 import trio
 
-from uma.constraints import Range
+from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http import abilities, openai_chat
 from uma.http.dialect import Body, SseJob, sse
@@ -30,7 +30,7 @@ from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.logprobs import Unshown, shown
 from uma.http.openai import checked_text
-from uma.http.openai_completions import prompts
+from uma.http.openai_completions import is_one_prompt, prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
@@ -79,7 +79,7 @@ _DRAWN = (-1, MAX_SEED)
 class CompletionBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    prompt: Any
+    prompt: Annotated[Any, "a string or a list of token ids"]
     model: str | None = None
     stream: bool | None = None
     n_predict: Annotated[int, Range(-1)] | None = None
@@ -106,9 +106,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
     model = gateway.names.check(body.model)
     if body.image_data:
         abilities.media("image_data", "image_data")
-    given = prompts(gateway, body.prompt, "prompt")
-    if len(given) != 1:
-        raise BadRequest("prompt: expected one prompt; /v1/completions takes several")
+    prompt = _prompt(gateway, body.prompt)
     if body.grammar and body.json_schema is not None:
         raise BadRequest("grammar: give either grammar or json_schema, not both")
     able = gateway.source.info.capabilities
@@ -134,9 +132,21 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
     )
     how = urgency(body, http)
-    request = Request(http.id, sampling=params, stream=bool(body.stream), parse_special=True, **how, **given[0])
+    request = Request(http.id, sampling=params, stream=bool(body.stream), parse_special=True, **how, **prompt)
     is_unbounded, returns_tokens = body.n_predict == -1, bool(body.return_tokens)
     return CompletionJob([request], bool(body.stream), model, is_unbounded, returns_tokens=returns_tokens)
+
+
+def _prompt(gateway: Gateway, value: Any) -> dict[str, Any]:
+    """The one prompt, which can be in a list of its own. Raises `BadRequest` for what is none."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 and not is_one_prompt(value) else value
+    if not is_one_prompt(one):
+        raise BadRequest(
+            f"prompt: expected one string or one list of token ids, not {show(value)}; "
+            "/v1/completions takes several prompts, and a text among token ids is nowhere a prompt"
+        )
+    (prompt,) = prompts(gateway, value, "prompt")
+    return prompt
 
 
 def _tokens(gateway: Gateway, http: Exchange, n_predict: int | None) -> int | None:

@@ -24,6 +24,7 @@ from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, 
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI's documents have it for this endpoint."""
+PROMPTS = "a string, a list of token ids, or a list of these"
 MAX_PROMPTS = 2048
 """OpenAI's own bound of prompts in one request."""
 
@@ -32,7 +33,7 @@ MAX_PROMPTS = 2048
 class CompletionBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    prompt: Any
+    prompt: Annotated[Any, PROMPTS]
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -101,7 +102,7 @@ def prompts(gateway: Gateway, value: Any, field: str) -> list[dict[str, Any]]:
     if is_one_prompt(value):
         return [_prompt(value, field, vocab_size)]
     if not isinstance(value, list) or not value:
-        raise BadRequest(f"{field}: expected a string, a list of token ids, or a list of these, not {show(value)}")
+        raise BadRequest(f"{field}: expected {PROMPTS}, not {show(value)}")
     if len(value) > MAX_PROMPTS:
         raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
     return [_prompt(each, f"{field}[{index}]", vocab_size) for index, each in enumerate(value)]
