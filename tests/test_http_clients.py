@@ -80,6 +80,18 @@ def test_every_dialect_tells_which_stop_string_ended_an_answer(
     assert chat.choices[0].model_extra == {"stop_reason": "e"}
 
 
+def test_anthropic_s_client_finds_the_models(claude: anthropic.Anthropic) -> None:
+    (found,) = claude.models.list()
+    assert (found.type, found.display_name, found.created_at.year > 2000) == ("model", found.id, True)
+    assert claude.models.retrieve(found.id) == found
+    assert claude.models.retrieve("builtin").id == "builtin"
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        claude.models.retrieve("claude-x")
+    assert isinstance(refused.value.body, dict) and refused.value.body["error"]["type"] == "not_found_error"
+    page = claude.models.list()
+    assert (page.has_more, page.first_id, page.last_id) == (False, found.id, found.id)
+
+
 def test_anthropic_s_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="claude-x", max_tokens=1, messages=TURNS)

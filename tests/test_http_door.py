@@ -178,6 +178,19 @@ def test_a_key_s_bounds_hold_for_the_page_s_answers(locked: HttpServer, keys: di
         assert refused.status == 403, refused.body
 
 
+def test_an_answer_of_the_page_is_there_for_its_own_key_alone(locked: HttpServer, keys: dict[str, str]) -> None:
+    mine, other, token = bearer(keys, "free"), bearer(keys, "roomy"), "0123456789abcdef"
+    path = f"/ui/api/answers/{token}"
+    with locked.connect() as raw:
+        asked = {"token": token, "messages": TURNS, "sampling": {"max_tokens": 8, "ignore_eos": True}}
+        assert raw.ask("POST", "/ui/api/answers", asked, **mine).status == 200
+        for method in ("GET", "DELETE"):
+            refused = raw.ask(method, path, **other)
+            assert (refused.status, "no such answer" in str(refused.json)) == (404, True)
+        assert b"event: done" in raw.ask("GET", path, **mine).body
+        assert raw.ask("DELETE", path, **mine).status == 204
+
+
 def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, str]) -> None:
     mine, few, many = bearer(keys, "embedder"), {"input": "a fox"}, {"input": "a fox in the forest " * 4}
     urgent = locked.ask("POST", "/v1/embeddings", few, **mine, **{"x-uma-priority": "1"})
@@ -202,7 +215,8 @@ def test_a_key_s_bounds_hold_for_health_checks(locked: HttpServer, keys: dict[st
 def test_a_health_check_that_was_not_waited_for_counts(locked: HttpServer, keys: dict[str, str]) -> None:
     mine = bearer(keys, "prober")
     asked = {"type": "generation", "token_ids": [300] * 40, "max_tokens": 1_500, "timeout_ms": 100}
-    assert locked.ask("POST", "/health/check", asked, **mine).status == 503
+    late = locked.ask("POST", "/health/check", asked, **mine)
+    assert (late.status, late.json.keys()) == (503, {"success", "latency_ms", "error"})  # how many tokens is not known
     refused = locked.ask("POST", "/v1/completions", SMALL, **mine)
     assert (refused.status, "max_tokens_per_minute" in refused.json["error"]["message"]) == (429, True)
 
@@ -282,7 +296,7 @@ def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: Htt
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[]"]
 )
 def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], host: str) -> None:
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 403
@@ -293,6 +307,39 @@ def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], hos
 )
 def test_loopback_addresses_and_configured_names_are_hosts(locked: HttpServer, keys: dict[str, str], host: str) -> None:
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://127.0.0.1:8080/health", "localhost", 200),
+        ("HTTPS://uma.example/health?x", "evil.example", 200),
+        ("http://evil.example/health", "localhost", 403),
+        ("http://evil.example?/health", "localhost", 403),
+        ("http:///health", "localhost", 403),
+        ("http://localhost:x@evil.example/health", "localhost", 404),
+        ("ftp://localhost/health", "localhost", 404),
+        ("http://localhost/v1/models", "localhost", 401),
+        ("http://localhost", "localhost", 200),
+    ],
+)
+def test_a_target_that_is_a_whole_address_is_served_and_its_host_checked(
+    locked: HttpServer, keys: dict[str, str], target: str, host: str, status: int
+) -> None:
+    known = bearer(keys, "free") if status == 404 else {}
+    assert locked.ask("GET", target, host=host, **known).status == status
+
+
+def test_a_host_is_not_demanded_where_http_1_0_has_none(locked: HttpServer) -> None:
+    with locked.connect() as raw:
+        raw.sock.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert raw.answer().status == 200
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity, identity", ""])
+def test_a_body_that_is_said_to_be_as_it_is_is_read(locked: HttpServer, keys: dict[str, str], encoding: str) -> None:
+    given = {**bearer(keys, "free"), "content-encoding": encoding}
+    assert locked.ask("POST", "/v1/completions", SMALL, **given).status == 200
 
 
 def test_a_page_of_another_origin_can_neither_read_nor_send(locked: HttpServer, keys: dict[str, str]) -> None:
@@ -412,6 +459,11 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
         (b"GET / HTTP/1.1\r\nx-pad: " + b"y" * 70_000, 431),
         (b"GET / HTTP/1.1\r\nhost: localhost\r\nx-pad: " + b"y" * 70_000 + b"\r\n\r\n", 431),
         (
+            b"POST /health/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            400,
+        ),
+        (
             b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
             403,
@@ -422,7 +474,7 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
             400,
         ),
     ],
-    ids=["no HTTP", "no host", "endless", "too long", "websocket", "an older websocket"],
+    ids=["no HTTP", "no host", "endless", "too long", "two ends", "websocket", "an older websocket"],
 )
 def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer, head: bytes, status: int) -> None:
     with locked.connect() as raw:
@@ -504,6 +556,7 @@ CODES = {
     404: "model_not_found",
     405: None,
     413: "request_too_large",
+    415: None,
     429: "rate_limit_exceeded",
     503: "service_unavailable",
 }
@@ -521,6 +574,7 @@ def check_error(path: str, answer: Answered, status: int) -> None:
     body: Any = answer.json
     message = body["error"] if path.startswith("/api/") else body["error"].pop("message")
     assert len(message) > 10
+    assert status != 415 or message.startswith("Content-Encoding: 'gzip'")
     if path.startswith("/api/"):
         assert body == {"error": message}
     elif path == "/v1/messages":
@@ -541,6 +595,7 @@ WRONG: dict[int, tuple[str, str, dict[str, Any], dict[str, str]]] = {
     404: ("POST", "free", {"model": "gpt-4"}, {}),
     405: ("DELETE", "free", {}, {}),
     413: ("POST", "free", {}, {"content-length": "1000000000"}),
+    415: ("POST", "free", {}, {"content-encoding": "gzip"}),
     429: ("POST", "hasty", {}, {}),
 }
 """What is wrong with a request that has this status: its method, its key, and more fields and headers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import attrs
 import orjson
 import pytest
 from engine_world import config_for
-from http_server import HttpServer, RawHttp, hosted_http
+from http_server import HostedHttp, HttpServer, RawHttp, hosted_http
 from test_http_promises import GENERATING, Noting
 
 from uma.types import Grammar, Message, Request, SamplerSettings
@@ -59,6 +60,13 @@ def asking(tiny: Path) -> Iterator[Asking]:
         yield Asking(hosted.port, noting.given)
 
 
+@pytest.fixture(scope="module")
+def small(tiny: Path) -> Iterator[HostedHttp]:
+    """A server whose context any answer can fill."""
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=64)) as hosted:
+        yield hosted
+
+
 def optional(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields where the dialect has those of sampling."""
     return {"options": fields} if path.startswith("/api/") else fields
@@ -69,6 +77,13 @@ def test_uma_s_own_names_are_known_in_every_dialect(asking: Asking, path: str) -
     (request,) = asking.requests(path, optional(path, SHARED))
     expected = {name: tuple(value) if isinstance(value, list) else value for name, value in SHARED.items()}
     assert {name: getattr(request.sampling, name) for name in SHARED} == expected
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("off", [-1, 0, -1.0])
+def test_top_n_sigma_is_switched_off_as_llama_server_has_it(asking: Asking, path: str, off: float) -> None:
+    (request,) = asking.requests(path, optional(path, {"top_n_sigma": off}))
+    assert request.sampling.top_n_sigma is None
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -121,6 +136,9 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (OLLAMA, {"format": ""}, {"grammar": None}),
         (NATIVE, {"n_predict": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
         (NATIVE, {"n_predict": -1, "seed": -1}, {"max_tokens": 32, "seed": None}),
+        (NATIVE, {"seed": 2**32 - 1}, {"seed": None}),
+        (NATIVE, {"seed": 2**32 - 2}, {"seed": 2**32 - 2}),
+        (CHAT, {"seed": 2**32 - 1}, {"seed": 2**32 - 1}),
         (OLLAMA, {"options": {"num_predict": -2}}, {"max_tokens": 32}),
         (NATIVE, {"repeat_penalty": 1.2, "repeat_last_n": 5}, {"repetition_penalty": 1.2, "penalty_window": 5}),
         (NATIVE, {"repeat_last_n": -1, "dry_penalty_last_n": -1}, {"penalty_window": N_CTX, "dry_window": N_CTX}),
@@ -263,6 +281,31 @@ def test_a_list_of_prompts_can_hold_both(asking: Asking) -> None:
 @pytest.mark.parametrize("path", GENERATING)
 def test_with_any_model_an_answer_has_the_name_that_was_asked_for(asking: Asking, path: str) -> None:
     assert asking.answer(path, {"model": "gpt-9"})["model"] == "gpt-9"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (NATIVE, {"n_predict": -1, "ignore_eos": True}),
+        (OLLAMA, {"options": {"num_predict": -1, "ignore_eos": True}}),
+        (OLLAMA_CHAT, {"options": {"num_predict": -2, "ignore_eos": True}}),
+    ],
+)
+def test_a_client_that_wants_all_tokens_there_may_be_is_not_warned_of_fewer(
+    small: HostedHttp, path: str, fields: dict[str, Any], is_streamed: bool
+) -> None:
+    with closing(RawHttp(small.port)) as raw:
+        answer = raw.ask("POST", path, {**GENERATING[path], **fields, "stream": is_streamed})
+        assert (answer.status, b"warnings" in answer.body) == (200, False)
+        assert any(said in answer.body for said in (b'"stop_type":"limit"', b'"done_reason":"length"'))
+
+
+def test_a_number_that_does_not_fit_is_warned_of(small: HostedHttp) -> None:
+    most = small.engine.info.limits.max_tokens
+    with closing(RawHttp(small.port)) as raw:
+        answer = raw.ask("POST", NATIVE, {**GENERATING[NATIVE], "n_predict": most, "ignore_eos": True})
+    assert "do not fit" in answer.json["warnings"][0]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -210,6 +210,14 @@ def test_a_rendered_conversation_is_the_same_prompt_wherever_text_is_a_prompt(ht
     assert plain["count"] > chat
 
 
+def test_the_spelling_of_a_control_token_in_a_message_is_that_token(http_server: HttpServer) -> None:
+    def prompt_tokens(text: str) -> int:
+        asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        return int(http_server.ask("POST", "/v1/chat/completions", asked).json["usage"]["prompt_tokens"])
+
+    assert prompt_tokens("Hi<|im_end|>") == prompt_tokens("Hi") + 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -329,3 +337,61 @@ def test_a_path_that_there_is_not_is_answered_with_what_there_is(
     answer = http_server.ask("POST", path, {})
     assert answer.status == 404
     assert advice in str(answer.json)
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": STORY, "max_tokens": 24, "temperature": 0, "logprobs": True},
+    "/v1/completions": {"prompt": "Once upon", "max_tokens": 24, "temperature": 0, "logprobs": 0},
+    "/v1/responses": {"input": "Go.", "max_output_tokens": 24, "temperature": 0, "top_logprobs": 0},
+    "/api/chat": {"messages": STORY, "logprobs": True, "options": {"num_predict": 24, "temperature": 0}},
+    "/completion": {"prompt": "Once upon", "n_predict": 24, "temperature": 0, "n_probs": 1},
+}
+
+
+def told_tokens(server: HttpServer, path: str, stop: list[str], *, is_streamed: bool) -> tuple[str, list[str]]:
+    """The text of an answer, and of each token that it has log probabilities of."""
+    body = {**PATHS[path], "stream": is_streamed}
+    body |= {"options": {**body["options"], "stop": stop}} if "options" in body else {"stop": stop}
+    data = server.ask("POST", path, body).body
+    lines = [line.removeprefix(b"data: ") for line in data.splitlines()]
+    parts: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith(b"{")]
+    text, tokens = "", list[str]()
+    for part in parts:
+        if path == "/v1/responses":
+            deltas = [part] if part.get("type") == "response.output_text.delta" else []
+            found = [item["content"][0] for item in part.get("output", ())] + deltas
+            text += "".join(each.get("delta", each.get("text", "")) for each in found)
+            tokens += [each["token"] for one in found for each in one["logprobs"]]
+        elif path == "/completion":
+            text += part["content"]
+            tokens += [each["token"] for each in part.get("completion_probabilities", ())]
+        elif path == "/api/chat":
+            text += part["message"]["content"]
+            tokens += [each["token"] for each in part.get("logprobs", ())]
+        else:
+            (choice,) = part["choices"]
+            said, logprobs = choice.get("delta") or choice.get("message") or choice, choice["logprobs"] or {}
+            text += said.get("content", said.get("text", ""))
+            tokens += logprobs.get("tokens", ())
+            tokens += [each["token"] for each in logprobs.get("content", ())]
+    return text, tokens
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_log_probabilities_are_those_of_the_text_that_stop_strings_leave_streamed_or_not(
+    http_server: HttpServer, path: str
+) -> None:
+    text, tokens = told_tokens(http_server, path, [], is_streamed=False)
+    assert "".join(tokens) == text
+    at = next(at for at in range(4, 20) if len(tokens[at]) >= 3)
+    one, other, third = tokens[at : at + 3]
+    for stop in (
+        [one[-2:] + other + "ZZZ", one[-1] + other],  # the longer begins earlier
+        [one + other + third],  # of which several tokens are held
+        [text[-3:] + "ZZZ"],  # which is held to the end, and given out
+        [text[:3]],  # which leaves nothing
+    ):
+        whole_text, whole = told_tokens(http_server, path, stop, is_streamed=False)
+        assert told_tokens(http_server, path, stop, is_streamed=True) == (whole_text, whole), stop
+        assert "".join(whole).startswith(whole_text)
+        assert not whole or len("".join(whole[:-1])) < len(whole_text), stop

@@ -177,6 +177,84 @@ def test_what_reaches_no_endpoint_is_answered_with_an_id_and_ends_its_stream_alo
         client.read_until(lambda: False)  # and an idle connection is closed
 
 
+ROOT: Header = (b":path", b"/health")
+WHOLE: tuple[Header, ...] = (*HEAD, ROOT)
+MALFORMED: dict[str, tuple[Header, ...]] = {
+    "an uppercase name": (*WHOLE, (b"X-Foo", b"a")),
+    "a name with a space": (*WHOLE, (b"x a", b"b")),
+    "no name": (*WHOLE, (b"", b"b")),
+    "connection": (*WHOLE, (b"connection", b"keep-alive")),
+    "keep-alive": (*WHOLE, (b"keep-alive", b"5")),
+    "upgrade": (*WHOLE, (b"upgrade", b"h2c")),
+    "proxy-connection": (*WHOLE, (b"proxy-connection", b"close")),
+    "transfer-encoding": (*WHOLE, (b"transfer-encoding", b"chunked")),
+    "te": (*WHOLE, (b"te", b"gzip")),
+    "a line end": (*WHOLE, (b"x-a", b"a\r\nb: c")),
+    "NUL": (*WHOLE, (b"x-a", b"a\0")),
+    "space around a value": (*WHOLE, (b"x-a", b" a")),
+    "another host": (*WHOLE, (b"host", b"evil.example")),
+    "two hosts": (*HEAD[:2], ROOT, (b"host", b"localhost"), (b"host", b"localhost")),
+    "no host": (*HEAD[:2], ROOT),
+    "no path": HEAD,
+    "an empty path": (*HEAD, (b":path", b"")),
+    "two paths": (*WHOLE, ROOT),
+    "no method": WHOLE[1:],
+    "a method that is no ASCII": ((b":method", b"\xff"), *WHOLE[1:]),
+    "no scheme": (HEAD[0], *HEAD[2:], ROOT),
+    "a path behind the headers": (*HEAD, (b"x-a", b"b"), ROOT),
+    "a pseudo-header that there is not": (*WHOLE, (b":foo", b"x")),
+    "a status": (*WHOLE, (b":status", b"200")),
+    "a protocol": (*WHOLE, (b":protocol", b"websocket")),
+}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_head_is_refused_on_its_stream_alone(
+    hosted: HostedHttp, caplog: pytest.LogCaptureFixture, fields: tuple[Header, ...], is_whole: bool
+) -> None:
+    with http2(hosted.port) as client:
+        other = client.send("GET", "/ui/api/live")
+        client.read_until(lambda: bool(client.streams[other].body))
+        refused = client.answer(client.begin(*fields, is_whole=is_whole))
+        assert (refused.status, refused.body) == (400, b"")
+        assert f"event=http.malformed request={refused.headers['x-request-id']} " in caplog.text
+        told = len(client.streams[other].body)
+        client.read_until(lambda: len(client.streams[other].body) > told)
+        assert client.answer(client.send("GET", "/health")).status == 200
+
+
+def test_a_malformed_request_that_is_taken_back_at_once_ends_nothing(hosted: HostedHttp) -> None:
+    with http2(hosted.port) as client:
+        id = client.http.get_next_available_stream_id()
+        client.http.send_headers(id, (*WHOLE, (b"te", b"gzip")))
+        client.reset(id)
+        assert client.answer(client.send("GET", "/health")).status == 200
+
+
+@pytest.mark.parametrize("length", ["5", "500"], ids=["longer", "shorter"])
+def test_a_body_of_another_length_than_its_head_says_ends_its_stream_alone(hosted: HostedHttp, length: str) -> None:
+    with http2(hosted.port) as client:
+        for _ in range(20):  # more than the connection's window, if none of it were given back
+            id = client.send("POST", "/v1/completions", b"x" * 10_000, content_length="5")
+            assert client.answer(id).reset_by == ErrorCodes.PROTOCOL_ERROR
+        wrong = client.send("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1}, content_length=length)
+        assert client.answer(wrong).reset_by == ErrorCodes.PROTOCOL_ERROR
+        assert client.answer(client.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})).status == 200
+    until(lambda: counted(hosted, "active_sequences") + counted(hosted, "queued_requests"), lambda count: count == 0)
+
+
+@pytest.mark.parametrize("field", [(b":path", b"/"), (b"X-Foo", b"a"), (b"connection", b"close")])
+def test_malformed_trailers_end_their_stream_alone(hosted: HostedHttp, field: Header) -> None:
+    with http2(hosted.port) as client:
+        for given, expected in ((field, ErrorCodes.PROTOCOL_ERROR), ((b"x-foo", b"a"), None)):
+            id = client.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, is_whole=False)
+            client.http.send_headers(id, [given], end_stream=True)
+            client.send("GET", "/health")
+            assert (client.answer(id).reset_by, client.answer(id).status) == (expected, 0 if expected else 200)
+        assert client.answer(client.send("GET", "/health")).status == 200
+
+
 def test_a_websocket_that_is_no_ascii_is_refused_over_http_1_too(hosted: HostedHttp) -> None:
     raw = RawHttp(hosted.port)
     given = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-protocol": "\xff"}

@@ -219,10 +219,14 @@ _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def name_of(hint: Any) -> str:
-    """A type as an error message names it: `a string`, `a list of integers`, `one of -1, 0, 1`."""
+    """A type as an error message names it: `a string`, `a list of integers`, `one of -1, 0, 1`.
+
+    One that has a string among its annotations has that as its name.
+    """
     origin = get_origin(hint)
     if origin is typing.Annotated:
-        return name_of(get_args(hint)[0])
+        base, *rest = get_args(hint)
+        return next((each for each in rest if isinstance(each, str)), None) or name_of(base)
     if origin is Literal:
         return "one of " + ", ".join(map(show, get_args(hint)))
     if origin in (Union, types.UnionType):

@@ -20,6 +20,7 @@ from uma.http import (
     anthropic,
     llama_server,
     llama_server_embeddings,
+    model_list,
     ollama,
     ollama_embeddings,
     openai,
@@ -55,8 +56,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
 
 
 ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
-    ("GET", "/v1/models", openai.list_models),
-    ("GET", "/v1/models/{id:path}", openai.show_model),
+    ("GET", "/v1/models", model_list.list_models),
+    ("GET", "/v1/models/{id:path}", model_list.show_model),
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
     ("POST", "/v1/completions", openai_completions.completions),
     ("POST", "/v1/embeddings", openai_embeddings.embeddings),
@@ -93,11 +94,12 @@ _LLAMA_SERVER = (llama_server.__name__, llama_server_embeddings.__name__)
 _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
 
 
-def dialect_of(path: str) -> Dialect:
-    """The dialect in whose form an error on this path is told."""
+def dialect_of(http: Exchange) -> Dialect:
+    """The dialect in whose form an error of this request is told."""
+    path = http.path
     if path.startswith("/api/"):
         return ollama.ERRORS
-    if path.startswith("/v1/messages"):
+    if path.startswith("/v1/messages") or model_list.is_anthropic(http):
         return anthropic.ERRORS
     return llama_server.ERRORS if path in _NATIVE else openai.ERRORS
 
@@ -129,7 +131,7 @@ async def _fail(http: Exchange, error: UmaError) -> None:
     problem = http.problem(error)
     log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
     if not http.is_started:
-        await http.fail(dialect_of(http.path), problem)
+        await http.fail(dialect_of(http), problem)
 
 
 async def _no_route(request: Any, error: Exception) -> Any:
@@ -184,7 +186,7 @@ class _Entrance:
             logger.exception("event=http.crashed request=%s", http.id)
             if not http.is_started:
                 await http.fail(
-                    dialect_of(http.path), Problem(500, "fault", "a fault in the server itself; its log says more")
+                    dialect_of(http), Problem(500, "fault", "a fault in the server itself; its log says more")
                 )
         finally:
             self.gateway.count(http)

@@ -48,8 +48,8 @@ class Door:
 
         What an allowed origin's browser needs to see is added to the answer's headers.
         """
-        host = http.header(b"host") or ""
-        if not self._is_ours(host):
+        host = http.header(b"host")
+        if host is not None and not self._is_ours(host):  # HTTP/1.0 can be without
             raise Forbidden(
                 f"Host: {host[:200]!r} is not a name of this server; --http-hosts gives it more, or use its address"
             )
@@ -58,12 +58,12 @@ class Door:
             return
         if origin.lower() in self.origins or "*" in self.origins:
             http.extra_headers += _cors(origin, is_any="*" in self.origins)
-        elif urlsplit(origin).netloc.lower() != host.lower():
+        elif urlsplit(origin).netloc.lower() != (host or "").lower():
             raise Forbidden(f"Origin: pages of {origin[:200]!r} may not use this server; --http-cors allows them")
 
     def _is_ours(self, host: str) -> bool:
         name = _without_port(host.lower())
-        if not name or name == "localhost" or name.endswith(".localhost") or name in self.names or "*" in self.names:
+        if name == "localhost" or name.endswith(".localhost") or name in self.names or "*" in self.names:
             return True
         try:
             ipaddress.ip_address(name.partition("%")[0])

@@ -16,7 +16,7 @@ from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HE
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
-from uma.http.problem import BodyTimeout, BodyTooLarge, Problem
+from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem
 from uma.net.arrivals import arrivals
 from uma.net.quota import Account
 from uma.version import __version__
@@ -114,11 +114,12 @@ class Exchange:
         return self.status != 0
 
     async def body(self) -> bytes:
-        """The whole body. Raises `BodyTooLarge` before reading it where its length says so, `BodyTimeout` where it does
-        not come, and `ClientGoneError` where the client hangs up."""
+        """The whole body. Raises `BodyTooLarge` before reading it where its length says so, `BodyEncoded` where it is
+        compressed, `BodyTimeout` where it does not come, and `ClientGoneError` where the client hangs up."""
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
             raise self._too_large()
+        self._check_encoding()
         body, expected = bytearray(), arrivals()
         with trio.move_on_after(self.timeout_sec) as patience, expected.receiving(self):
             while not self._has_body:
@@ -134,6 +135,11 @@ class Exchange:
         if patience.cancelled_caught:
             raise BodyTimeout(f"the body did not come within {self.timeout_sec:g} s (http_timeout_sec)")
         return bytes(body)
+
+    def _check_encoding(self) -> None:
+        given = b",".join(value for key, value in self.scope["headers"] if key == b"content-encoding").decode("latin-1")
+        if any(each.strip().lower() not in ("", "identity") for each in given.split(",")):
+            raise BodyEncoded(f"Content-Encoding: {given[:200]!r} is not taken here; send the body as it is")
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_http_body_bytes)")
@@ -211,6 +217,8 @@ class Exchange:
             headers.append((b"connection", b"close"))
         if problem.kind == "unauthorized":
             headers.append((b"www-authenticate", b"Bearer"))
+        if problem.kind == "encoded":
+            headers.append((b"accept-encoding", b"identity"))
         async with trio.open_nursery() as nursery:
             if not self._has_body:
                 # Hypercorn waits for its app to take what it has read, also while it sends the answer.

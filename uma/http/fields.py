@@ -66,7 +66,8 @@ class Common:
     ignore_eos: bool | None = None
     penalty_window: Annotated[int, Range(0, MAX_WINDOW)] | None = None
     typical_p: Annotated[float, Range(gt=0, le=1)] | None = None
-    top_n_sigma: Annotated[float, Range(gt=0)] | None = None
+    top_n_sigma: Annotated[float, Range(-1)] | None = None
+    """Up to 0 it is off, as llama-server has it."""
     xtc_probability: Share | None = None
     xtc_threshold: Annotated[float, Range(0, 0.5)] | None = None
     dynatemp_range: Annotated[float, Range(0, 2)] | None = None
@@ -103,6 +104,8 @@ def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: A
     what the source cannot do and `BadRequest` for what does not go together.
     """
     given = {name: getattr(body, name) for name in _SHARED} | own
+    if body.top_n_sigma is not None and body.top_n_sigma <= 0:
+        given["top_n_sigma"] = None
     wanted = {name: value for name, value in given.items() if value is not None}
     if "seed" in wanted:
         wanted["seed"] %= MAX_SEED + 1

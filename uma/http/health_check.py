@@ -29,8 +29,10 @@ async def check_health(gateway: Gateway, http: Exchange) -> None:
     with trio.move_on_after(payload.timeout_ms / 1000):
         result = await _result(gateway, http, payload)
     latency_ms = round(1000 * (trio.current_time() - began), 3)
-    if result is None:
-        result = HealthCheckResult(False, latency_ms, 0, f"no answer within {payload.timeout_ms:,} ms")
+    if result is None:  # how many tokens there were by then is not known
+        error = f"no answer within {payload.timeout_ms:,} ms"
+        await http.answer_json({"success": False, "latency_ms": latency_ms, "error": error}, status=503)
+        return
     result = attrs.evolve(result, latency_ms=latency_ms)
     await http.answer_json(attrs.asdict(result), status=200 if is_healthy(result, payload.timeout_ms) else 503)
 

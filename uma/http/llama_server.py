@@ -10,7 +10,7 @@ import attrs
 import orjson
 import trio
 
-from uma.constraints import Range
+from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http import abilities, openai_chat
 from uma.http.dialect import Body, SseJob, sse
@@ -28,12 +28,13 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.logprobs import Unshown, shown
 from uma.http.openai import checked_text
-from uma.http.openai_completions import prompts
+from uma.http.openai_completions import is_one_prompt, prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.usage import timings, warnings
-from uma.types import MAX_SEED, Finished, Request, SamplerSettings, Temperature, Token
+from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplerSettings, Temperature, Token
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -70,13 +71,15 @@ class LlamaServerErrors:
 ERRORS = LlamaServerErrors()
 
 _Window = Annotated[int, Range(-1, MAX_WINDOW)]
+_DRAWN = (-1, MAX_SEED)
+"""Seeds that have one drawn: the latter is llama-server's own default, which clients send along."""
 
 
 @attrs.frozen(kw_only=True)
 class CompletionBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    prompt: Any
+    prompt: Annotated[Any, "a string or a list of token ids"]
     model: str | None = None
     stream: bool | None = None
     n_predict: Annotated[int, Range(-1)] | None = None
@@ -103,9 +106,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
     model = gateway.names.check(body.model)
     if body.image_data:
         abilities.media("image_data", "image_data")
-    given = prompts(gateway, body.prompt, "prompt")
-    if len(given) != 1:
-        raise BadRequest("prompt: expected one prompt; /v1/completions takes several")
+    prompt = _prompt(gateway, body.prompt)
     if body.grammar and body.json_schema is not None:
         raise BadRequest("grammar: give either grammar or json_schema, not both")
     able = gateway.source.info.capabilities
@@ -115,7 +116,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         DEFAULTS,
         max_tokens=_tokens(gateway, http, body.n_predict),
         temperature=body.temperature,
-        seed=None if body.seed == -1 else body.seed,
+        seed=None if body.seed in _DRAWN else body.seed,
         repetition_penalty=first(
             http, ("repeat_penalty", body.repeat_penalty), ("repetition_penalty", body.repetition_penalty)
         ),
@@ -131,8 +132,21 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
     )
     how = urgency(body, http)
-    request = Request(http.id, sampling=params, stream=bool(body.stream), parse_special=True, **how, **given[0])
-    return CompletionJob([request], bool(body.stream), model, returns_tokens=bool(body.return_tokens))
+    request = Request(http.id, sampling=params, stream=bool(body.stream), parse_special=True, **how, **prompt)
+    is_unbounded, returns_tokens = body.n_predict == -1, bool(body.return_tokens)
+    return CompletionJob([request], bool(body.stream), model, is_unbounded, returns_tokens=returns_tokens)
+
+
+def _prompt(gateway: Gateway, value: Any) -> dict[str, Any]:
+    """The one prompt, which can be in a list of its own. Raises `BadRequest` for what is none."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 and not is_one_prompt(value) else value
+    if not is_one_prompt(one):
+        raise BadRequest(
+            f"prompt: expected one string or one list of token ids, not {show(value)}; "
+            "/v1/completions takes several prompts, and a text among token ids is nowhere a prompt"
+        )
+    (prompt,) = prompts(gateway, value, "prompt")
+    return prompt
 
 
 def _tokens(gateway: Gateway, http: Exchange, n_predict: int | None) -> int | None:
@@ -149,14 +163,17 @@ class CompletionJob(SseJob):
     """A native completion: an object for each token, and one at the end with `stop: true`."""
 
     model: str
+    is_unbounded: bool
+    """See `warnings`."""
     returns_tokens: bool
     _n: int = attrs.field(default=0, init=False)
+    _unshown: Unshown = attrs.field(factory=Unshown, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
         self._n += 1
-        if token.logprobs is not None:
-            return sse({**self._piece(token), "completion_probabilities": [_probability(token.logprobs)]})
+        if self.requests[0].sampling.logprobs is not None:
+            return sse({**self._piece(token), **_probabilities(self._unshown.take(token))})
         return (
             b'data: {"index":0,"content":'
             + orjson.dumps(token.text)
@@ -174,7 +191,8 @@ class CompletionJob(SseJob):
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
-        return sse(self._last(finished, ""))
+        rest = self._unshown.rest(finished)
+        return sse({**self._last(finished, ""), **(_probabilities(rest) if rest else {})})
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`. The last object says `stop` itself."""
@@ -190,9 +208,7 @@ class CompletionJob(SseJob):
         body = self._last(result, result.text or "")
         if self.returns_tokens:
             body["tokens"] = list(result.token_ids or ())
-        if result.logprobs is not None:
-            body["completion_probabilities"] = [_probability(each) for each in result.logprobs]
-        return body
+        return body if result.logprobs is None else {**body, **_probabilities(shown(result))}
 
     def _last(self, result: Finished, text: str) -> dict[str, Any]:
         word = result.stop_string
@@ -210,8 +226,12 @@ class CompletionJob(SseJob):
             "stopping_word": word or "",
             "timings": timings(result),
             "seed": result.seed,
-            **warnings([result]),
+            **warnings([result], is_unbounded=self.is_unbounded),
         }
+
+
+def _probabilities(positions: Sequence[Logprobs]) -> dict[str, Any]:
+    return {"completion_probabilities": [_probability(each) for each in positions]}
 
 
 def _probability(position: Any) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import attrs
 
-from uma.types import Logprobs, Token, TokenLogprob
+from uma.types import Answer, Finished, Logprobs, Token, TokenLogprob
 
 
 def chat_form(positions: Sequence[Logprobs] | None) -> dict[str, Any] | None:
@@ -45,22 +46,37 @@ class Untold:
     """
 
     _positions: list[Logprobs] = attrs.field(factory=list, init=False)
+    _told_bytes: int = attrs.field(default=0, init=False)
+    """Of the first of them, where it has been told already: the bytes whose text has come."""
     _is_aside: bool = attrs.field(default=False, init=False)
 
     def aside(self) -> None:
         """A piece of something else has come."""
         self._positions.clear()
+        self._told_bytes = 0
         self._is_aside = True
 
     def take(self, token: Token) -> Sequence[Logprobs]:
-        """Those of the tokens that spell this one's text, itself mostly; none where it has no text."""
+        """Those of the tokens that spell this one's text, itself mostly, but for one that was told with the text
+        before; none where it has no text.
+        """
         is_aside, self._is_aside = self._is_aside and not token.text, False
         if token.logprobs is not None and not is_aside:
             self._positions.append(token.logprobs)
-        if not token.text:
-            return ()
-        told, self._positions = spelling(self._positions, token.text), []
-        return told
+        return self._take(token.text.encode()) if token.text and self._positions else ()
+
+    def _take(self, text: bytes) -> Sequence[Logprobs]:
+        positions, told = self._positions, min(1, self._told_bytes)
+        start = b"".join(bytes(each.chosen.bytes) for each in positions).find(text, self._told_bytes)
+        if start < 0:  # such as after a character that is broken
+            self._positions, self._told_bytes = [], 0
+            return positions[told:]
+        ends, stop = list(accumulate(len(each.chosen.bytes) for each in positions)), start + len(text)
+        last = bisect_left(ends, stop)
+        is_whole = ends[last] == stop
+        self._positions = positions[last + is_whole :]
+        self._told_bytes = 0 if is_whole else stop - (ends[last - 1] if last else 0)
+        return positions[max(told, bisect_right(ends, start)) : last + 1]
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
@@ -79,6 +95,42 @@ class Place:
     def pass_by(self, data: bytes) -> None:
         """A token of these bytes stands there."""
         self.chars += len(self._decoder.decode(data))
+
+
+@attrs.define
+class Unshown:
+    """The tokens of a plain text that wait until some of their text is shown: what a stop string cuts away whole is
+    never told.
+    """
+
+    _waiting: deque[tuple[int, Logprobs]] = attrs.field(factory=deque, init=False)
+    """Each with the place where its text begins."""
+    _place: Place = attrs.field(factory=Place, init=False)
+    _shown_chars: int = attrs.field(default=0, init=False)
+
+    def take(self, token: Token) -> list[Logprobs]:
+        """Those whose text is shown with this one, itself mostly."""
+        if token.logprobs is not None:
+            self._waiting.append((self._place.chars, token.logprobs))
+            self._place.pass_by(bytes(token.logprobs.chosen.bytes))
+        self._shown_chars += len(token.text)
+        told = []
+        while self._waiting and self._waiting[0][0] < self._shown_chars:
+            told.append(self._waiting.popleft()[1])
+        return told
+
+    def rest(self, ended: Finished | Answer) -> list[Logprobs]:
+        """Those without a text that are left at the end, unless a stop string has cut them away."""
+        return [] if ended.stop_string is not None else [each for _, each in self._waiting]
+
+
+def shown(ended: Finished | Answer) -> list[Logprobs]:
+    """The tokens of a whole plain text, without those that a stop string has cut away."""
+    unshown = Unshown()
+    token = Token("", "", 0)
+    for each in ended.logprobs or ():
+        unshown.take(attrs.evolve(token, logprobs=each))
+    return unshown.take(attrs.evolve(token, text=ended.text or "")) + unshown.rest(ended)
 
 
 def completion_form(positions: Iterable[tuple[str, Logprobs | None]], place: Place) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
         reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
         **prompt,
     )
-    return OllamaJob([request], stream, model, piece)
+    return OllamaJob([request], stream, model, piece, is_unbounded=not _has_bound(options))
 
 
 def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -> SamplingParams:
@@ -283,7 +283,6 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
             "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
         )
     asked, seed = options.num_predict, options.seed
-    has_bound = asked is None or asked > 0
     penalties = ("repeat_penalty", options.repeat_penalty), ("repetition_penalty", options.repetition_penalty)
     windows = ("repeat_last_n", options.repeat_last_n), ("penalty_window", options.penalty_window)
     window = first(http, *windows)
@@ -292,13 +291,20 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
         options,
         DEFAULTS,
         temperature=options.temperature,
-        max_tokens=allowed_tokens(gateway, asked, "options.num_predict") if has_bound else all_tokens(gateway, http),
+        max_tokens=allowed_tokens(gateway, asked, "options.num_predict")
+        if _has_bound(options)
+        else all_tokens(gateway, http),
         repetition_penalty=first(http, *penalties),
         penalty_window=context_window(gateway) if window == -1 else window,
         seed=None if seed is None or seed < 0 else seed,
         grammar=abilities.json_format(body.format, "format", able, http.names),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
     )
+
+
+def _has_bound(options: Options) -> bool:
+    """Whether the client asks for a number of tokens, or for the default."""
+    return options.num_predict is None or options.num_predict > 0
 
 
 def _now() -> str:
@@ -340,6 +346,8 @@ class OllamaJob:
     stream: bool
     model: str
     piece: _Piece
+    is_unbounded: bool
+    """See `warnings`."""
     _untold: Untold = attrs.field(factory=Untold, init=False)
 
     @property
@@ -411,7 +419,7 @@ class OllamaJob:
             "eval_count": usage.completion_tokens,
             "eval_duration": round(metrics.decode_ms * _NS_PER_MS),
             "cached_tokens": usage.cached_tokens,
-            **warnings([result]),
+            **warnings([result], is_unbounded=self.is_unbounded),
         }
 
 

@@ -11,7 +11,7 @@ from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.dialect import Body
-from uma.http.exchange import MAX_NAMED, Exchange
+from uma.http.exchange import MAX_NAMED
 from uma.http.gateway import Gateway
 from uma.http.problem import Problem
 from uma.protocol.converter import structure, unknown_fields
@@ -131,18 +131,8 @@ def part_text(part: Any, path: str, ignored: list[str]) -> str:
 _MEDIA = ("image_url", "input_image", "input_audio", "file", "input_file", "image", "document", "video_url")
 
 
-async def list_models(gateway: Gateway, http: Exchange) -> None:
-    """`GET /v1/models`."""
-    await http.answer_json({"object": "list", "data": [_model(gateway, name) for name in gateway.model_names]})
-
-
-async def show_model(gateway: Gateway, http: Exchange) -> None:
-    """`GET /v1/models/{id}`."""
-    asked = str(http.scope["path_params"]["id"])
-    await http.answer_json(_model(gateway, gateway.names.check(asked)))
-
-
-def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+def model(gateway: Gateway, name: str) -> dict[str, Any]:
+    """The loaded model under one of its names, as lists of models have it."""
     info = gateway.source.info
     return {
         "id": name,

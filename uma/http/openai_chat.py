@@ -193,10 +193,12 @@ class ChatJob(ChoicesJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        if token.logprobs is None:
+        if self.requests[0].sampling.logprobs is None:
             return self.piece(token.index, token.text) if token.text else b""
         told = self._untold[token.index].take(token)
-        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(told))]) if told else b""
+        if not token.text:
+            return b""
+        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(told))])
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""

@@ -16,7 +16,7 @@ from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, all_tokens, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.logprobs import Place, completion_form
+from uma.http.logprobs import Place, Unshown, completion_form, shown
 from uma.http.openai import DEFAULTS, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.usage import finish_reason, numbered, stop_reason
@@ -24,6 +24,7 @@ from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, 
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI's documents have it for this endpoint."""
+PROMPTS = "a string, a list of token ids, or a list of these"
 MAX_PROMPTS = 2048
 """OpenAI's own bound of prompts in one request."""
 
@@ -32,7 +33,7 @@ MAX_PROMPTS = 2048
 class CompletionBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    prompt: Any
+    prompt: Annotated[Any, PROMPTS]
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -101,7 +102,7 @@ def prompts(gateway: Gateway, value: Any, field: str) -> list[dict[str, Any]]:
     if is_one_prompt(value):
         return [_prompt(value, field, vocab_size)]
     if not isinstance(value, list) or not value:
-        raise BadRequest(f"{field}: expected a string, a list of token ids, or a list of these, not {show(value)}")
+        raise BadRequest(f"{field}: expected {PROMPTS}, not {show(value)}")
     if len(value) > MAX_PROMPTS:
         raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
     return [_prompt(each, f"{field}[{index}]", vocab_size) for index, each in enumerate(value)]
@@ -136,6 +137,8 @@ class CompletionJob(ChoicesJob):
     text_key = b'"text":'
     _places: defaultdict[int, Place] = attrs.field(factory=lambda: defaultdict(Place), init=False)
     """How far each choice is told."""
+    _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
+    """By choice."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
         """See `Job`. Each choice opens with the prompt."""
@@ -151,10 +154,21 @@ class CompletionJob(ChoicesJob):
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
         place = self.place(index, token.index)
-        if token.logprobs is not None:
-            form = completion_form([(token.logprobs.chosen.text, token.logprobs)], self._places[place])
-            return self.chunk([_choice(place, token.text, logprobs=form)])
-        return self.piece(place, token.text) if token.text else b""
+        if self.requests[0].sampling.logprobs is None:
+            return self.piece(place, token.text) if token.text else b""
+        return self._told(place, token.text, self._unshown[place].take(token))
+
+    def _told(self, place: int, text: str, positions: Sequence[Logprobs]) -> bytes:
+        if not (text or positions):
+            return b""
+        form = completion_form(((each.chosen.text, each) for each in positions), self._places[place])
+        return self.chunk([_choice(place, text, logprobs=form)])
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`."""
+        places = ((self.place(index, each.index), each) for each in finished.every_answer)
+        rest = [self._told(place, "", self._unshown[place].rest(each)) for place, each in places]
+        return b"".join(rest) + super().finished(index, finished)
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
         """See `ChoicesJob`."""
@@ -176,7 +190,7 @@ def _whole_choice(place: int, result: Finished, answer: Answer) -> Choice:
     form = None
     if answer.logprobs is not None:
         before = [] if prompt is None or prompt.logprobs is None else _texts(prompt.logprobs, prompt)
-        form = completion_form([*before, *((each.chosen.text, each) for each in answer.logprobs)], Place())
+        form = completion_form([*before, *((each.chosen.text, each) for each in shown(answer))], Place())
     whole = text if prompt is None else prompt.text + text
     return {**_choice(place, whole, finish_reason(answer), form), **stop_reason(answer)}
 

@@ -12,7 +12,7 @@ from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, em
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
-from uma.http.openai_completions import is_one_prompt, prompts
+from uma.http.openai_completions import PROMPTS, is_one_prompt, prompts
 from uma.net.quota import Lane
 
 
@@ -20,7 +20,7 @@ from uma.net.quota import Lane
 class EmbeddingsBody:
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    input: Any
+    input: Annotated[Any, PROMPTS]
     model: str | None = None
     dimensions: Annotated[int, Range(1)] | None = None
     encoding_format: Encoding | None = None

@@ -17,7 +17,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
-from uma.http.openai import DEFAULTS, ERRORS, Role, read_part, text_of
+from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import (
@@ -87,11 +87,14 @@ class ToolBody(Function):
     type: Literal["function"] = "function"
 
 
+INPUT = "a string or a list of messages"
+
+
 @attrs.frozen(kw_only=True)
 class ResponsesBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
-    input: Any
+    input: Annotated[Any, INPUT]
     model: str | None = None
     instructions: Annotated[str, Text()] | None = None
     stream: bool | None = None
@@ -113,7 +116,7 @@ class ResponsesBody(Common):
 
 @attrs.frozen(kw_only=True)
 class _Item:
-    role: Role
+    role: Literal["user", "assistant", "system", "developer"]
     content: Any = None
     type: str = "message"
     id: Any = None
@@ -206,7 +209,7 @@ def _messages(body: ResponsesBody, able: Capabilities, ignored: list[str]) -> tu
     if isinstance(body.input, str):
         return (*system, Message("user", text_of(body.input, "input", ignored)))
     if not isinstance(body.input, list) or not body.input:
-        raise BadRequest(f"input: expected a string or a list of messages, not {show(body.input)}")
+        raise BadRequest(f"input: expected {INPUT}, not {show(body.input)}")
     if len(body.input) > MAX_MESSAGES:
         raise BadRequest(f"input: {len(body.input):,} messages are more than {MAX_MESSAGES:,}")
     turns = list(system)

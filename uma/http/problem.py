@@ -38,6 +38,7 @@ Kind = Literal[
     "method",
     "timeout",
     "too_large",
+    "encoded",
     "rate",
     "overloaded",
     "loading",
@@ -75,6 +76,12 @@ class BodyTooLarge(UmaError):
     """The body is over `max_http_body_bytes`; told before it is read."""
 
     code = "E_HTTP_BODY_TOO_LARGE"
+
+
+class BodyEncoded(UmaError):
+    """The body is compressed, or otherwise not what it is."""
+
+    code = "E_HTTP_ENCODED"
 
 
 class BodyTimeout(UmaError):
@@ -116,6 +123,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     BodyTimeout: (408, "timeout"),
     BodyTooLarge: (413, "too_large"),
     FrameTooLarge: (413, "too_large"),
+    BodyEncoded: (415, "encoded"),
     RateLimited: (429, "rate"),
     Overloaded: (429, "overloaded"),
     TooManySessions: (429, "overloaded"),

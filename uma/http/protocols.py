@@ -2,13 +2,14 @@
 loses its request, not what else runs on its connection.
 
 Hypercorn answers malformed HTTP and invalid WebSocket handshakes itself. Its HTTP/2 raises, which ends the connection
-with a traceback, where a body goes on after its answer and where a path is missing or not ASCII. Where a reader opens
-no window, it keeps whatever comes for it, without a bound.
+with a traceback, where a body goes on after its answer and where a method or a path is not ASCII, and a request with a
+malformed head ends it too. Where a reader opens no window, it keeps whatever comes for it, without a bound.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, cast
@@ -16,10 +17,13 @@ from typing import Any, cast
 import attrs
 import h11
 import trio
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, PriorityUpdated, RequestReceived
+from h2.events import DataReceived, PriorityUpdated, RequestReceived, StreamReset, TrailersReceived
 from h2.events import Event as H2Event
-from h2.exceptions import ProtocolError
+from h2.exceptions import InvalidBodyLengthError, ProtocolError
+from h2.utilities import HeaderValidationFlags, validate_headers
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
@@ -95,6 +99,26 @@ def identified(event: Response, stream: Any) -> Response:
     return Response(event.stream_id, [*event.headers, *noted(event.status_code, stream)], event.status_code)
 
 
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]*)(.*)", re.IGNORECASE)
+
+
+def in_origin_form(request: h11.Request) -> h11.Request:
+    """The request with a path as its target. Where that is a whole address, as for a proxy, its host and port take the
+    place of `Host` (RFC 9112, 3.2.2).
+    """
+    found = _ABSOLUTE_FORM.fullmatch(request.target)
+    if found is None:
+        return request
+    authority, path = found.groups()
+    headers = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", authority), *headers],
+        http_version=request.http_version,
+    )
+
+
 class _Turn(EventWrapper):
     """Hypercorn's event for when a pipelined request can be read."""
 
@@ -136,21 +160,28 @@ class Http1(H11Protocol):
             await super().stream_send(StreamClosed(event.stream_id))
 
     async def _create_stream(self, request: h11.Request) -> None:
+        request = in_origin_form(request)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            # A proxy before this server can take another one of them for the body's end (RFC 9112, 6.1).
+            await self._refuse(400)
+            return
         length = next((value for name, value in request.headers if name == b"content-length"), b"0")
         if int(length) > self._max_body_bytes and isinstance(self.connection, h11.Connection):
             # What is refused by its length is not asked for: h11 would say 100 with the first read.
             self.connection.client_is_waiting_for_100_continue = False
         head_bytes = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
         if head_bytes > self.config.h11_max_incomplete_size:  # h11 minds it only while the head has no end
-            await self._send_error_response(431)
-            await self.send(Closed())
+            await self._refuse(431)
             return
         try:
             await super()._create_stream(request)
         except UnicodeDecodeError:  # in a WebSocket's handshake, before anything has come of it
             self.stream = None
-            await self._send_error_response(400)
-            await self.send(Closed())
+            await self._refuse(400)
+
+    async def _refuse(self, status_code: int) -> None:
+        await self._send_error_response(status_code)
+        await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
         headers = [(b"content-length", b"0"), (b"connection", b"close"), *noted(status_code, self.stream)]
@@ -169,12 +200,46 @@ class _Wait:
     room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
 
+class _Http2Connection(H2Connection):
+    """h2's connection, which does not end for a malformed request. (RFC 9113, 8.1.1: that is an error of its stream.)
+
+    It does not look at heads, which its owner does with `is_well_formed`.
+    """
+
+    def __init__(self, made: H2Connection) -> None:
+        """In place of the connection that Hypercorn has made, on which nothing has been read yet."""
+        super().__init__(H2Configuration(client_side=False, header_encoding=None, validate_inbound_headers=False))
+        self.DEFAULT_MAX_INBOUND_FRAME_SIZE = made.DEFAULT_MAX_INBOUND_FRAME_SIZE
+        self.local_settings = made.local_settings
+
+    def _receive_frame(self, frame: Any) -> list[H2Event]:
+        """As h2's. A stream whose body is not as long as its head says is reset."""
+        try:
+            return super()._receive_frame(frame)
+        except InvalidBodyLengthError:
+            id: int = frame.stream_id
+            self.acknowledge_received_data(frame.flow_controlled_length, id)  # the connection's window is for all
+            self.reset_stream(id, ErrorCodes.PROTOCOL_ERROR)
+            return [StreamReset(stream_id=id, error_code=ErrorCodes.PROTOCOL_ERROR, remote_reset=False)]
+
+
+def is_well_formed(head: RequestReceived | TrailersReceived) -> bool:
+    """Whether a request's head, or what comes behind its body, is as RFC 9113 has it (8.2 and 8.3)."""
+    is_trailer = isinstance(head, TrailersReceived)
+    try:
+        list(validate_headers(head.headers, HeaderValidationFlags(False, is_trailer, False, False)))
+    except ProtocolError:
+        return False
+    return True
+
+
 class Http2(H2Protocol):
     """Hypercorn's HTTP/2."""
 
     def __init__(self, *arguments: Any, stall_timeout_sec: float) -> None:
         """`stall_timeout_sec`: how long the reader of a stream can take for `FAIR_BYTES` while more waits for it."""
         super().__init__(*arguments)
+        self.connection = _Http2Connection(self.connection)
         self.is_held_up = trio.Event()
         """See `Protocols`. Here none waits for another."""
         self._stall_timeout_sec = stall_timeout_sec
@@ -214,10 +279,7 @@ class Http2(H2Protocol):
                 del self._waits[id]
         if patience.cancelled_caught:
             log(logger, logging.WARNING, "http.stalled", unsent_bytes=self._unsent_bytes(id))
-            self._reset(id, ErrorCodes.CANCEL)
-            await self._flush()
-            await super().stream_send(StreamClosed(id))
-            await self._window_updated(id)  # lets the sending task see that the stream is gone
+            await self._end(id, ErrorCodes.CANCEL)
 
     async def _send_data(self, stream_id: int) -> None:
         await super()._send_data(stream_id)
@@ -236,8 +298,15 @@ class Http2(H2Protocol):
                 # Its answer has ended. The connection's window is for the other streams.
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, RequestReceived):
-                await self._create_stream(event)  # also while the server stops, which the app says
+                if is_well_formed(event):
+                    await self._create_stream(event)  # also while the server stops, which the app says
+                else:
+                    self._refuse(event.stream_id)
                 await self.send(Updated(idle=self.idle))
+            elif isinstance(event, TrailersReceived):
+                if not is_well_formed(event):
+                    noted(400, self.streams.get(event.stream_id))
+                    await self._end(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
             elif not isinstance(event, PriorityUpdated):  # RFC 9113 has no priorities any more: all streams are equal
                 await super()._handle_events([event])
         await self._flush()
@@ -248,13 +317,26 @@ class Http2(H2Protocol):
             if any(name == b":path" for name, _ in request.headers):
                 await super()._create_stream(request)
                 return
-        except UnicodeDecodeError:  # in the path or in a WebSocket's handshake, before anything has come of it
-            del self.streams[id], self.stream_buffers[id]
-            self.priority.remove_stream(id)
+        except UnicodeDecodeError:  # in the method, the path or a WebSocket's handshake, before anything has come of it
+            if self.streams.pop(id, None) is not None:
+                del self.stream_buffers[id]
+                self.priority.remove_stream(id)
+        self._refuse(id)
+
+    def _refuse(self, stream_id: int) -> None:
+        """Answer a request that is malformed, unless its client has taken it back in the same turn."""
         headers = [(b":status", b"400"), (b"content-length", b"0"), *noted(400, None)]
-        self.connection.send_headers(id, headers + self.config.response_headers("h2"), end_stream=True)
-        if self._is_open(id):
-            self._reset(id, ErrorCodes.NO_ERROR)
+        with suppress(ProtocolError):
+            self.connection.send_headers(stream_id, headers + self.config.response_headers("h2"), end_stream=True)
+        if self._is_open(stream_id):
+            self._reset(stream_id, ErrorCodes.NO_ERROR)
+
+    async def _end(self, stream_id: int, code: ErrorCodes) -> None:
+        """Reset a stream, and cancel its request."""
+        self._reset(stream_id, code)
+        await self._flush()
+        await super().stream_send(StreamClosed(stream_id))
+        await self._window_updated(stream_id)  # lets the sending task see that the stream is gone
 
     def _unsent_bytes(self, stream_id: int) -> int:
         buffer = self.stream_buffers.get(stream_id)

@@ -101,7 +101,11 @@ def stop_reason(ended: Finished | Answer) -> dict[str, Any]:
     return {} if ended.stop_string is None else {"stop_reason": ended.stop_string}
 
 
-def warnings(results: Sequence[Finished]) -> dict[str, Any]:
-    """What the engine had to change of the request, each said once; nothing where there is none."""
-    told = list(dict.fromkeys(line for each in results for line in each.warnings))
+def warnings(results: Sequence[Finished], *, is_unbounded: bool = False) -> dict[str, Any]:
+    """What the engine had to change of the request, each said once; nothing where there is none.
+
+    `is_unbounded`: the client asked for as many tokens as there may be, so that fewer than some number are no change.
+    """
+    every = (line for each in results for line in each.warnings)
+    told = list(dict.fromkeys(line for line in every if not (is_unbounded and line.startswith("max_tokens: "))))
     return {"warnings": told} if told else {}

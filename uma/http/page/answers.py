@@ -249,10 +249,10 @@ class Answers:
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
 
-    def find(self, token: str) -> Answer:
-        """The answer of this token. Raises `NotFound`."""
+    def find(self, token: str, account: Account | None) -> Answer:
+        """The answer of this token, which the same account has asked for. Raises `NotFound`."""
         answer = self._by_token.get(token)
-        if answer is None:
+        if answer is None or answer.account is not account:
             raise NotFound(
                 f"no such answer: it was never asked for, or had no reader for {KEEP_SEC:g} seconds; ask again"
             )

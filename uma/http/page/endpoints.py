@@ -116,13 +116,16 @@ class Page:
 
     async def resume(self, http: Exchange) -> None:
         """Stream an answer from where its reader was, or from its beginning."""
-        answer = self.answers.find(http.scope["path_params"]["token"])
+        answer = self._answer(http)
         await self._stream(http, answer, answer.seen_version(http.header(b"last-event-id")))
 
     async def stop(self, http: Exchange) -> None:
         """End an answer. Its readers get its last event."""
-        self.answers.find(http.scope["path_params"]["token"]).stop()
+        self._answer(http).stop()
         await http.answer(b"", status=204)
+
+    def _answer(self, http: Exchange) -> Answer:
+        return self.answers.find(http.scope["path_params"]["token"], http.account)
 
     async def render(self, http: Exchange) -> None:
         """The blocks of finished texts, for conversations that the browser has kept as text."""

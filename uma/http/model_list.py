@@ -1,0 +1,46 @@
+"""The lists of models under OpenAI's paths, in OpenAI's form or in Anthropic's: both have the same paths."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from uma.http import openai
+from uma.http.exchange import Exchange
+from uma.http.gateway import Gateway
+
+
+def is_anthropic(http: Exchange) -> bool:
+    """Whether an Anthropic client asks for models: each of its requests names a version."""
+    path = http.path
+    return (path == "/v1/models" or path.startswith("/v1/models/")) and http.header(b"anthropic-version") is not None
+
+
+async def list_models(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/models`. All are on the first page."""
+    names = gateway.model_names
+    if not is_anthropic(http):
+        await http.answer_json({"object": "list", "data": [openai.model(gateway, name) for name in names]})
+        return
+    data = [_anthropic_model(gateway, name) for name in names]
+    await http.answer_json({"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
+
+
+async def show_model(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/models/{id}`."""
+    name = gateway.names.check(str(http.scope["path_params"]["id"]))
+    form = _anthropic_model if is_anthropic(http) else openai.model
+    await http.answer_json(form(gateway, name))
+
+
+def _anthropic_model(gateway: Gateway, name: str) -> dict[str, Any]:
+    limits = gateway.source.info.limits
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": gateway.names.name,
+        "created_at": datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": limits.n_ctx,
+        "max_tokens": limits.max_tokens,
+    }
