@@ -517,3 +517,51 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     expect(page.locator("#set-max_tokens-fault")).to_be_empty()
     page.keyboard.press("Escape")
     expect(page.locator("#chips")).to_contain_text("50 tokens")
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("top_k", "1e30"), ("top_k", "1.5"), ("min_tokens", "1e30"), ("max_tokens", "2.5"), ("seed", "-1")],
+)
+def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor, field: str, wrong: str) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.locator(f"#set-{field}").fill(wrong)
+    expect(page.locator(f"#set-{field}")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator(f"#set-{field}-fault")).to_contain_text("Not set: it must be a whole number from ")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is UMA?")
+    assert field not in json.loads(sent.value.post_data or "")["sampling"]
+    here.wait_for_answer()
+
+
+def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Most tokens").fill("1.5")
+    expect(page.locator("#set-max_tokens-fault")).not_to_be_empty()
+    boxes = page.locator(".numbers input").evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
+    assert boxes[0] == boxes[1]
+    assert boxes[2] == boxes[3]
+
+
+def test_more_stop_strings_than_can_be_set_are_told_and_stay_in_their_field(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    stops = [f"stop {number}" for number in range(20)]
+    field = page.get_by_label("Stop strings")
+    field.fill("\n".join(stops))
+    expect(page.locator("#set-stop-fault")).to_have_text("Only the first 16 of these 20 stop strings are set.")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_value("\n".join(stops))
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is UMA?")
+    assert json.loads(sent.value.post_data or "")["sampling"]["stop"] == stops[:16]
+    here.wait_for_answer()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    field.fill("\n".join(stops[:16]))
+    expect(page.locator("#set-stop-fault")).to_be_empty()
+    expect(field).to_have_attribute("aria-invalid", "false")

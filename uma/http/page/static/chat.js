@@ -190,9 +190,9 @@ export class Chat {
   /** Why the conversation that is shown is lost with the page; empty where the browser keeps it. */
   get loss() {
     if (!this.conversations.includes(this.current)) return "";
-    if (!this.hasStore) return "This browser keeps no conversations: this one is lost when the page is closed.";
+    if (!this.hasStore) return "This browser keeps no conversations: this one is lost with the page.";
     if (!this.unkept.has(this.current.id)) return "";
-    return "The browser has no room to keep this conversation: export it, or it is lost when the page is closed.";
+    return "The browser has no room to keep this conversation: it is lost with the page.";
   }
 
   /** @param {Conversation} conversation */
