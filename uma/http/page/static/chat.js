@@ -11,6 +11,7 @@ import {
   branch,
   branchOff,
   freshId,
+  isOutgrown,
   newConversation,
   news,
   pathTo,
@@ -30,7 +31,7 @@ const MAX_RENDERED = 500;
 const RENDER_AT_ONCE = 50;
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -291,6 +292,8 @@ export class Chat {
       this.answer(this.current, this.current.leaf);
     },
     again: (message) => this.answer(this.current, message.parent),
+    begin: () => this.does.begin(),
+    isOutgrown: (message) => isOutgrown(this.current, message),
     branchOff: (message) => {
       // Where the button was, there is now that of the branch.
       if (performance.now() - this.branchedAt < DOUBLE_CLICK_MS) return;

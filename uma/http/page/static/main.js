@@ -44,7 +44,7 @@ function suggestions() {
       ];
 }
 
-const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), defaults, suggestions });
+const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions });
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
@@ -62,7 +62,7 @@ function refresh() {
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
   composer.setAnswering(Boolean(chat.running));
-  const chosen = summary(chat.current.settings);
+  const chosen = summary(chat.current.settings, info);
   // What a press has hit must be there at its release.
   if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), chosen);
   composer.chips.setAttribute("aria-label", `Instructions and sampling: ${chosen}`);
@@ -128,6 +128,14 @@ function route() {
   else if (history.state?.isNew && chat.conversations.includes(chat.current)) chat.open();
   chat.setShown(!isLive);
   refresh();
+}
+
+/** A new chat. */
+function begin() {
+  chat.open();
+  sidebar.show(false);
+  go("#chat");
+  composer.input.focus();
 }
 
 function editSettings() {
@@ -343,12 +351,7 @@ function listen() {
     event.preventDefault(); // the address says which view is shown, and that view's content is meant
     byId("main", HTMLElement).focus();
   });
-  byId("new-chat", HTMLButtonElement).addEventListener("click", () => {
-    chat.open();
-    sidebar.show(false);
-    go("#chat");
-    composer.input.focus();
-  });
+  byId("new-chat", HTMLButtonElement).addEventListener("click", begin);
   byId("open-settings", HTMLElement).addEventListener("click", editSettings);
   byId("theme", HTMLElement).addEventListener("click", () => {
     const at = THEMES.indexOf(document.documentElement.dataset.theme ?? "system");

@@ -17,6 +17,9 @@ const MAX_STOPS = 16;
 /** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
 const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 
+/** Sampling that the chip tells by name; of all others it tells how many are set. */
+const NAMED = ["temperature", "max_tokens"];
+
 /** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
 
 /** @type {Field[]} */
@@ -161,13 +164,18 @@ function isStop(value) {
   );
 }
 
-/** The chip under the message box: what differs from the defaults. @param {Settings} settings */
-export function summary(settings) {
+/** The chip under the message box: what differs from the defaults. @param {Settings} settings @param {Info | undefined} info */
+export function summary(settings, info) {
   const parts = [`temperature ${settings.sampling.temperature ?? 0}`];
   if (settings.sampling.max_tokens) parts.push(`${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
+  const more = Object.entries(settings.sampling).filter(
+    ([name, value]) =>
+      !NAMED.includes(name) && value !== (DEFAULTS.sampling[name] ?? info?.sampling[name]?.default),
+  ).length;
+  if (more) parts.push(`${number(more)} more`);
   return parts.join(" · ");
 }
 
