@@ -55,7 +55,7 @@ def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:
     with running_server(socket_dir / "s") as server, running_gateway(server) as gateway:
         server.stop()
         assert gateway.process.wait() == 1
-        assert "uma: error: " in gateway.process.log.join()
+        assert "uma: error: the server is stopping; start it again" in gateway.process.log.join()
 
 
 @pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

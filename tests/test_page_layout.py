@@ -104,3 +104,26 @@ def test_the_way_to_the_end_lies_above_the_box_however_high_it_is(browser: Brows
         assert button.evaluate(ends_at) <= page.locator("#composer").evaluate(begins_at)
         button.click()
         expect(button).to_be_hidden()
+
+
+@pytest.mark.parametrize("zoomed", [(1200, 800), (640, 360), (320, 256)])
+def test_the_list_of_conversations_shows_some_lines_and_all_around_it_is_reached(
+    browser: Browser, http_server: HttpServer, zoomed: tuple[int, int]
+) -> None:
+    with visitor(browser, http_server.url, width=zoomed[0], height=zoomed[1]) as one:
+        page = one.visit().page
+        is_drawer = page.locator("#open-sidebar").is_visible()
+        for number in range(4):
+            one.ask(f"Question {number}")
+            one.wait_for_answer()
+            if is_drawer:
+                page.locator("#open-sidebar").click()
+            page.locator("#new-chat").click()
+        if is_drawer:
+            page.locator("#open-sidebar").click()
+        expect(page.locator(".conversation")).to_have_count(4)
+        line = page.locator(".conversation").first.evaluate("each => each.offsetHeight")
+        assert page.locator("#conversations").evaluate("each => each.clientHeight") >= 3 * line
+        for part in ("#new-chat", ".conversation:last-child", "#theme", "#import"):
+            page.locator(part).scroll_into_view_if_needed()
+            assert is_reached(page, part), part

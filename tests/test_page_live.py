@@ -374,3 +374,21 @@ def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
         assert (figures.evaluate(looks), bar.evaluate(looks)) == fresh
         # The browser's own lines about the streams that were not answered.
         one.problems = [each for each in one.problems if "ERR_FAILED" not in each]
+
+
+def test_a_view_that_has_heard_nothing_shows_no_figures(browser: Browser, narrow_server: HttpServer) -> None:
+    with visitor(browser, narrow_server.url) as one:
+        page = one.page
+        page.route("**/ui/api/live", lambda route: route.abort())
+        one.visit("#live")
+        expect(page.locator(".live-state")).to_contain_text("Trying again …")
+        assert page.locator(".legend b").all_inner_texts() == [NO_FIGURE] * 6
+        assert page.locator(".tile-value").all_inner_texts() == [NO_FIGURE] * 6
+        expect(page.locator(".nothing")).to_be_hidden()
+        expect(page.locator(".axis")).to_be_hidden()
+        page.unroute("**/ui/api/live")
+        expect(page.locator(".nothing")).to_be_visible()
+        expect(page.locator(".legend b").first).not_to_have_text(NO_FIGURE)
+        expect(page.locator(".tile dd").first).to_have_text(re.compile(r"^[\d,]+ tokens/s$"))
+        # The browser's own lines about the streams that were not answered.
+        one.problems = [each for each in one.problems if "ERR_FAILED" not in each]

@@ -43,6 +43,7 @@ PARTS = (
     "\x00",
     "<!--",
     "~~struck~~",
+    *("\\(", "\\)", "\\[", "\\]", "$", "$$", "x_1_2", "\\[\n", "\\]\n", "$$\n"),
     '~~~html"onclick=alert(1)\n',
 )
 markdown = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join)
@@ -110,6 +111,20 @@ y = 2
 |---|---|
 | 1 | 2 |
 
+A sum:
+\\[
+a_1
+- b_2
+\\]
+$$\\begin{aligned}
++ c_3 \\\\
+- d
+\\end{aligned}$$ is one, $$ is
+none.
+```sh
+$$
+```
+
 End.
 """
 
@@ -154,3 +169,48 @@ def test_an_address_is_a_link_and_a_name_with_a_dot_is_none() -> None:
     assert ">https://example.org/a_b?c=1</a>. Run main.py" in block
     assert block.count("<a ") == 1
     assert "<a " not in render("`https://example.org`")[0]
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        *(
+            r"\(a_1 * b_2 * c\)",
+            r"\[ x_1 = \{y_1\} \]",
+            "$a_1 + b_2$",
+            "$x$",
+            "$a*b*c$",
+            r"$\alpha$",
+            "$10^6$",
+            "$$x_1_2$$",
+        ),
+        *("\\[\na_1 = b\n- c_2\n+ d\n= 3\n  * e\n\\]", "$$\n\\begin{aligned}\na &= <b> \\\\\n---\n\\end{aligned}\n$$"),
+    ],
+)
+def test_a_formula_stays_as_it_is_written(formula: str) -> None:
+    shown = f'<span class="formula">{formula.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}</span>'
+    assert render(f"{formula} is *it*") == [f"<p>{shown} is <em>it</em></p>\n"]
+    for around in ("So:\n{}\n\nThen.", "> {}", "- So:\n  {}", "| a |\n|---|\n| {} |"):
+        if "\n" not in formula or "|" not in around:
+            lines = formula.replace("\n", {"> {}": "\n> ", "- So:\n  {}": "\n  "}.get(around, "\n"))
+            assert "".join(render(around.format(lines))).count(shown) == 1, around
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("It costs $5 and $6, or *$7*-$8.", "It costs $5 and $6, or <em>$7</em>-$8."),
+        ("**$100** to **$200**", "<strong>$100</strong> to <strong>$200</strong>"),
+        ("$HOME *and* $PATH, US$5 *or* US$", "$HOME <em>and</em> $PATH, US$5 <em>or</em> US$"),
+        ("$$ is the *PID*", "$$ is the <em>PID</em>"),
+        (r"\\(a\\) \$5 \$6 \(*b*", r"\(a\) $5 $6 (<em>b</em>"),
+        (r"`\(a_1\)` `$x$`", r"<code>\(a_1\)</code> <code>$x$</code>"),
+    ],
+)
+def test_prices_and_names_and_code_are_no_formulas(text: str, shown: str) -> None:
+    assert render(text) == [f"<p>{shown}</p>\n"]
+
+
+def test_a_formula_that_is_never_closed_swallows_no_code() -> None:
+    assert render("$$ is the *PID*\n```\nx\n```")[1] == '<pre><code data-language="">x\n</code></pre>\n'
+    assert len(render("\\[ *a*\n\nb")) == 2

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from page_browser import ENDLESS, Visitor, saying
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 from playwright.sync_api import Request as PageRequest
 
 from uma.net.quota import Account, Bounds, Excess
@@ -36,6 +37,17 @@ def attach(page: Page, name: str, text: str) -> None:
     expect(page.locator("#attached")).to_contain_text(name)
 
 
+def payload(name: str, text: str) -> FilePayload:
+    """A file that is nowhere on the disk."""
+    return {"name": name, "mimeType": "application/octet-stream", "buffer": text.encode()}
+
+
+def info(here: Visitor) -> dict[str, Any]:
+    """What the page is told of its server."""
+    found: dict[str, Any] = httpx.get(f"{here.url}/ui/api/info").json()
+    return found
+
+
 def contents(request: PageRequest) -> list[str]:
     """What the model is given with this question, without instructions."""
     return [each["content"] for each in json.loads(request.post_data or "")["messages"]]
@@ -57,6 +69,43 @@ def test_a_file_that_is_too_long_spoils_no_later_question_and_can_be_taken_away(
         page.get_by_role("button", name="Send again", exact=True).click()
     assert contents(sent.value) == ["Sum this up."]
     here.wait_for_answer()
+
+
+def test_a_conversation_that_is_full_is_told_apart_from_a_question_that_is_too_long(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with saying(browser, tmp_path, "Again and again. ", **ENDS) as here:
+        page = here.visit().page
+        here.ask("Go on.")
+        here.wait_for_answer()
+        here.ask("And then?")
+        failure = page.locator(".failure")
+        expect(failure).to_contain_text("This conversation is full")
+        expect(failure).to_contain_text("Begin a new chat, or edit an earlier question")
+        expect(failure).not_to_contain_text("to take a file away")
+        assert page.get_by_role("button", name="Try again").count() == 0
+        failure.get_by_role("button", name="New chat").click()
+        expect(page.locator("article")).to_have_count(0)
+        here.ask("Go on.")
+        here.wait_for_answer()
+
+
+def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator(".model-card b").wait_for()
+    binary = [payload(f"{number}.bin", "\0") for number in range(6)]
+    page.locator("#attach-file").set_input_files([*binary, payload("note.txt", "Olga")])
+    expect(page.locator("#attached .file")).to_have_text(["note.txt"])
+    toast = page.locator(".toast")
+    expect(toast).to_have_count(1)
+    expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. The model reads UTF-8 text only.")
+    toast.get_by_role("button", name="Close").click()
+    expect(toast).to_have_count(0)
+    large = payload("large.txt", "x" * (info(here)["limits"]["max_prompt_bytes"] + 1))
+    page.locator("#attach-file").set_input_files([binary[0], large])
+    expect(toast).to_contain_text(
+        re.compile(r"Not attached: 0\.bin, large\.txt\. The model .* only\. The server takes no file over [\d,]+ KB\.")
+    )
 
 
 def test_a_question_that_is_only_a_file_is_sent_again(here: Visitor) -> None:

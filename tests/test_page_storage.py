@@ -96,10 +96,34 @@ def test_a_browser_that_keeps_nothing_can_still_chat(http_server: HttpServer, tm
             one.wait_for_answer()
             page.locator(".conversation", has_text="What is UMA?").click()
             expect(page.locator(".bubble")).to_have_text("What is UMA?")
+            expect(page.locator("#loss")).to_contain_text("keeps no conversations: this one is lost")
             assert page.locator(".toast", has_text="room").count() == 0
             assert one.problems == []
         finally:
             context.close()
+
+
+BLOCK = """name => Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } })"""
+"""Takes a kind of storage away from the page."""
+
+
+@pytest.mark.parametrize(("blocked", "lost"), [("localStorage", "settings"), ("indexedDB", "conversations")])
+def test_a_browser_that_keeps_one_kind_of_data_says_which_it_does_not_keep(
+    here: Visitor, blocked: str, lost: str
+) -> None:
+    page = here.page
+    page.add_init_script(f"({BLOCK})({json.dumps(blocked)})")
+    here.visit()
+    toast = page.locator(".toast")
+    expect(toast).to_have_text(f"This browser keeps no {lost} for this page: they are lost when it is closed.")
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    page.locator("#theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    assert page.locator(".toast", has_text="room").count() == 0
+    expect(page.locator("#loss")).to_be_visible(visible=lost == "conversations")
+    page.reload()
+    expect(page.locator(".conversation")).to_have_count(1 if lost == "settings" else 0)
 
 
 def test_a_browser_without_room_for_settings_applies_them_and_says_so_once(here: Visitor) -> None:
@@ -124,7 +148,24 @@ def test_a_browser_without_room_for_conversations_says_so(here: Visitor) -> None
     page.locator("#attach-file").set_input_files(payload("long.txt", long))
     expect(page.locator("#attached")).to_contain_text("long.txt")
     here.ask("Summarize")
-    expect(page.locator(".toast", has_text="The browser has no room to keep this conversation")).to_have_count(1)
+    told = page.get_by_role("status").filter(has_text="The browser has no room to keep this conversation")
+    expect(told).to_be_visible()
+    page.locator(".failure").wait_for()
+    with page.expect_download() as saved:
+        told.get_by_role("button", name="Export").click()
+    assert json.loads(saved.value.path().read_text())["conversations"][0]["title"] == "Summarize"
+    assert violations(page) == []
+    page.get_by_role("link", name="Live").click()
+    expect(told).to_be_hidden()
+    page.get_by_role("link", name="Chat").click()
+    expect(told).to_be_visible()
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(told).to_be_hidden()
+    page.locator(".conversation").click()
+    expect(told).to_be_visible()
+    page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", {"origin": here.url})
+    set_temperature(page, "0.5")  # which saves it
+    expect(told).to_be_hidden()
 
 
 def test_two_windows_see_each_others_messages_and_lose_none(here: Visitor) -> None:
@@ -476,3 +517,51 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     expect(page.locator("#set-max_tokens-fault")).to_be_empty()
     page.keyboard.press("Escape")
     expect(page.locator("#chips")).to_contain_text("50 tokens")
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("top_k", "1e30"), ("top_k", "1.5"), ("min_tokens", "1e30"), ("max_tokens", "2.5"), ("seed", "-1")],
+)
+def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor, field: str, wrong: str) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.locator(f"#set-{field}").fill(wrong)
+    expect(page.locator(f"#set-{field}")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator(f"#set-{field}-fault")).to_contain_text("Not set: it must be a whole number from ")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is UMA?")
+    assert field not in json.loads(sent.value.post_data or "")["sampling"]
+    here.wait_for_answer()
+
+
+def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Most tokens").fill("1.5")
+    expect(page.locator("#set-max_tokens-fault")).not_to_be_empty()
+    boxes = page.locator(".numbers input").evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
+    assert boxes[0] == boxes[1]
+    assert boxes[2] == boxes[3]
+
+
+def test_more_stop_strings_than_can_be_set_are_told_and_stay_in_their_field(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    stops = [f"stop {number}" for number in range(20)]
+    field = page.get_by_label("Stop strings")
+    field.fill("\n".join(stops))
+    expect(page.locator("#set-stop-fault")).to_have_text("Only the first 16 of these 20 stop strings are set.")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_value("\n".join(stops))
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is UMA?")
+    assert json.loads(sent.value.post_data or "")["sampling"]["stop"] == stops[:16]
+    here.wait_for_answer()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    field.fill("\n".join(stops[:16]))
+    expect(page.locator("#set-stop-fault")).to_be_empty()
+    expect(field).to_have_attribute("aria-invalid", "false")

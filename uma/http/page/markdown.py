@@ -22,6 +22,7 @@ from pygments.token import STANDARD_TYPES
 from pygments.util import ClassNotFound
 
 from uma.child import serve
+from uma.http.page.formulas import keep_formulas
 
 MAX_BLOCK_CHARS = 32_768
 """A block that grows beyond this is shown as plain text: parsing it ten times a second would take all of a core."""
@@ -43,7 +44,7 @@ _SANITIZER = nh3.Cleaner(
     clean_content_tags={"script", "style"},
     attributes={"a": {"href", "title"}, "ol": {"start"}, "code": {"data-language"}},
     allowed_classes={
-        "span": {name for name in STANDARD_TYPES.values() if name},
+        "span": {"formula", *filter(None, STANDARD_TYPES.values())},
         "th": {"align-left", "align-center", "align-right"},
         "td": {"align-left", "align-center", "align-right"},
     },
@@ -85,6 +86,7 @@ def _parser() -> MarkdownIt:
     assert parser.linkify is not None
     parser.linkify.set({"fuzzy_link": False, "fuzzy_email": False, "fuzzy_ip": False})
     parser.linkify.add("ftp:", None).add("//", None)  # the sanitizer leaves no address of these
+    keep_formulas(parser)
     parser.add_render_rule("fence", _fence)
     parser.add_render_rule("code_block", _fence)
     return parser

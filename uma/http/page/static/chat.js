@@ -2,7 +2,6 @@
 
 import { ApiError, ask } from "./api.js";
 import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
-import { tellLoss } from "./local.js";
 import { AnswerView, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
@@ -12,6 +11,7 @@ import {
   branch,
   branchOff,
   freshId,
+  isOutgrown,
   newConversation,
   news,
   pathTo,
@@ -31,7 +31,7 @@ const MAX_RENDERED = 500;
 const RENDER_AT_ONCE = 50;
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -46,7 +46,7 @@ export class Chat {
     this.shown = new Map();
     /** What is shown of each message, and of which versions: a long conversation takes seconds to be built again. @type {Map<Message, {versions: string, element: HTMLElement, answer?: AnswerView}>} */
     this.views = new Map();
-    /** Conversations that the browser has no room for, of which that was said. @type {Set<string>} */
+    /** Conversations that the browser has no room for. @type {Set<string>} */
     this.unkept = new Set();
     this.hasStore = true;
     this.branchedAt = -Infinity;
@@ -68,7 +68,6 @@ export class Chat {
       store.watch({ saved: (stored) => this.take(stored), deleted: (id) => this.drop(id) });
     } catch {
       this.hasStore = false;
-      tellLoss("This browser keeps nothing for this page: conversations are lost when it is closed.");
     }
     for (const conversation of this.conversations)
       for (const message of Object.values(conversation.messages))
@@ -179,12 +178,22 @@ export class Chat {
     const { id } = conversation;
     try {
       await store.save(conversation, options);
-      this.unkept.delete(id);
+      if (this.unkept.delete(id)) this.does.onChange();
     } catch {
       if (this.unkept.has(id)) return; // an answer is saved every second: it was said
       this.unkept.add(id);
-      toast("The browser has no room to keep this conversation. Export it if you need it.");
+      const name = conversation.title || "New chat";
+      if (conversation !== this.current) toast(`The browser has no room to keep “${name}”.`);
+      this.does.onChange();
     }
+  }
+
+  /** Why the conversation that is shown is lost with the page; empty where the browser keeps it. */
+  get loss() {
+    if (!this.conversations.includes(this.current)) return "";
+    if (!this.hasStore) return "This browser keeps no conversations: this one is lost with the page.";
+    if (!this.unkept.has(this.current.id)) return "";
+    return "The browser has no room to keep this conversation: it is lost with the page.";
   }
 
   /** @param {Conversation} conversation */
@@ -283,6 +292,8 @@ export class Chat {
       this.answer(this.current, this.current.leaf);
     },
     again: (message) => this.answer(this.current, message.parent),
+    begin: () => this.does.begin(),
+    isOutgrown: (message) => isOutgrown(this.current, message),
     branchOff: (message) => {
       // Where the button was, there is now that of the branch.
       if (performance.now() - this.branchedAt < DOUBLE_CLICK_MS) return;

@@ -1,13 +1,15 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
 import { showFiles } from "./attachments.js";
-import { announce, byId, DOUBLE_CLICK_MS, icon, toast } from "./dom.js";
+import { announce, byId, DOUBLE_CLICK_MS, icon, number, toast } from "./dom.js";
 import { Drafts } from "./drafts.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
 const MAX_FILE_BYTES = 1_000_000;
 const MAX_INPUT_PX = 240;
+/** Files that a notice names. */
+const MAX_NAMED = 3;
 
 export class Composer {
   /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void}} does */
@@ -128,28 +130,38 @@ export class Composer {
 
   /** @param {File[]} files */
   async attach(files) {
+    /** @type {string[]} */
+    const refused = [];
+    /** @type {Set<string>} */
+    const reasons = new Set();
     for (const file of files) {
-      const text = await this.read(file);
-      if (text !== null) this.files.push({ name: file.name, text });
+      const { text, fault } = await this.read(file);
+      if (fault) {
+        refused.push(file.name);
+        reasons.add(fault);
+        continue;
+      }
+      this.files.push({ name: file.name, text });
+      announce(`${file.name} attached`);
     }
+    if (refused.length)
+      toast(`Not attached: ${named(refused)}. ${[...reasons].join(" ")}`, { label: "Close", run: () => {} });
     this.showFiles();
     this.input.focus();
   }
 
-  /** A file's text, or null, with a notice, where it has none. @param {File} file */
+  /** A file's text, or why it is none for the model. @param {File} file */
   async read(file) {
     if (file.size > this.maxBytes) {
-      toast(`${file.name} is larger than the server takes (${Math.round(this.maxBytes / 1_000)} KB).`);
-      return null;
+      const most = number(Math.round(this.maxBytes / 1_000));
+      return { text: "", fault: `The server takes no file over ${most} KB.` };
     }
     try {
       const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
       if (text.includes("\0")) throw new TypeError("binary");
-      announce(`${file.name} attached`);
-      return text;
+      return { text, fault: "" };
     } catch {
-      toast(`${file.name} is no text: the model reads UTF-8 text only.`);
-      return null;
+      return { text: "", fault: "The model reads UTF-8 text only." };
     }
   }
 
@@ -161,4 +173,10 @@ export class Composer {
     });
     this.fit();
   }
+}
+
+/** The first few names, and how many more there are. @param {string[]} names */
+function named(names) {
+  const more = names.length - MAX_NAMED;
+  return names.slice(0, MAX_NAMED).join(", ") + (more > 0 ? ` and ${number(more)} more` : "");
 }

@@ -7,6 +7,8 @@ import { number } from "./dom.js";
 
 const TOO_LONG =
   "This is more than the model can read at once. Edit the question to shorten it or to take a file away, or begin a new chat.";
+const FULL =
+  "This conversation is full: it is more than the model can read at once. Begin a new chat, or edit an earlier question and go on from there.";
 const BUSY = "The server has too much to do just now.";
 const STOPPED = "The server was stopped or restarted before the answer was complete.";
 
@@ -42,12 +44,18 @@ const WRONG_SETTING =
   "The server does not take one of the settings. Open “Instructions and sampling” and correct it, or set the sampling back.";
 const WRONG_CHAT = "The model does not take this conversation as it is. Edit the question, or begin a new chat.";
 
-/** @param {Failure} failure @returns {{words: string, detail: string}} `detail` is empty where `words` are all there is. */
-export function explain({ code, message, retry_after_ms: retry }) {
-  if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
+/**
+ * @param {Failure} failure
+ * @param {boolean} isOutgrown Most of what the model was given stands before the question.
+ * @returns {{words: string, detail: string, isFull: boolean}} `detail` is empty where `words` are all there is; full: a
+ *   shorter question does not help.
+ */
+export function explain({ code, message, retry_after_ms: retry }, isOutgrown) {
+  if (code === "gone" || code === "unreachable") return { words: message, detail: "", isFull: false };
+  if (WORDS[code] === TOO_LONG && isOutgrown) return { words: FULL, detail: message, isFull: true };
   const words = boundOf(message) ?? WORDS[code] ?? (isBadRequest(code) ? wrong(message) : "The answer failed.");
   const when = [BUSY, OWN_RATE, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
-  return { words: words + when, detail: message };
+  return { words: words + when, detail: message, isFull: false };
 }
 
 /** @param {string} message */

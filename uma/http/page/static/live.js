@@ -24,7 +24,7 @@ class Tile {
       "div",
       { class: "tile" },
       h("dt", {}, name),
-      h("dd", {}, this.value, this.unit),
+      h("dd", {}, this.value, " ", this.unit),
       this.note,
     );
     if (!line) return;
@@ -66,7 +66,7 @@ class Tile {
 class Part {
   /** @param {string} kind @param {string} name */
   constructor(kind, name) {
-    this.count = h("b", {}, "0");
+    this.count = h("b", {}, "–");
     this.bar = h("span", { class: `bar-part is-${kind}` });
     this.element = h("li", {}, h("span", { class: `swatch is-${kind}` }), this.count, ` ${name}`);
   }
@@ -119,7 +119,7 @@ export class LiveView {
     this.count = h("span", { class: "panel-note" });
     this.nothing = h(
       "p",
-      { class: "nothing" },
+      { class: "nothing", hidden: true },
       "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.",
     );
     const list = h("ul", { class: "lanes", "aria-label": "Running requests" });
@@ -127,7 +127,7 @@ export class LiveView {
     this.lanes = new Lanes(list, more);
     this.axis = h(
       "div",
-      { class: "axis", "aria-hidden": "true" },
+      { class: "axis", "aria-hidden": "true", hidden: true },
       ...["30 s ago", "20 s", "10 s", "now"].map((text) => h("span", {}, text)),
     );
     this.state = h("p", { class: "live-state", role: "status" }, "Connecting …");

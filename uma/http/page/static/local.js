@@ -4,12 +4,19 @@ import { toast } from "./dom.js";
 
 /** What the browser did not take. @type {Map<string, string | null>} */
 const unkept = new Map();
+/** The browser lets this page have no localStorage at all. */
+let isBlocked = false;
 let isTold = false;
 
-/** Say that something is lost with the page; once, for it is the same for everything. @param {string} what */
-export function tellLoss(what) {
-  if (!isTold) toast(what);
-  isTold = true;
+/** Say what is lost with the page, where something is. @param {boolean} keepsConversations */
+export function tellLosses(keepsConversations) {
+  if (isBlocked && !keepsConversations)
+    toast(
+      "This browser keeps nothing for this page: conversations and settings are lost when it is closed.",
+    );
+  else if (isBlocked) toast("This browser keeps no settings for this page: they are lost when it is closed.");
+  else if (!keepsConversations)
+    toast("This browser keeps no conversations for this page: they are lost when it is closed.");
 }
 
 /** @param {string} name @returns {string | null} */
@@ -19,9 +26,7 @@ export function kept(name) {
   try {
     return localStorage.getItem(name);
   } catch {
-    tellLoss(
-      "This browser keeps nothing for this page: conversations and settings are lost when it is closed.",
-    );
+    isBlocked = true;
     return null;
   }
 }
@@ -34,6 +39,8 @@ export function keep(name, value) {
     unkept.delete(name);
   } catch {
     unkept.set(name, value);
-    tellLoss("This browser has no room to keep settings: they are lost when the page is closed.");
+    if (!isBlocked && !isTold)
+      toast("This browser has no room to keep settings: they are lost when the page is closed.");
+    isTold = true;
   }
 }

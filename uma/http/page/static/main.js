@@ -5,7 +5,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { byId, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
-import { keep, kept } from "./local.js";
+import { keep, kept, tellLosses } from "./local.js";
 import { exportJson, ImportError, importJson } from "./reading.js";
 import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -44,7 +44,7 @@ function suggestions() {
       ];
 }
 
-const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), defaults, suggestions });
+const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions });
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
@@ -62,7 +62,7 @@ function refresh() {
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
   composer.setAnswering(Boolean(chat.running));
-  const chosen = summary(chat.current.settings);
+  const chosen = summary(chat.current.settings, info);
   // What a press has hit must be there at its release.
   if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), chosen);
   composer.chips.setAttribute("aria-label", `Instructions and sampling: ${chosen}`);
@@ -75,7 +75,21 @@ function refresh() {
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
+  showLoss(isLive ? "" : chat.loss);
   if (!isLive && isRouted) noteAddress();
+}
+
+/** @param {string} loss Why the conversation that is shown is lost with the page, if it is. */
+function showLoss(loss) {
+  const banner = byId("loss", HTMLElement);
+  banner.hidden = !loss;
+  if (!loss || banner.firstChild?.textContent === loss) return;
+  const button = h("button", { type: "button", class: "link-button", onclick: exportCurrent }, "Export");
+  banner.replaceChildren(h("span", {}, loss), " ", button);
+}
+
+function exportCurrent() {
+  download(`${chat.current.title || "conversation"}.json`, exportJson([chat.current]));
 }
 
 /** A reload, the way back, or the address in another window lead to the conversation that is shown. */
@@ -114,6 +128,14 @@ function route() {
   else if (history.state?.isNew && chat.conversations.includes(chat.current)) chat.open();
   chat.setShown(!isLive);
   refresh();
+}
+
+/** A new chat. */
+function begin() {
+  chat.open();
+  sidebar.show(false);
+  go("#chat");
+  composer.input.focus();
 }
 
 function editSettings() {
@@ -329,12 +351,7 @@ function listen() {
     event.preventDefault(); // the address says which view is shown, and that view's content is meant
     byId("main", HTMLElement).focus();
   });
-  byId("new-chat", HTMLButtonElement).addEventListener("click", () => {
-    chat.open();
-    sidebar.show(false);
-    go("#chat");
-    composer.input.focus();
-  });
+  byId("new-chat", HTMLButtonElement).addEventListener("click", begin);
   byId("open-settings", HTMLElement).addEventListener("click", editSettings);
   byId("theme", HTMLElement).addEventListener("click", () => {
     const at = THEMES.indexOf(document.documentElement.dataset.theme ?? "system");
@@ -349,9 +366,7 @@ function listen() {
       run();
     });
   choose("rename", rename);
-  choose("export", () =>
-    download(`${chat.current.title || "conversation"}.json`, exportJson([chat.current])),
-  );
+  choose("export", exportCurrent);
   choose("delete", removeCurrent);
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),
@@ -389,6 +404,7 @@ setTheme(kept(THEME_KEY) ?? "system");
 listen();
 void connect();
 await chat.start();
+tellLosses(chat.hasStore);
 if (!location.hash && chat.answering.size) history.replaceState(null, "", `#c/${[...chat.answering][0]}`);
 route();
 composer.input.focus({ preventScroll: true });

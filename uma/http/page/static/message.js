@@ -15,6 +15,8 @@ import { Thinking } from "./thinking.js";
  * @property {(message: Message, text: string, files: Attachment[]) => void} resend
  * @property {(message: Message) => void} again
  * @property {(message: Message) => void} branchOff
+ * @property {() => void} begin A new chat.
+ * @property {(message: Message) => boolean} isOutgrown Most of what the model was given for this answer stands before the question.
  * @property {(id: string) => void} show
  */
 
@@ -205,14 +207,12 @@ function statusOf(run) {
 /** @param {Message} message @param {Actions} actions */
 function failureOf(message, actions) {
   if (!message.failure) return null;
-  const again = h(
-    "button",
-    { type: "button", class: "button", onclick: () => actions.again(message) },
-    "Try again",
-  );
-  const { words, detail } = explain(message.failure);
+  const { words, detail, isFull } = explain(message.failure, actions.isOutgrown(message));
+  const act = () => (isFull ? actions.begin() : actions.again(message));
+  const label = isFull ? "New chat" : "Try again";
+  const button = h("button", { type: "button", class: "button", onclick: act }, label);
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
-  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), again);
+  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), button);
 }
 
 /** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */

@@ -14,6 +14,11 @@ export const DEFAULTS = {
 };
 
 const MAX_STOPS = 16;
+/** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
+const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
+
+/** Sampling that the chip tells by name; of all others it tells how many are set. */
+const NAMED = ["temperature", "max_tokens"];
 
 /** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
 
@@ -108,9 +113,10 @@ const LANES = [
 function rangeOf(name, info) {
   const { minimum = -Infinity, maximum = Infinity } = info?.sampling[name] ?? {};
   if (SLIDERS.some((field) => field.name === name)) return { minimum, maximum };
+  const most = Math.min(maximum, MAX_WHOLE);
   // An answer without a token, which only reads the prompt, would show nothing.
-  if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || maximum };
-  return { minimum: Math.max(0, minimum), maximum };
+  if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || most };
+  return { minimum: Math.max(0, minimum), maximum: most };
 }
 
 /**
@@ -158,13 +164,18 @@ function isStop(value) {
   );
 }
 
-/** The chip under the message box: what differs from the defaults. @param {Settings} settings */
-export function summary(settings) {
+/** The chip under the message box: what differs from the defaults. @param {Settings} settings @param {Info | undefined} info */
+export function summary(settings, info) {
   const parts = [`temperature ${settings.sampling.temperature ?? 0}`];
   if (settings.sampling.max_tokens) parts.push(`${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
+  const more = Object.entries(settings.sampling).filter(
+    ([name, value]) =>
+      !NAMED.includes(name) && value !== (DEFAULTS.sampling[name] ?? info?.sampling[name]?.default),
+  ).length;
+  if (more) parts.push(`${number(more)} more`);
   return parts.join(" · ");
 }
 
@@ -304,20 +315,19 @@ function numberField(field, draft, info, changed) {
     id,
     inputmode: "numeric",
     min: minimum,
-    max: Number.isFinite(maximum) ? maximum : undefined,
+    max: maximum,
     step: field.step,
     placeholder: field.empty,
     "aria-describedby": `${id}-help`,
     "aria-errormessage": `${id}-fault`,
   });
   const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
-  const most = Number.isFinite(maximum)
-    ? `from ${number(minimum)} to ${number(maximum)}`
-    : `of ${number(minimum)} or more`;
   const check = () => {
     const { valid } = input.validity;
     input.setAttribute("aria-invalid", String(!valid));
-    fault.textContent = valid ? "" : `Not set: it must be a whole number ${most}.`;
+    fault.textContent = valid
+      ? ""
+      : `Not set: it must be a whole number from ${number(minimum)} to ${number(maximum)}.`;
   };
   input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
   input.addEventListener("input", () => {
@@ -339,12 +349,23 @@ function numberField(field, draft, info, changed) {
 
 /** @param {Settings} draft @param {() => void} changed */
 function stops(draft, changed) {
-  const area = h("textarea", { id: "set-stop", rows: 2, "aria-describedby": "set-stop-help" });
+  const area = h("textarea", {
+    id: "set-stop",
+    rows: 2,
+    "aria-describedby": "set-stop-help",
+    "aria-errormessage": "set-stop-fault",
+  });
+  const fault = h("p", { class: "fault", id: "set-stop-fault", role: "alert" });
   const given = draft.sampling.stop;
   area.value = Array.isArray(given) ? given.join("\n") : "";
   area.addEventListener("input", () => {
-    const lines = area.value.split("\n").filter(Boolean).slice(0, MAX_STOPS);
-    if (lines.length) draft.sampling.stop = lines;
+    const lines = area.value.split("\n").filter(Boolean);
+    const isTooMany = lines.length > MAX_STOPS;
+    area.setAttribute("aria-invalid", String(isTooMany));
+    fault.textContent = isTooMany
+      ? `Only the first ${MAX_STOPS} of these ${number(lines.length)} stop strings are set.`
+      : "";
+    if (lines.length) draft.sampling.stop = lines.slice(0, MAX_STOPS);
     else delete draft.sampling.stop;
     changed();
   });
@@ -353,6 +374,7 @@ function stops(draft, changed) {
     { class: "field" },
     h("label", { for: "set-stop" }, "Stop strings"),
     area,
+    fault,
     h(
       "p",
       { class: "help", id: "set-stop-help" },

@@ -113,6 +113,13 @@ export function asked(settings, path) {
   return settings.system.trim() ? [{ role: "system", content: settings.system.trim() }, ...turns] : turns;
 }
 
+/** Whether the question above `answer` is less than what the model was given before it. @param {Conversation} conversation @param {Message} answer */
+export function isOutgrown(conversation, answer) {
+  const turns = asked(conversation.settings, pathTo(conversation, answer.parent));
+  const [question = 0, ...before] = turns.map(({ content }) => content.length).reverse();
+  return before.reduce((sum, each) => sum + each, 0) > question;
+}
+
 /** @param {Message | undefined} next What stands below a question; nothing below the last, which is to be answered. */
 function isUnanswered(next) {
   return next?.role === "assistant" && !next.text;
