@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         has_llama_cpp_python=llama_cpp_python.is_built() and not args.no_peers,
         has_named_threads=args.threads is not None,
     )
-    console.print(machine_table(store.machine))
+    console.print(machine_table(store.described))
     if not (args.report or args.publish):
         if not (llama_server.is_built() or args.no_peers):
             console.print("The peers are not built: `python -m benchmarks.build_peers` makes them.", style="yellow")
@@ -109,6 +109,8 @@ async def _run_until_terminated(
 async def _run(console: Console, store: Store, bench: Bench, wanted: list[Scenario], rounds: int) -> None:
     # Round by round through all scenarios, not scenario by scenario: a machine's slow minutes hit them all alike, and
     # a run broken off has a little of everything.
+    for scenario in wanted:
+        store.begin(scenario.name)
     for index in range(rounds):
         for scenario in wanted:
             if len(store.rounds(scenario.name)) > index:

@@ -77,7 +77,7 @@ def every_page(results: Path) -> str:
     every = [Results.of(store) for store in stores]
     note = "What falls short is bold; what has no figure was not measured there.\n"
     claims = report.side_by_side({each.where: each.checks for each in every})
-    pages = [each.page(store.machine, _figures(store.path)) for each, store in zip(every, stores, strict=True)]
+    pages = [each.page(store.described, _figures(store.path)) for each, store in zip(every, stores, strict=True)]
     return "\n".join(["### Claims, machine by machine\n", note, claims, *pages])
 
 

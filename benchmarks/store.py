@@ -1,6 +1,7 @@
 """Results on disk, a round at a time, so that a run broken off goes on where it was.
 
-The file keeps every row of every round. It belongs to one machine and model: results of another are never mixed in.
+The file keeps every row of every round. It belongs to one machine and model: results of another are never mixed in. A
+system that was updated is the same machine: each scenario's rounds are all of one system, and begin anew on another.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 import attrs
 
 from benchmarks.scenario import Row
+
+SYSTEM = "system"
+"""The machine's entry that tells its system, and a scenario's."""
 
 
 class ForeignResults(Exception):
@@ -34,9 +38,12 @@ class Store:
         store = cls(path, machine)
         if path.exists():
             kept = json.loads(path.read_text())
-            if kept["machine"] != machine:
-                wrong = [name for name in machine if kept["machine"].get(name) != machine[name]]
+            before = kept["machine"]
+            wrong = [name for name in machine if name != SYSTEM and before.get(name) != machine[name]]
+            if wrong or before.keys() != machine.keys():
                 raise ForeignResults(f"{path}: other {', '.join(wrong)}; move it away or name another with --out")
+            for entry in kept["scenarios"].values():
+                entry.setdefault(SYSTEM, before[SYSTEM])
             store.scenarios = kept["scenarios"]
         return store
 
@@ -46,6 +53,21 @@ class Store:
         kept = json.loads(path.read_text())
         return cls(path, kept["machine"], kept["scenarios"])
 
+    @property
+    def described(self) -> dict[str, str]:
+        """The machine, with each system that scenarios were measured on, and which."""
+        systems: dict[str, list[str]] = {}
+        for name, entry in self.scenarios.items():
+            systems.setdefault(entry.get(SYSTEM, self.machine[SYSTEM]), []).append(name)
+        if len(systems) < 2:
+            return self.machine
+        return {**self.machine, SYSTEM: "; ".join(f"{system}: {', '.join(names)}" for system, names in systems.items())}
+
+    def begin(self, scenario: str) -> None:
+        """Before its rounds: forget those of another system."""
+        if self.scenarios.get(scenario, {}).get(SYSTEM, self.machine[SYSTEM]) != self.machine[SYSTEM]:
+            self.forget(scenario)
+
     def rounds(self, scenario: str) -> list[list[Row]]:
         """All rounds of a scenario so far."""
         kept = self.scenarios.get(scenario, {}).get("rounds", [])
@@ -53,7 +75,7 @@ class Store:
 
     def add_round(self, scenario: str, command: str, rows: list[Row]) -> None:
         """Keep a round, on disk when this returns."""
-        entry = self.scenarios.setdefault(scenario, {"command": command, "rounds": []})
+        entry = self.scenarios.setdefault(scenario, {"command": command, SYSTEM: self.machine[SYSTEM], "rounds": []})
         at = datetime.now(UTC).isoformat(timespec="seconds")
         entry["rounds"].append({"at": at, "rows": [_without_nan(attrs.asdict(row)) for row in rows]})
         self.save()
