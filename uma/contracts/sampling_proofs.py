@@ -49,13 +49,16 @@ def about_sampling(info: ServerInfo, beside: Mapping[str, Callable[[], Proof]]) 
 
 
 def _out_of_range(hint: Any) -> float | None:
-    """A number just beyond what a field takes; None where it is no number or has no bound."""
+    """A number beyond what a field takes; None where it is no number or has no bound.
+
+    Just beyond would be -1 for many, with which some dialects of HTTP say that there is no bound.
+    """
     parts = get_args(hint) if get_origin(hint) is not Annotated else (hint,)
     for part in parts:
         for bound in get_args(part)[1:] if get_origin(part) is Annotated else ():
             if isinstance(bound, Range) and get_args(part)[0] in (int, float):
                 low = bound.ge if bound.ge is not None else bound.gt
-                return bound.le + 1 if bound.le is not None else low - 1 if low is not None else None
+                return bound.le + 1 if bound.le is not None else low - 2 if low is not None else None
     return None
 
 
