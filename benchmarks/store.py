@@ -39,8 +39,8 @@ class Store:
         if path.exists():
             kept = json.loads(path.read_text())
             before = kept["machine"]
-            wrong = [name for name in machine if name != SYSTEM and before.get(name) != machine[name]]
-            if wrong or before.keys() != machine.keys():
+            wrong = [name for name in before | machine if name != SYSTEM and before.get(name) != machine.get(name)]
+            if wrong:
                 raise ForeignResults(f"{path}: other {', '.join(wrong)}; move it away or name another with --out")
             for entry in kept["scenarios"].values():
                 entry.setdefault(SYSTEM, before[SYSTEM])

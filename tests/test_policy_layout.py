@@ -116,8 +116,9 @@ def test_layouts_that_there_is_no_memory_for_are_not_chosen_any_more() -> None:
     layouts = LayoutPolicy(POOL, others, EqualPause(), head_ms=CELL_MS, cost=NO_COST)
     large, small = (Crowd(11, longest, longest, masked(1_000_000)) for longest in (4_000, 1_000))
     assert layouts.choose(large, Attended(), Held()).cells > N_CTX
-    layouts.give_up_above(N_CTX)
+    layouts.give_up_from(11 * 4_000)
     assert layouts.choose(large, Attended(), Held()) == POOL
+    assert layouts.choose(Crowd(64, 400, 500, masked(1_000_000)), Attended(), Held()).ids == 65, "as before"
     assert layouts.choose(small, Attended(), Held()) in split_layouts(N_CTX, 64)
 
 

@@ -48,7 +48,7 @@ WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
 MOST_SPLIT_SHARE = 2
 """Maximum cells of buffers for each sequence, as a multiple of the pool's: a crowd with one long prompt has as long a
-share for each, and reads it in the pool some 12 % slower."""
+share for each, and reads its prompts in the pool about a tenth slower."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Minimum cells that can hold cache alone, and the divisor of all cells for larger pools."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
@@ -178,7 +178,7 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """
     params, model = context.params, context.model
     pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
-    token_bytes = model.kv_bytes_per_token(*_cache_types(params))
+    token_bytes = _token_bytes(context)
     pause = PauseCost(token_bytes * MAKE_NS / 1e6, token_bytes * CARRY_NS / 1e6)
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
@@ -202,7 +202,7 @@ def _computes_on_gpu(config: RuntimeConfig) -> bool:
 def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     params, model = context.params, context.model
     can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
-    mib = context.n_ctx * model.kv_bytes_per_token(*_cache_types(params)) / 2**20
+    mib = context.n_ctx * _token_bytes(context) / 2**20
     if not can_change or mib > MAX_CHANGE_MIB or _computes_on_gpu(config):
         return []
     splits = split_layouts(context.n_ctx, max_active(context, config), _most_split_cells(context, config))
@@ -220,16 +220,19 @@ def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
     """
     if config.n_ctx:
         return context.n_ctx
-    token_bytes = context.model.kv_bytes_per_token(*_cache_types(context.params))
+    token_bytes = _token_bytes(context)
     most = min(MOST_SPLIT_SHARE * context.n_ctx, MAX_CHANGE_MIB * 2**20 // token_bytes)
     return min(most, context.n_ctx + free_memory_bytes() // MEMORY_SHARE // token_bytes)
 
 
 def has_memory_for(context: Context, layout: Layout) -> bool:
     """Whether what this layout takes more than the memory of now can be had: another process can have it meanwhile."""
-    token_bytes = context.model.kv_bytes_per_token(*_cache_types(context.params))
-    more_bytes = (layout.cells - context.n_ctx) * token_bytes
+    more_bytes = (layout.cells - context.n_ctx) * _token_bytes(context)
     return more_bytes <= 0 or more_bytes <= free_memory_bytes() // MEMORY_SHARE
+
+
+def _token_bytes(context: Context) -> int:
+    return context.model.kv_bytes_per_token(*_cache_types(context.params))
 
 
 def _cache_types(params: ContextParams) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import SnapshotStore
 
 WORTH_RESTORING_TOKENS = 48
-"""Minimum tokens that a snapshot must save beyond what the cells do, to be restored."""
+"""Minimum tokens that a snapshot must save beyond what the cells do, to be restored, and cache, to be carried along."""
 MOST_QUICK_BYTES = 8 * 2**20
 """Maximum size of a cached sequence that leaves its cells whatever begins: its copy is short beside any prompt."""
 

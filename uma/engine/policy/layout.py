@@ -288,8 +288,7 @@ def split_layouts(n_ctx: int, max_sequences: int, most_cells: int = 0) -> tuple[
     for ids in FEW_IDS:
         if ids <= max_sequences:
             # With the fewest the next request would mean the next change.
-            shorter = [each for each in SHORT_SHARES if each >= LEAST_SHARE and ids > min(FEW_IDS)]
-            found |= _shares(ids, n_ctx, most_cells, shorter)
+            found |= _shares(ids, n_ctx, most_cells, SHORT_SHARES if ids > min(FEW_IDS) else ())
     return tuple(each for each in found if each.ids not in FEW_IDS or each.share >= LEAST_SHARE)
 
 

@@ -168,10 +168,10 @@ class LayoutPolicy:
         """Take in what it took to copy the state of so many tokens out of their cells."""
         self._pause.learn(0, 0.0, tokens, took_ms / (1 - WAY_BACK))
 
-    def give_up_above(self, cells: int) -> None:
-        """Choose no layout any more that has more cells; the current one stays."""
+    def give_up_from(self, cells: int) -> None:
+        """Choose no layout any more that has so many cells or more; the current one stays."""
         for kind in self._kinds:
-            kind.layouts = tuple(each for each in kind.layouts if each.cells <= cells)
+            kind.layouts = tuple(each for each in kind.layouts if each.cells < cells)
 
     def give_up(self) -> Layout:
         """The last choice cannot be had: all that is left is what there was before it, and the pool."""

@@ -75,11 +75,7 @@ class Relayout:
         if not policy.can_change:
             return 0.0
         held = self._held
-        layout = policy.choose(self._residency.crowd(), attended, held)
-        if layout.cells > policy.pool.cells and not sizing.has_memory_for(self._context, layout):
-            _log.info("KV memory: memory is short: no buffers of more than %s cells any more", f"{policy.pool.cells:,}")
-            policy.give_up_above(policy.pool.cells)
-            return 0.0
+        layout = self._choice(attended, held)
         if layout == policy.current:
             self._preparations = 0
             return 0.0
@@ -90,6 +86,16 @@ class Relayout:
             return pause_ms
         self._change(layout, now)
         return 0.0
+
+    def _choice(self, attended: Attended, held: Held) -> Layout:
+        """What the policy chooses, of what there is memory for: a layout can be larger than the pool."""
+        policy, crowd = self._policy, self._residency.crowd()
+        while True:
+            layout = policy.choose(crowd, attended, held)
+            if layout.cells <= policy.pool.cells or sizing.has_memory_for(self._context, layout):
+                return layout
+            _log.info("KV memory: memory is short: no buffers of %s cells or more from now on", f"{layout.cells:,}")
+            policy.give_up_from(layout.cells)
 
     def before_prompts(self, now: float, neighbour_load: float) -> float | None:
         """A piece of a prompt is to be computed next: where it pays, first move all that is in cells together, so that
