@@ -1,7 +1,8 @@
 """Results on disk, a round at a time, so that a run broken off goes on where it was.
 
 The file keeps every row of every round. It belongs to one machine and model: results of another are never mixed in. A
-system that was updated is the same machine: each scenario's rounds are all of one system, and begin anew on another.
+machine whose system or Python was updated is the same: each scenario's rounds are all of one of each, and begin anew on
+another.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import attrs
 
 from benchmarks.scenario import Row
 
-SYSTEM = "system"
-"""The machine's entry that tells its system, and a scenario's."""
+SOFTWARE = ("system", "python")
+"""The machine's entries that tell what an update changes, and a scenario's."""
 
 
 class ForeignResults(Exception):
@@ -39,11 +40,13 @@ class Store:
         if path.exists():
             kept = json.loads(path.read_text())
             before = kept["machine"]
-            wrong = [name for name in before | machine if name != SYSTEM and before.get(name) != machine.get(name)]
+            names = [name for name in before | machine if name not in SOFTWARE]
+            wrong = [name for name in names if before.get(name) != machine.get(name)]
             if wrong:
                 raise ForeignResults(f"{path}: other {', '.join(wrong)}; move it away or name another with --out")
             for entry in kept["scenarios"].values():
-                entry.setdefault(SYSTEM, before[SYSTEM])
+                for name in SOFTWARE:
+                    entry.setdefault(name, before[name])
             store.scenarios = kept["scenarios"]
         return store
 
@@ -55,17 +58,20 @@ class Store:
 
     @property
     def described(self) -> dict[str, str]:
-        """The machine, with each system that scenarios were measured on, and which."""
-        systems: dict[str, list[str]] = {}
-        for name, entry in self.scenarios.items():
-            systems.setdefault(entry.get(SYSTEM, self.machine[SYSTEM]), []).append(name)
-        if len(systems) < 2:
-            return self.machine
-        return {**self.machine, SYSTEM: "; ".join(f"{system}: {', '.join(names)}" for system, names in systems.items())}
+        """The machine, with each system and each Python that scenarios were measured on, and which."""
+        return self.machine | {name: self._told(name) for name in SOFTWARE}
+
+    def _told(self, name: str) -> str:
+        found: dict[str, list[str]] = {}
+        for scenario, entry in self.scenarios.items():
+            found.setdefault(entry.get(name, self.machine[name]), []).append(scenario)
+        if len(found) < 2:
+            return next(iter(found), self.machine[name])
+        return "; ".join(f"{each}: {', '.join(scenarios)}" for each, scenarios in found.items())
 
     def begin(self, scenario: str) -> None:
-        """Before its rounds: forget those of another system."""
-        if self.scenarios.get(scenario, {}).get(SYSTEM, self.machine[SYSTEM]) != self.machine[SYSTEM]:
+        """Before its rounds: forget those of another system or Python."""
+        if (entry := self.scenarios.get(scenario)) and any(entry[name] != told for name, told in self._software.items()):
             self.forget(scenario)
 
     def rounds(self, scenario: str) -> list[list[Row]]:
@@ -75,10 +81,14 @@ class Store:
 
     def add_round(self, scenario: str, command: str, rows: list[Row]) -> None:
         """Keep a round, on disk when this returns."""
-        entry = self.scenarios.setdefault(scenario, {"command": command, SYSTEM: self.machine[SYSTEM], "rounds": []})
+        entry = self.scenarios.setdefault(scenario, {"command": command, **self._software, "rounds": []})
         at = datetime.now(UTC).isoformat(timespec="seconds")
         entry["rounds"].append({"at": at, "rows": [_without_nan(attrs.asdict(row)) for row in rows]})
         self.save()
+
+    @property
+    def _software(self) -> dict[str, str]:
+        return {name: self.machine[name] for name in SOFTWARE}
 
     def forget(self, scenario: str) -> None:
         """Drop a scenario's rounds."""
