@@ -71,7 +71,9 @@ class Store:
 
     def begin(self, scenario: str) -> None:
         """Before its rounds: forget those of another system or Python."""
-        if (entry := self.scenarios.get(scenario)) and any(entry[name] != told for name, told in self._software.items()):
+        if (entry := self.scenarios.get(scenario)) and any(
+            entry[name] != told for name, told in self._software.items()
+        ):
             self.forget(scenario)
 
     def rounds(self, scenario: str) -> list[list[Row]]:
