@@ -354,6 +354,24 @@ async def test_a_crowd_with_one_prefix_has_a_small_pool_until_it_outgrows_that_a
     assert metrics["preemptions_total"] == 0
 
 
+async def test_behind_a_crowd_one_prefix_has_a_small_pool_and_a_long_prompt_behind_that_the_pool(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.policy.layout.SMALL_POOLS", (512,))
+    common = tokens_for(74, 300)
+    prefix = [ask(common + tokens_for(seed, 8), 10, id=f"p{seed}") for seed in range(4)]
+    requests, long = crowd(), ask(tokens_for(75, 900), 10, id="long")
+    seen = watch_changes(monkeypatch)
+    async with open_engine(config(model, n_batch=256, n_ubatch=256)) as engine:
+        got = [*await answers(engine, requests), *await answers(engine, prefix), await answer(engine, long)]
+        metrics = await settled(engine)
+    assert [(each.layout.cells, each.layout.is_pool) for each in seen] == [
+        ((MAX_SEQUENCES + 1) * SHARE, False), (512, True), ((MAX_SEQUENCES + 1) * SHARE, True),
+    ]  # fmt: skip
+    assert metrics["cache_hits"] >= 3, "the prefix was computed more than once"
+    assert [each.token_ids for each in got] == await expected(model, [*requests, *prefix, long])
+
+
 async def test_a_prompt_for_which_a_small_pool_has_no_cells_preempts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

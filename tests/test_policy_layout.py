@@ -394,8 +394,50 @@ def test_a_small_pool_is_chosen_only_for_what_it_holds(
 
 @given(n_ctx=st.integers(256, 200_000), n_batch=st.integers(1, 8_192))
 def test_a_small_pool_holds_a_batch_and_is_smaller_than_the_pool(n_ctx: int, n_batch: int) -> None:
-    for layout in small_pools(n_ctx, n_batch, 256):
-        assert layout.is_unified and layout.is_plain and n_batch <= layout.cells == layout.share < n_ctx
+    found = small_pools(n_ctx, n_batch, 256)
+    assert [each.cells for each in found if each.is_pool] == [each.cells for each in found if each.is_plain]
+    for layout in found:
+        assert layout.is_unified and n_batch <= layout.cells == layout.share < n_ctx
+
+
+def test_behind_buffers_a_prefix_gets_a_small_pool_as_fast_as_the_pool_which_is_not_made_for_it() -> None:
+    layouts, arrived = machine(EPYC), prefix_crowd(16, 16, is_read=False)
+    layouts.changed(Layout(13, 512), Held())
+    chosen = layouts.choose(arrived, Attended(), Held())
+    assert chosen.is_pool and chosen in SMALL
+    assert layouts.pause_ms(chosen, Held()) < layouts.pause_ms(POOL, Held()) / 8
+    layouts.changed(chosen, Held())
+    assert layouts.choose(arrived, Attended(), Held()) == chosen
+    long = Crowd.of([6_000] * 8, [16] * 8, shared=5_900, most=64, unread=[6_000] * 8, decodes=False)
+    assert layouts.choose(long, Attended(), Held()) == POOL, "no small one holds it"
+
+
+def test_a_small_pool_as_fast_as_the_pool_makes_no_later_change_dearer() -> None:
+    def least_loss(*before: Layout) -> int:
+        """That for which the pool is left, after these layouts."""
+        layouts = machine(EPYC)
+        for layout in (*before, POOL):
+            layouts.changed(layout, Held())
+        losses = range(0, 2_000_000_000, 1_000_000)
+        return next(
+            each for each in losses if layouts.choose(Crowd(64, 90, 218, masked(each)), Attended(), Held()) != POOL
+        )
+
+    assert least_loss(FLASH[0]) == least_loss(FLASH[0], SMALL[-1]) > least_loss()
+
+
+def test_the_pool_is_gone_back_to_for_a_prompt_that_gains_by_it_all_that_making_it_takes() -> None:
+    layouts, held, gone_back = machine(), Held(80, 80), False
+    layouts.changed(FLASH[0], Held())
+    layouts.choose(Crowd(8, 100, 200), masked(1e9), Held())  # the buffers have paid
+    layouts.changed(SMALL[1], held)
+    for unread in range(300, 1_500, 4):
+        crowd = alone(80 + unread, 200, unread=unread)
+        if layouts.choose(crowd, masked(1e9), held) == POOL:
+            lost_ms = -AttentionCost().spared_ns(crowd.soon.reads, SMALL[1]) * 144 / 2 / 1e6
+            assert lost_ms > layouts.pause_ms(POOL, held)
+            gone_back = True
+    assert gone_back
 
 
 def test_what_the_pool_keeps_for_none_of_them_is_a_loss_too() -> None:

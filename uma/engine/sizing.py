@@ -206,12 +206,13 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     if not can_change or mib > MAX_CHANGE_MIB or _computes_on_gpu(config):
         return []
     splits = split_layouts(context.n_ctx, max_active(context, config), _most_split_cells(context, config))
-    if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
-        return list(splits)
-    row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
     small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
-    plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *small]
-    return [*splits, *(each for each in plain if row_bytes * each.share <= MOST_SCORE_BYTES)]
+    others = [*splits, *(each for each in small if each.is_pool)]
+    if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
+        return others
+    row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
+    plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *(each for each in small if each.is_plain)]
+    return [*others, *(each for each in plain if row_bytes * each.share <= MOST_SCORE_BYTES)]
 
 
 def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
@@ -240,9 +241,7 @@ def _cache_types(params: ContextParams) -> tuple[str, str]:
 
 
 def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
-    """The context whose memory has this layout, where `base` makes the pool."""
-    if layout.is_unified and not layout.is_plain:
-        return base
+    """The context whose memory has this layout, which is not the pool's; that is made by `base`."""
     return attrs.evolve(
         base,
         n_ctx=layout.cells,

@@ -5,7 +5,8 @@ goes over every cell in use for every row, and a crowd pays for each other's cel
 long as they are short, rows pay for their own; and there llama.cpp's plain attention can be had too, which on a CPU
 takes a fifth of flash attention's time for each cell of a decode row, a third as long again for a prompt's, and some
 time for each row besides. It computes the cells of others in full, so in one buffer it is of use where that is small,
-and holds one conversation or a crowd with a common prefix: a small pool.
+and holds one conversation or a crowd with a common prefix: a small pool. One with flash attention is made in place of
+the pool, where that is not there any more, for those that it holds: making the pool takes ten times as long.
 
 This file says what each layout holds and takes; `layout_policy` chooses.
 """
@@ -63,6 +64,11 @@ class Layout:
     def cells(self) -> int:
         """All of them."""
         return self.share if self.is_unified else self.ids * self.share
+
+    @property
+    def is_pool(self) -> bool:
+        """It takes as long as the pool for what it holds: the pool itself, or a small one with flash attention."""
+        return self.is_unified and not self.is_plain
 
     def holds(self, sequences: int, longest: int, cells: int) -> bool:
         """Whether so many sequences fit, each of at most so many tokens, which take so many cells in one buffer.
@@ -145,7 +151,7 @@ class AttentionCost:
     def spared_ns(self, attended: Attended, layout: Layout) -> float:
         """What this layout spares of what the pool takes, in units of heads; below 0 where it takes longer."""
         if not layout.is_plain:
-            return 0.0 if layout.is_unified else self._masked_ns(attended)
+            return 0.0 if layout.is_pool else self._masked_ns(attended)
         rows, reads = attended.rows_longest, attended.reads_own
         if layout.is_unified:
             rows, reads = attended.rows_own + attended.rows_masked, reads + attended.reads_masked
@@ -299,9 +305,11 @@ def _shares(ids: int, n_ctx: int, most_cells: int, shorter: Sequence[int]) -> di
 
 
 def small_pools(n_ctx: int, n_batch: int, ids: int) -> tuple[Layout, ...]:
-    """The pools for one conversation, or for one prefix, that hold a batch and take less than `n_ctx` cells."""
+    """The pools for one conversation, or for one prefix, that hold a batch and take less than `n_ctx` cells; those with
+    plain attention first.
+    """
     sizes = [each for each in SMALL_POOLS if n_batch <= each < n_ctx]
-    return tuple(Layout(ids, each, is_unified=True, is_plain=True) for each in sizes)
+    return tuple(Layout(ids, each, is_unified=True, is_plain=is_plain) for is_plain in (True, False) for each in sizes)
 
 
 def _largest_share(n_ctx: int, ids: int) -> int:

@@ -11,6 +11,7 @@ cost make the next change dearer, twice each time: a client that alternates crow
 changes.
 
 Beside a small pool the memory of the pool stays as it is, so that the way back costs no more than what is carried.
+Behind buffers for each it is not there: those that a small pool holds then get one with flash attention in its place.
 After a crowd an engine that has nothing to do is in the pool, where the next crowd is read fastest; a conversation
 mostly goes on with few tokens, and what it has in cells need not be carried for them. What counts for a small pool is
 what was lost since the engine last had nothing to do; buffers serve from one crowd to the next.
@@ -121,7 +122,7 @@ class LayoutPolicy:
 
     def changed(self, layout: Layout, held: Held) -> None:
         """The memory has this layout now, and so much was in cells."""
-        if self.current != self.pool:
+        if not self.current.is_pool:
             has_paid = self._spared_since_ms >= self._change_ms
             self._reluctance = max(1, self._reluctance // 2) if has_paid else min(2 * self._reluctance, MAX_RELUCTANCE)
         self._change_ms = self._there_and_back_ms(layout, held)
@@ -258,7 +259,8 @@ class LayoutPolicy:
         to = self.pool if is_back else layout
         is_other = to.is_plain != self.current.is_plain
         least_ms = LEAST_OTHER_ATTENTION_GAIN_MS if is_other else LEAST_GAIN_MS
-        return max(least_ms, self._there_and_back_ms(layout, held))
+        # Where the pool has to be made anew, all of that comes now.
+        return max(least_ms, self._there_and_back_ms(layout, held), self.pause_ms(to, held))
 
     def _there_and_back_ms(self, layout: Layout, held: Held) -> float:
         back = RETURN_SHARE * self._cells_made(self.pool, has_pool=self._has_pool and layout.is_unified)

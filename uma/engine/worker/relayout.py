@@ -170,9 +170,10 @@ class Relayout:
         expected_ms = policy.pause_ms(layout, held)
         most_cache = MOST_CARRIED_CACHE if layout == policy.pool else 0
         luggage = self._residency.carry_out(now, shares=layout.is_unified, most_cache=most_cache)
+        params = self._base if layout == policy.pool else sizing.layout_params(self._base, layout)
         keep = self._base if layout.is_unified and layout != policy.pool else None
         try:
-            self._context.remake(sizing.layout_params(self._base, layout), keep=keep)
+            self._context.remake(params, keep=keep)
         except ModelError as error:
             if layout == policy.pool:
                 raise
