@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
-from benchmarks.scenarios.throughput import CELLS_A_STREAM, GENERATED, Burst, in_turn, serve
+from benchmarks.scenarios.throughput import CELLS_A_STREAM, Burst, in_turn, least_tokens, serve
 from benchmarks.targets.base import Target
 from benchmarks.targets.dynamo import dynamo, is_installed
 from benchmarks.targets.uma import uma_server
@@ -15,8 +15,6 @@ from benchmarks.targets.zmq_engine import zmq_engine
 
 SOCKET, ZMQ, DYNAMO = "UMA socket", "RustInfer over ZMQ", "Dynamo, one worker"
 STREAMS = (8, 32)
-LEAST_BURSTS = 3
-"""Of each target in each case: single bursts differ by a tenth."""
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
@@ -28,7 +26,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
             ask: dict[str, Burst] = {}
             for kind in rotated(kinds, index):
                 ask[kind] = partial(serve, await _opened(stack, kind, bench, streams))
-            for kind, measures in await in_turn(ask, streams, bench.model, rng, LEAST_BURSTS * streams * GENERATED):
+            for kind, measures in await in_turn(ask, streams, bench.model, rng, least_tokens(bench, streams)):
                 emit(f"{streams} streams", kind, measures)
 
 

@@ -22,7 +22,7 @@ from benchmarks.scenarios.prefix import COMMON
 from benchmarks.scenarios.prefix import together as share_prefix
 from benchmarks.scenarios.storm import N_CTX as STORM_N_CTX
 from benchmarks.scenarios.storm import SLOTS, storm
-from benchmarks.scenarios.throughput import CELLS_A_STREAM, GENERATED, LEAST_TOKENS, Burst, in_turn, serve
+from benchmarks.scenarios.throughput import CELLS_A_STREAM, Burst, in_turn, least_tokens, serve
 from benchmarks.targets.base import Target
 from benchmarks.targets.contenders import DEFAULTS, open_contender
 from benchmarks.targets.llama_server import LAYOUTS, LlamaServer
@@ -30,8 +30,6 @@ from benchmarks.targets.uma import Uma, uma_both
 
 SOCKET, HTTP, PEER = "UMA socket", "UMA HTTP", "llama-server"
 STREAMS = (1, 8, 32)
-LEAST_BURSTS = 3
-"""Of each target with each number of streams: single bursts differ by a tenth."""
 FIRST_PROMPT, FIRST_REPEATS = 64, 40
 FIRST_CASE = f"first token, {FIRST_PROMPT} tokens in"
 OPEN, COMPUTED = 1_000, 64
@@ -68,8 +66,8 @@ async def _throughput(bench: Bench, index: int, streams: int, emit: Emit) -> Non
             peer = open_contender(kind, bench, n_ctx=n_ctx, slots=streams)
             targets.append(await stack.enter_async_context(peer))
         ask: dict[str, Burst] = {target.name: partial(serve, target) for target in rotated(targets, index)}
-        least = max(LEAST_TOKENS, bench.pick(LEAST_BURSTS, 1) * streams * GENERATED)
-        found = await in_turn(ask, streams, bench.model, Random(f"http {index} {streams}"), least)
+        rng = Random(f"http {index} {streams}")
+        found = await in_turn(ask, streams, bench.model, rng, least_tokens(bench, streams))
     for name, measures in found:
         emit(_streams_case(streams), name, measures)
 

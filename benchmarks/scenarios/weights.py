@@ -11,7 +11,16 @@ from functools import partial
 from random import Random
 
 from benchmarks.scenario import Bench, Emit, Scenario, rotated
-from benchmarks.scenarios.throughput import CELLS_A_STREAM, GENERATED, PROMPT, Burst, decode, in_turn, serve
+from benchmarks.scenarios.throughput import (
+    CELLS_A_STREAM,
+    GENERATED,
+    PROMPT,
+    Burst,
+    decode,
+    in_turn,
+    least_tokens,
+    serve,
+)
 from benchmarks.targets.contenders import uma_layout
 from benchmarks.targets.llama_server import llama_server
 from benchmarks.targets.raw import raw
@@ -59,7 +68,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
                     )
                     ask[server.name] = partial(serve, server)
             ask = {kind: ask[kind] for kind in rotated(list(ask), index)}
-            for kind, measures in await in_turn(ask, streams, bench.model, rng):
+            for kind, measures in await in_turn(ask, streams, bench.model, rng, least_tokens(bench, streams)):
                 emit(f"{streams} streams" if streams > 1 else "1 stream", kind, measures)
 
 
