@@ -14,6 +14,8 @@ from http_server import HttpServer
 from harness import PATIENCE_SEC
 
 STORY: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
+NEAR_TIES = 5
+"""Maximum questions until a streamed answer has a whole one's words: a near tie of two tokens can go either way."""
 
 
 @pytest.fixture
@@ -342,8 +344,6 @@ def test_a_path_that_there_is_not_is_answered_with_what_there_is(
     assert advice in str(answer.json)
 
 
-NEAR_TIES = 5
-"""Maximum questions until a streamed answer has a whole one's words: a near tie of two tokens can go either way."""
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": STORY, "max_tokens": 24, "temperature": 0, "logprobs": True},
     "/v1/completions": {"prompt": "Once upon", "max_tokens": 24, "temperature": 0, "logprobs": 0},
