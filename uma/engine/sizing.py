@@ -207,7 +207,8 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
         return []
     splits = split_layouts(context.n_ctx, max_active(context, config), _most_split_cells(context, config))
     small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
-    others = [*splits, *(each for each in small if each.is_pool)]
+    # What is as fast as the pool serves only where buffers for each have taken the pool's memory.
+    others = [*splits, *(each for each in small if splits and each.is_pool)]
     if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
         return others
     row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
