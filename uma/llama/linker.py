@@ -37,7 +37,12 @@ _SYMBOL = struct.Struct("=IBBHQQ")
 class _LinkMap(ctypes.Structure):
     """`link_map`: a loaded library."""
 
-    _fields_ = (("addr", ctypes.c_uint64), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_uint64))
+    _fields_ = (
+        ("addr", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("dynamic", ctypes.c_uint64),
+        ("next", ctypes.c_void_p),
+    )
 
 
 class _Entry(ctypes.Structure):
@@ -64,6 +69,31 @@ def file_of(address: int) -> bytes:
         return b""
     dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return info.file or b"" if dladdr(address, ctypes.byref(info)) else b""
+
+
+def definition(name: str) -> int:
+    """The address of the function that libraries call by this name; 0 where none has it.
+
+    `dlsym` gives that of the program's own stub, where the program is linked to lie at a fixed address and calls it.
+    """
+    for file in _libraries():
+        try:
+            function = getattr(ctypes.CDLL(os.fsdecode(file), mode=os.RTLD_NOLOAD), name, None)
+        except OSError:  # what the kernel puts there is no file
+            continue
+        address = ctypes.cast(function, ctypes.c_void_p).value if function else None
+        if address and file_of(address) == file:  # and not in one that it needs
+            return address
+    return 0
+
+
+def _libraries() -> Iterator[bytes]:
+    """The files of loaded libraries, in the order in which the linker looks for names in them."""
+    each = _link_map(ctypes.CDLL(None))
+    while each is not None:
+        if each.name:  # the program itself has none
+            yield each.name
+        each = _LinkMap.from_address(each.next) if each.next else None
 
 
 def slots(file: bytes, names: Collection[bytes]) -> list[tuple[bytes, int]]:
@@ -116,13 +146,16 @@ def _protection(address: int) -> int | None:
 
 
 def _loaded(file: bytes) -> _LinkMap | None:
-    dlinfo = getattr(ctypes.CDLL(None), "dlinfo", None)
     try:
         # Loads nothing: it is there already, or this fails.
-        library = ctypes.CDLL(os.fsdecode(file), mode=os.RTLD_NOLOAD) if file and dlinfo else None
+        return _link_map(ctypes.CDLL(os.fsdecode(file), mode=os.RTLD_NOLOAD)) if file else None
     except OSError:
         return None
-    if library is None or dlinfo is None:
+
+
+def _link_map(library: ctypes.CDLL) -> _LinkMap | None:
+    dlinfo = getattr(ctypes.CDLL(None), "dlinfo", None)
+    if dlinfo is None:
         return None
     dlinfo.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     found = ctypes.POINTER(_LinkMap)()

@@ -13,7 +13,6 @@ nothing is changed, and it computes as it did, only slower.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import platform
 import sys
@@ -68,9 +67,7 @@ def _functions() -> dict[bytes, int]:
     """What is called instead of what: two functions of one library, whichever allocator this process has."""
     if sys.platform != "linux" or sys.maxsize <= 2**32 or platform.machine() not in linker.POINTERS:
         return {}
-    c = ctypes.CDLL(None)
-    found = [getattr(c, name, None) for name in (ALLOCATE, FREE)]
-    allocate, free = [ctypes.cast(each, ctypes.c_void_p).value or 0 if each else 0 for each in found]
+    allocate, free = linker.definition(ALLOCATE), linker.definition(FREE)
     if not allocate or not free or linker.file_of(allocate) != linker.file_of(free):
         return {}
     # In this order: what was taken before the second is changed goes back by `free` as well.
