@@ -11,11 +11,12 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE_SEC
+from harness import CHECKOUT, PATIENCE_SEC
 from uma.llama import backend, library, linker, work_memory
 
 pytestmark = pytest.mark.skipif(
@@ -50,9 +51,9 @@ def computes():
 """
 
 
-def in_a_process(code: str, model: Path, **variables: str) -> str:
+def in_a_process(code: str, model: Path, python: Path = Path(sys.executable), **variables: str) -> str:
     """What it printed."""
-    command = [sys.executable, "-c", COMPUTES + code, str(model)]
+    command = [str(python), "-c", COMPUTES + code, str(model)]
     env = {**os.environ, **variables}
     return subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=PATIENCE_SEC, env=env
@@ -148,6 +149,23 @@ def test_memory_goes_back_to_where_it_came_from(tiny: Path) -> None:
         MALLOC_CHECK_="3",
     )
     assert told == "True True 0"
+
+
+SYSTEM_PYTHON = Path(f"/usr/bin/python3.{sys.version_info.minor}")
+
+
+@pytest.mark.skipif(not SYSTEM_PYTHON.exists(), reason=f"there is no {SYSTEM_PYTHON}")
+def test_a_python_that_lies_at_a_fixed_address_is_no_allocator(tiny: Path) -> None:
+    """Debian's is such a program, and has a stub of its own of `free`."""
+    paths = os.pathsep.join([CHECKOUT, sysconfig.get_paths()["purelib"]])
+    told = in_a_process("print(work_memory.is_aligned(), computes())", tiny, SYSTEM_PYTHON, PYTHONPATH=paths)
+    assert told == "True 0"
+
+
+def test_a_function_that_the_program_has_itself_is_the_one_that_libraries_call() -> None:
+    found = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
+    assert linker.definition("Py_IsInitialized") == found
+    assert linker.definition("no_such_function") == 0
 
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")

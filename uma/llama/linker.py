@@ -72,19 +72,28 @@ def file_of(address: int) -> bytes:
 
 
 def definition(name: str) -> int:
-    """The address of the function that libraries call by this name; 0 where none has it.
+    """The address of the function that libraries call by this name; 0 where nothing has it.
 
-    `dlsym` gives that of the program's own stub, where the program is linked to lie at a fixed address and calls it.
+    That is what `dlsym` gives, but where the program lies at a fixed address and calls the function: then it gives the
+    program's stub, which leads to the first library's function of this name.
     """
-    for file in _libraries():
+    program = ctypes.CDLL(None)
+    address, libraries = _address(program, name), list(_libraries())
+    if file_of(address) in libraries or not _slots_of(_link_map(program), [name.encode()]):
+        return address
+    for file in libraries:
         try:
-            function = getattr(ctypes.CDLL(os.fsdecode(file), mode=os.RTLD_NOLOAD), name, None)
+            address = _address(ctypes.CDLL(os.fsdecode(file), mode=os.RTLD_NOLOAD), name)
         except OSError:  # what the kernel puts there is no file
             continue
-        address = ctypes.cast(function, ctypes.c_void_p).value if function else None
-        if address and file_of(address) == file:  # and not in one that it needs
+        if file_of(address) == file:  # and not in one that it needs
             return address
     return 0
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    function = getattr(library, name, None)
+    return ctypes.cast(function, ctypes.c_void_p).value or 0 if function else 0
 
 
 def _libraries() -> Iterator[bytes]:
@@ -98,7 +107,10 @@ def _libraries() -> Iterator[bytes]:
 
 def slots(file: bytes, names: Collection[bytes]) -> list[tuple[bytes, int]]:
     """Each slot through which this loaded library calls a function of one of these names: the name, and its address."""
-    loaded = _loaded(file)
+    return _slots_of(_loaded(file), names)
+
+
+def _slots_of(loaded: _LinkMap | None, names: Collection[bytes]) -> list[tuple[bytes, int]]:
     if loaded is None:
         return []
     tables = dict(_tables(loaded))
