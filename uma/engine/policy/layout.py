@@ -6,7 +6,7 @@ long as they are short, rows pay for their own; and there llama.cpp's plain atte
 takes a fifth of flash attention's time for each cell of a decode row, a third as long again for a prompt's, and some
 time for each row besides. It computes the cells of others in full, so in one buffer it is of use where that is small,
 and holds one conversation or a crowd with a common prefix: a small pool. One with flash attention is made in place of
-the pool, where that is not there any more, for those that it holds: making the pool takes ten times as long.
+the pool, where that is not there any more, for those that it holds: with the pool the change takes twice as long.
 
 This file says what each layout holds and takes; `layout_policy` chooses.
 """
