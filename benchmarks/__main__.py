@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_quick=args.quick,
         has_llama_server=llama_server.is_built() and not args.no_peers,
         has_llama_cpp_python=llama_cpp_python.is_built() and not args.no_peers,
+        has_gpu="gpu" in machine,
         has_named_threads=args.threads is not None,
     )
     console.print(machine_table(store.described))

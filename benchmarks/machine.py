@@ -14,12 +14,14 @@ import psutil
 
 from benchmarks.cache import peer_binary
 from benchmarks.models import BenchModel, parameters
-from uma.llama import trust
+from uma.llama import devices, trust
 
 
 def describe(model: BenchModel, threads: int) -> dict[str, str]:
     """Machine, library and model in words."""
+    gpus = ", ".join(gpu.description for gpu in devices.gpus())
     return {
+        **({"gpu": gpus} if gpus else {}),
         "cpu": _cpu_name(),
         "cores": str(os.cpu_count()),
         "threads": str(threads),
@@ -40,7 +42,12 @@ def folder_name(machine: dict[str, str]) -> str:
 
     Folders from before the name had family and model are replaced by hand when such a machine is measured again.
     """
-    return re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower().replace("(r)", "").replace("(tm)", "")).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", processor(machine).lower().replace("(r)", "").replace("(tm)", "")).strip("-")
+
+
+def processor(machine: dict[str, str]) -> str:
+    """What the model is computed on: the GPU where there is one."""
+    return machine.get("gpu", machine["cpu"])
 
 
 def _extra_buffers() -> str:

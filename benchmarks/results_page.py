@@ -9,6 +9,7 @@ from rich.console import Console
 
 from benchmarks import plots, report
 from benchmarks.document import replace_between
+from benchmarks.machine import processor
 from benchmarks.scenario import Check, Scenario, Summary
 from benchmarks.scenarios import ALL
 from benchmarks.store import Store
@@ -30,7 +31,7 @@ class Results:
     def of(cls, store: Store) -> Results:
         """From the results file, in the order of `scenarios.ALL`."""
         kept = ((scenario, store.rounds(scenario.name)) for scenario in ALL)
-        where = f"{store.machine['cpu']}, {store.machine['model'].split(',')[0]}"
+        where = f"{processor(store.machine)}, {store.machine['model'].split(',')[0]}"
         shape = store.path.stem.partition("-")[2]
         return cls(
             tuple((scenario, Summary.of(rounds), len(rounds)) for scenario, rounds in kept if rounds),

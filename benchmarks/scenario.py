@@ -25,6 +25,7 @@ class Bench:
     """Less of everything: to see that it runs, not to publish."""
     has_llama_server: bool
     has_llama_cpp_python: bool
+    has_gpu: bool = False
     has_named_threads: bool = False
     """`--threads` was given. Otherwise UMA with its defaults chooses by itself; the others get all CPUs."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from uma.engine import Engine
 from uma.engine.delivery.flow import CREDITS
 from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, ShuttingDown
+from uma.llama.backend import MAX_SEQUENCES
 from uma.types import Finished, Slo, Token
 
 FOREVER = 1_500
@@ -221,6 +223,15 @@ async def test_a_probe_is_answered_while_all_places_are_taken(tiny: Path) -> Non
         metrics = engine.snapshot()
     assert metrics["health_probes_total"] == 1
     assert metrics["requests_total"] == 1
+
+
+async def test_as_many_run_at_once_as_llama_cpp_has_ids_and_a_probe_is_answered_beside_them(tiny: Path) -> None:
+    async with open_engine(config_for(tiny, max_sequences=MAX_SEQUENCES, n_ctx=0)) as engine, AsyncExitStack() as stack:
+        for _ in range(MAX_SEQUENCES):
+            stream = await stack.enter_async_context(engine.generate(ask(max_tokens=FOREVER)))
+            await stream.__anext__()
+        assert engine.snapshot()["active_sequences"] == MAX_SEQUENCES
+        assert (await engine.health()).tokens_generated == 1
 
 
 async def test_health_without_a_probe_costs_no_token(tiny: Path) -> None:

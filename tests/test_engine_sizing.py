@@ -66,6 +66,17 @@ def test_on_24_gib_the_context_holds_four_conversations_or_says_why_not(
 
 
 @pytest.mark.parametrize(
+    ("max_sequences", "tokens"), [(1, 32_768), (64, 32_768), (100, 51_200), (backend.MAX_SEQUENCES, 131_072)]
+)
+def test_more_sequences_than_by_default_have_512_cells_each(
+    shapes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, max_sequences: int, tokens: int
+) -> None:
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 100 * GIB)
+    with Model.load(shapes["Mistral 7B"]) as model:
+        assert sizing.context_params(model, RuntimeConfig(max_sequences=max_sequences)).n_ctx == tokens
+
+
+@pytest.mark.parametrize(
     ("n_ctx", "free_bytes", "cells"),
     [
         (0, 24 * GIB, 32_768),  # twice the pool's

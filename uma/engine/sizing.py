@@ -24,7 +24,7 @@ from uma.engine.policy.layout import (
 )
 from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.errors import ConfigError
-from uma.llama import backend, hugepages, trust
+from uma.llama import backend, devices, hugepages, trust
 from uma.llama.attention import attention_times
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
@@ -36,7 +36,9 @@ id is a snapshot in memory."""
 POOL_SEQUENCES = 8
 """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
-"""Minimum and maximum size of that pool."""
+"""Minimum and maximum size of that pool, where more sequences do not need more."""
+LEAST_SEQUENCE_TOKENS = 512
+"""Minimum cells of the pool for each sequence that can run, without `--n-ctx`: they decide beyond 64 sequences."""
 MOST_STREAM_TOKENS = 4_096
 """Maximum share of one sequence in it with split KV."""
 MEMORY_SHARE = 4
@@ -83,11 +85,11 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
     if not model.is_causal:
         return embed_params(model, config)
-    streams = min(config.max_sequences + 1, backend.MAX_SEQUENCES)
+    streams = _streams(config)
     # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
     # nothing is lost by it, and `auto` takes it.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
-    n_ctx = config.n_ctx or _pool_tokens(model, config, 0 if unified else streams)
+    n_ctx = config.n_ctx or _pool_tokens(model, config, is_unified=unified)
     has_cells = model.memory in CUTTABLE
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
     n_batch = min(max(_most_batch_tokens(model, config), streams + SIZES[0]), n_ctx)
@@ -108,6 +110,11 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     )
 
 
+def _streams(config: RuntimeConfig) -> int:
+    """Ids for all sequences that can run, and one for health probes."""
+    return min(config.max_sequences + 1, backend.MAX_SEQUENCES)
+
+
 def _most_batch_tokens(model: Model, config: RuntimeConfig) -> int:
     """Maximum tokens of a batch: with a sliding window those of one ubatch.
 
@@ -125,7 +132,7 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         # in pieces there is always space for a batch of whole ones.
         n_batch = config.n_ubatch
         cell_bytes = max(1, model.kv_bytes_per_token("f16", "f16"))
-        longest = min(longest, free_memory_bytes() // MEMORY_SHARE // cell_bytes - n_batch)
+        longest = min(longest, free_kv_bytes(config) // MEMORY_SHARE // cell_bytes - n_batch)
         if longest < min(LEAST_TEXT_TOKENS, max_tokens):
             raise ConfigError(f"there is no memory for a context to embed texts in ({cell_bytes:,} bytes a token)")
         n_ctx = longest + n_batch
@@ -205,7 +212,8 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     mib = context.n_ctx * _token_bytes(context) / 2**20
     if not can_change or mib > MAX_CHANGE_MIB or _computes_on_gpu(config):
         return []
-    splits = split_layouts(context.n_ctx, max_active(context, config), _most_split_cells(context, config))
+    most = min(max_active(context, config), context.n_seq_max - 1)
+    splits = split_layouts(context.n_ctx, most, _most_split_cells(context, config))
     small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
     # What is as fast as the pool serves only where buffers for each have taken the pool's memory.
     others = [*splits, *(each for each in small if splits and each.is_pool)]
@@ -252,14 +260,17 @@ def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
     )
 
 
-def _pool_tokens(model: Model, config: RuntimeConfig, streams: int) -> int:
-    if streams:
-        wanted = streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
+def _pool_tokens(model: Model, config: RuntimeConfig, *, is_unified: bool) -> int:
+    if is_unified:
+        most = max(MOST_POOL_TOKENS, LEAST_SEQUENCE_TOKENS * config.max_sequences)
+        wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
     else:
-        wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), MOST_POOL_TOKENS)
+        wanted = _streams(config) * min(model.n_ctx_train, MOST_STREAM_TOKENS)
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
-    # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
-    free_bytes = max(0, free_memory_bytes() - (model.info.size_bytes if model.is_mapped else 0))
+    free_bytes = free_kv_bytes(config)
+    if model.is_mapped and not _keeps_kv_on_gpu(config):
+        # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
+        free_bytes = max(0, free_bytes - model.info.size_bytes)
     affordable = free_bytes // MEMORY_SHARE // cell_bytes
     least = min(wanted, LEAST_CONVERSATIONS * min(model.n_ctx_train, MOST_STREAM_TOKENS))
     if affordable < least:
@@ -319,6 +330,20 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
     }
 
 
+def free_kv_bytes(config: RuntimeConfig) -> int:
+    """Memory that KV can have where it lies: on the GPUs, or in the machine's; of both the smaller where a part of the
+    layers is on each.
+    """
+    if not _keeps_kv_on_gpu(config):
+        return free_memory_bytes()
+    on_gpus = sum(gpu.free_bytes for gpu in devices.gpus())
+    return on_gpus if config.n_gpu_layers < 0 else min(on_gpus, free_memory_bytes())
+
+
+def _keeps_kv_on_gpu(config: RuntimeConfig) -> bool:
+    return config.offload_kqv and _computes_on_gpu(config)
+
+
 def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
     """Memory that can be had without swapping, within the limits of this process's control groups.
 
@@ -342,8 +367,10 @@ def max_request_tokens(context: Context) -> int:
 
 
 def max_active(context: Context, config: RuntimeConfig) -> int:
-    """Maximum sequences that run at once. One id is left for health probes."""
-    return max(1, min(config.max_sequences, context.n_seq_max - 1))
+    """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
+    waits for the next token of a sequence.
+    """
+    return max(1, min(config.max_sequences, context.n_seq_max))
 
 
 def shares_prefixes(context: Context) -> bool:
@@ -382,7 +409,7 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig) -> Contex
             "name a smaller model of the same family, or leave --draft out: prompt look-up needs no model"
         )
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
-    n_ctx = min(target.n_ctx, free_memory_bytes() // MEMORY_SHARE // cell_bytes) // 256 * 256
+    n_ctx = min(target.n_ctx, free_kv_bytes(config) // MEMORY_SHARE // cell_bytes) // 256 * 256
     if n_ctx < LEAST_DRAFT_TOKENS:
         raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
     return ContextParams(

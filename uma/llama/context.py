@@ -143,6 +143,8 @@ class Context:
         self._n_vocab = model.vocab.n_tokens
         self._logits_address = 0
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
+        self._is_queued = backend.has_gpu()
+        """A GPU computes after `llama_decode` has returned, until a result is asked for."""
         model.retain()
         self._holds_model = True
         try:
@@ -236,14 +238,18 @@ class Context:
         lib.llama_set_n_threads(self.handle, *(max(1, min(threads, each)) for each in most))
 
     def decode(self, batch: Batch) -> int:
-        """Compute a batch. Blocks for as long as it takes, without the GIL.
+        """Compute a batch. Blocks for as long as it takes, on a GPU too, without the GIL.
 
         Returns `DONE`; `NO_ROOM` where there are too few KV cells (the memory is as before); `ABORTED` (the parts
         computed until then stay in memory); `INVALID_BATCH` for a token or position that cannot be (the memory is as
         before); less for a fatal error.
         """
         batch.struct.n_tokens = batch.n_tokens
-        return int(lib.llama_decode(self.handle, batch.struct))
+        code = int(lib.llama_decode(self.handle, batch.struct))
+        if self._is_queued:
+            # All that is learnt of batches is how long they take.
+            lib.llama_synchronize(self.handle)
+        return code
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
         """The logits of the last batch's marked tokens, `[n_rows, n_vocab]`, in the order they were added.
