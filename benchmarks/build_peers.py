@@ -76,7 +76,9 @@ def source_package(cache: Path) -> Path:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
         subprocess.run([*pip, "--dest", str(downloads), wanted], check=True)
     with tarfile.open(archive) as tar:
-        tar.extractall(downloads, filter="data")
+        # Python 3.11 has filters from 3.11.4 on.
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        tar.extractall(downloads)
     return tree
 
 
