@@ -8,7 +8,7 @@ import time
 
 import llama_cpp.llama_cpp as lib
 import pytest
-from engine_world import answer, ask
+from engine_world import answer, answers, ask
 
 from uma import RuntimeConfig, open_engine
 from uma.cli.checks import computing
@@ -47,14 +47,20 @@ def test_kv_is_sized_by_the_memory_where_it_lies(*, offload_kqv: bool) -> None:
     assert abs(here - there) < 0.1 * there
 
 
-async def test_the_gpu_generates_what_the_cpu_does_and_its_kv_stays_one_pool() -> None:
+async def test_the_gpu_generates_what_the_cpu_does() -> None:
     found = []
     for n_gpu_layers in (-1, 0):
         async with open_engine(RuntimeConfig(n_gpu_layers=n_gpu_layers)) as engine:
             found.append((await answer(engine, ask(PROMPT, 24))).tokens)
-            if n_gpu_layers:
-                assert not engine.worker._relayout._policy.can_change
     assert found[0] == found[1]
+
+
+async def test_a_crowd_gets_buffers_for_each_on_a_gpu_too_and_all_of_it_is_answered() -> None:
+    async with open_engine(RuntimeConfig()) as engine:
+        for _ in range(3):
+            asked = [ask(f"{number} {PROMPT}", 100, id=str(number)) for number in range(60)]
+            assert all(each.tokens for each in await answers(engine, asked))
+        assert engine.snapshot()["kv_layout_changes_total"] > 0
 
 
 def test_doctor_names_the_gpu() -> None:

@@ -16,6 +16,7 @@ from uma.engine.policy.layout import (
     EXPECTED_TOKENS,
     FEW_IDS,
     HEADROOM_TOKENS,
+    LEAST_SEQUENCES,
     LEAST_SHARE,
     Attended,
     AttentionCost,
@@ -85,6 +86,16 @@ def test_the_cells_there_are_are_divided_among_all_half_and_a_quarter_of_the_seq
     assert {each.ids for each in FLASH} == {65, 33, 17, *FEW_IDS}
     assert Layout(4, 8_704) in FLASH, "one long conversation"
     assert split_layouts(1_024, 64) == (), "no share is worth having"
+
+
+@given(max_sequences=st.integers(1, 256), most_ids=st.sampled_from((64, 255, 256, 257)))
+def test_no_layout_has_more_ids_than_there_are_and_one_of_them_holds_all_sequences(
+    max_sequences: int, most_ids: int
+) -> None:
+    found = split_layouts(131_072, max_sequences, most_ids=most_ids)
+    assert all(each.ids <= most_ids for each in found)
+    if LEAST_SEQUENCES <= max_sequences <= most_ids:
+        assert any(each.holds(max_sequences, 256, 0) for each in found)
 
 
 @given(n_ctx=st.integers(512, 200_000), max_sequences=st.integers(1, 255), more=st.integers(0, 200_000))

@@ -71,6 +71,11 @@ MAKE_NS, CARRY_NS = 0.35, 1.0
 others, 0.55 where those are not given before it is written), and a byte of a sequence's state to be carried there. What
 the first memory took says little: a machine that gives it out for the first time is slower.
 """
+MAKE_GPU_NS, CARRY_GPU_MS = 0.1, 0.01
+"""The same on a GPU, where memory is overwritten at once and the rest of a new context is most of it; and a token's key
+or value in one layer, which is a copy of its own where the cells of sequences lie among each other."""
+MAX_GPU_CHANGE_MIB = 8_192
+"""Maximum KV memory on a GPU that a change recreates."""
 COSTED_HEAD_SIZE = 64
 """Values of a head that `AttentionCost` speaks of."""
 SCORE_BYTES = 4
@@ -178,19 +183,23 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
 def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
     is, and with `flash_attn` on or off only that attention. Where there is a choice, or cells can be moved together,
-    what attention takes on this CPU decides, which the first engine on it measures: not for the Trio thread.
+    what attention takes on this CPU decides, which the first engine on it measures: not for the Trio thread. Where a
+    GPU computes all layers it is what a mask takes (`AttentionCost.on_gpu`).
 
-    Where a GPU holds the memory, or so much of it would be recreated that readers would notice, it stays unified. What
-    attention costs on a GPU is not known: there nothing is expected to be spared.
+    Where so much memory would be recreated that readers would notice, it stays unified; and where a GPU computes only
+    some layers, or the CPU attends for it: what that costs is not known, and nothing is expected to be spared.
     """
     params, model = context.params, context.model
-    pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True)
-    token_bytes = _token_bytes(context)
+    keeps_id = context.n_seq_max > max_active(context, config)
+    pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True, has_probe_id=keeps_id)
+    token_bytes, others = _token_bytes(context), _others(context, config)
+    if _keeps_all_on_gpu(config):
+        pause = PauseCost(token_bytes * MAKE_GPU_NS / 1e6, 2 * model.n_layers * CARRY_GPU_MS)
+        return LayoutPolicy(pool, others, pause, head_ms=1e-6, cost=AttentionCost.on_gpu())
     pause = PauseCost(token_bytes * MAKE_NS / 1e6, token_bytes * CARRY_NS / 1e6)
     heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
     threads = config.threads or backend.core_count()
     head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6
-    others = _others(context, config)
     can_move = head_ms > 0 and model.memory == "attention" and params.kv_unified and params.flash_attn != "off"
     cost = attention_cost(model) if others or can_move else None
     return LayoutPolicy(pool, others, pause, head_ms=head_ms, cost=cost)
@@ -210,14 +219,16 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     params, model = context.params, context.model
     can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
     mib = context.n_ctx * _token_bytes(context) / 2**20
-    if not can_change or mib > MAX_CHANGE_MIB or _computes_on_gpu(config):
+    is_on_gpu = _keeps_all_on_gpu(config)
+    most_mib = MAX_GPU_CHANGE_MIB if is_on_gpu else MAX_CHANGE_MIB
+    if not can_change or mib > most_mib or (_computes_on_gpu(config) and not is_on_gpu):
         return []
-    most = min(max_active(context, config), context.n_seq_max - 1)
-    splits = split_layouts(context.n_ctx, most, _most_split_cells(context, config))
+    most_cells = context.n_ctx if is_on_gpu else _most_split_cells(context, config)
+    splits = split_layouts(context.n_ctx, max_active(context, config), most_cells, most_ids=backend.MAX_SEQUENCES)
     small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
     # What is as fast as the pool serves only where buffers for each have taken the pool's memory.
     others = [*splits, *(each for each in small if splits and each.is_pool)]
-    if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16"):
+    if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16") or is_on_gpu:
         return others
     row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
     plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *(each for each in small if each.is_plain)]
@@ -337,7 +348,11 @@ def free_kv_bytes(config: RuntimeConfig) -> int:
     if not _keeps_kv_on_gpu(config):
         return free_memory_bytes()
     on_gpus = sum(gpu.free_bytes for gpu in devices.gpus())
-    return on_gpus if config.n_gpu_layers < 0 else min(on_gpus, free_memory_bytes())
+    return on_gpus if _keeps_all_on_gpu(config) else min(on_gpus, free_memory_bytes())
+
+
+def _keeps_all_on_gpu(config: RuntimeConfig) -> bool:
+    return config.n_gpu_layers < 0 and _keeps_kv_on_gpu(config)
 
 
 def _keeps_kv_on_gpu(config: RuntimeConfig) -> bool:
