@@ -4,9 +4,12 @@ llama.cpp has two attentions, and how they compare is a matter of the CPU: a dec
 times as long as plain attention on an Intel Xeon, and not twice as long on an AMD EPYC. A policy that knows one of them
 chooses wrongly on the other.
 
-One thread computes, so that nothing waits for another. A batch with the cells and one without them take turns, and of
-several the shortest count, which neither a neighbour that takes the core now and then changes, nor a core whose speed
-does. All of it is in the CPU's caches, as a large model's cells are not: what memory takes is taken by both attentions.
+One thread computes, so that nothing waits for another, and the time counts in which it really ran: what is measured is
+kept for good, and the first start can be on a machine whose cores all compute already. A batch with the cells and one
+without them take turns, and of several the shortest count, so that a core whose speed changes does not matter either.
+All of it is in the CPU's caches, as a large model's cells are not: what memory takes is taken by both attentions. But
+for the mask of a long piece behind many cells, an element for each token and cell, which every head reads again: it is
+as large as in a real model, and where it does not fit into the caches a masked cell takes several times as long.
 """
 
 from __future__ import annotations
@@ -29,14 +32,16 @@ from uma.llama.model import Model
 
 logger = logging.getLogger("uma.llama.attention")
 
-VERSION = 3
+VERSION = 4
 """Counts the changes of what is measured: figures of another version are not used."""
 HEAD_SIZES = (64, 128)
 """Values of a head for which there is a model; a head of another size is taken for the next larger one, or the last."""
 ROWS, CELLS, READ_TOKENS = 8, 1_024, 64
 """Decode rows of a batch, the cells that each attends to or passes by, and the tokens of a prompt."""
+PASSED_CELLS = 4_096
+"""Masked cells that a piece of `N_BATCH` tokens passes by."""
 N_BATCH = 512
-REPEATS = 5
+REPEATS, LONG_REPEATS = 5, 3
 LEAST_NS = 0.01
 """Minimum of a figure: one that is not to be told from nothing."""
 
@@ -60,7 +65,7 @@ class AttentionTimes:
 
 
 def attention_times(head_size: int) -> AttentionTimes | None:
-    """The times for heads of so many values: from the cache, or measured now, which takes 0.2 to 0.4 s.
+    """The times for heads of so many values: from the cache, or measured now, which takes 0.5 to 1 s.
 
     Any thread, in a process that has loaded a model. None where they cannot be measured, with a warning that says why.
     """
@@ -87,13 +92,15 @@ def measure(path: Path) -> AttentionTimes:
     """Measure with this model. Raises `ModelError` where it cannot be loaded, or gets no memory."""
     with Model.load(path, n_gpu_layers=0, extra_buffers="none") as model, ExitStack() as stack:
 
-        def timed(*, is_unified: bool, is_plain: bool = False) -> _Timed:
-            return stack.enter_context(_Timed(model, is_unified=is_unified, is_plain=is_plain))
+        def timed(*, is_unified: bool, is_plain: bool = False, cells: int = CELLS) -> _Timed:
+            return stack.enter_context(_Timed(model, cells, is_unified=is_unified, is_plain=is_plain))
 
         flash = _Pair(timed(is_unified=True), timed(is_unified=True))
         plain = _Pair(timed(is_unified=False, is_plain=True), timed(is_unified=False, is_plain=True))
         for pair in (flash, plain):
             pair.more.fill()
+        passing = _Pair(timed(is_unified=True, cells=PASSED_CELLS), timed(is_unified=True, cells=PASSED_CELLS))
+        passing.more.fill_with_others(PASSED_CELLS)
         crowd = _Pair(timed(is_unified=False), timed(is_unified=True))
         for each in (crowd.less, crowd.more):
             each.fill_as_crowd()
@@ -106,7 +113,8 @@ def measure(path: Path) -> AttentionTimes:
             cached_row_ns=flash.ns(lambda each: each.rows_ns(ROWS)) / rows,
             flash_read_ns=flash.ns(lambda each: each.reading_ns(0)) / reads,
             plain_read_ns=plain.ns(lambda each: each.reading_ns(0)) / reads,
-            masked_read_ns=flash.ns(lambda each: each.reading_ns(ROWS)) / reads,
+            masked_read_ns=passing.ns(lambda each: each.reading_ns(ROWS, N_BATCH), LONG_REPEATS)
+            / (N_BATCH * PASSED_CELLS),
         )
         heads = model.attention_heads * model.head_size / 64
     return AttentionTimes(*[max(LEAST_NS, each / heads) for each in attrs.astuple(times)])
@@ -119,19 +127,19 @@ class _Pair:
     less: _Timed
     more: _Timed
 
-    def ns(self, measure: Callable[[_Timed], int]) -> int:
+    def ns(self, measure: Callable[[_Timed], int], repeats: int = REPEATS) -> int:
         """How much longer the one takes."""
         for each in (self.less, self.more):
             measure(each)  # the first touches memory
-        took_ns = [(measure(self.more), measure(self.less)) for _ in range(REPEATS)]
+        took_ns = [(measure(self.more), measure(self.less)) for _ in range(repeats)]
         return min(more_ns for more_ns, _ in took_ns) - min(less_ns for _, less_ns in took_ns)
 
 
 class _Timed:
     """A context whose batches are timed: one buffer for twice `ROWS` sequences, or a buffer for each of `ROWS`."""
 
-    def __init__(self, model: Model, *, is_unified: bool, is_plain: bool) -> None:
-        share = CELLS + 256
+    def __init__(self, model: Model, cells: int, *, is_unified: bool, is_plain: bool) -> None:
+        share = cells + N_BATCH
         self._batch = Batch(N_BATCH)
         self._context = Context(
             model,
@@ -163,6 +171,14 @@ class _Timed:
         for row in range(1, ROWS):
             self._context.seq_cp(0, row)
 
+    def fill_with_others(self, cells: int) -> None:
+        """Give each of the first `ROWS` sequences a share of the cells, in a row, in batches that are soon computed."""
+        for row in range(ROWS):
+            for position in range(0, cells // ROWS, READ_TOKENS):
+                self._batch.clear()
+                self._add(READ_TOKENS, row, position)
+                self._decode()
+
     def fill_as_crowd(self) -> None:
         """Give each a share of `CELLS`; in one buffer they lie among each other, as where rows decode together."""
         steps = N_BATCH // ROWS
@@ -177,9 +193,9 @@ class _Timed:
         """A decode row of each of `ROWS` sequences, from this one on."""
         return self._ns(range(first, first + ROWS), 1)
 
-    def reading_ns(self, sequence: int) -> int:
+    def reading_ns(self, sequence: int, tokens: int = READ_TOKENS) -> int:
         """A piece of a prompt."""
-        return self._ns(range(sequence, sequence + 1), READ_TOKENS)
+        return self._ns(range(sequence, sequence + 1), tokens)
 
     def _ns(self, sequences: range, tokens: int) -> int:
         """A batch of so many tokens of each; they are as long afterwards as before."""
@@ -187,9 +203,9 @@ class _Timed:
         self._batch.clear()
         for each in sequences:
             self._add(tokens, each, position)
-        began_ns = time.perf_counter_ns()
+        began_ns = time.thread_time_ns()
         self._decode()
-        took_ns = time.perf_counter_ns() - began_ns
+        took_ns = time.thread_time_ns() - began_ns
         for each in sequences:
             self._context.seq_rm(each, position)
         return took_ns
