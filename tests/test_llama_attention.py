@@ -88,8 +88,8 @@ def test_what_is_measured_is_what_the_cells_take(monkeypatch: pytest.MonkeyPatch
             if context.params.kv_unified and is_crowd:
                 ns += attention.ROWS * attention.CELLS * model.masked_row_ns
             elif context.params.kv_unified and filled and not own:
-                rows = len(sequences) * tokens * attention.CELLS
-                ns += rows * (model.cached_row_ns if tokens == 1 else model.masked_read_ns)
+                passed = attention.PASSED_CELLS if filled == attention.PASSED_CELLS else attention.CELLS
+                ns += len(sequences) * tokens * passed * (model.cached_row_ns if tokens == 1 else model.masked_read_ns)
         return round(1e6 + heads * ns)
 
     path = attention.model_file(64)
