@@ -216,8 +216,8 @@ async def test_a_damaged_snapshot_is_not_used(tiny: Path, tmp_path: Path, damage
 
 async def test_an_engine_with_more_cache_than_memory_for_it_still_ends(tiny: Path, tmp_path: Path) -> None:
     """At the end what is cached is saved; what does not fit together must not take turns for ever."""
-    config = config_for(tiny, n_ctx=8_192, cache_tokens=8_192, cache_ram_mb=1, cache_dir=str(tmp_path / "kv"))
-    async with open_engine(config) as engine:
+    sizes = {"n_ctx": 8_192, "kv_unified": "on", "cache_tokens": 8_192, "cache_ram_mb": 1}
+    async with open_engine(config_for(tiny, **sizes, cache_dir=str(tmp_path / "kv"))) as engine:
         await alone(engine, [ask(tokens_for(seed, 1_500), 2) for seed in range(4)])
         assert engine.snapshot()["cache_total_cached"] > 6_000 - 4
 
