@@ -26,6 +26,7 @@ class Bench:
     has_llama_server: bool
     has_llama_cpp_python: bool
     has_gpu: bool = False
+    """The model is computed on a GPU, which takes more streams at once."""
     has_named_threads: bool = False
     """`--threads` was given. Otherwise UMA with its defaults chooses by itself; the others get all CPUs."""
 

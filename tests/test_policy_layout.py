@@ -122,6 +122,18 @@ def test_a_document_among_short_prompts_is_read_in_buffers_for_each_where_there_
     assert chosen == [POOL, Layout(13, 4_096)]
 
 
+@pytest.mark.parametrize(("sequences", "is_split"), [(64, True), (2, False)])
+def test_where_a_gpu_attends_masks_decide_and_only_a_crowd_gets_buffers_for_each(
+    sequences: int, *, is_split: bool
+) -> None:
+    pause = PauseCost(0.0012, 0.24)  # 12 KiB a cell, 12 layers: what is assumed before the first change
+    layouts = LayoutPolicy(POOL, FLASH, pause, head_ms=1e-6, cost=AttentionCost.on_gpu())
+    ahead = Crowd.of([16] * sequences, [128] * sequences, shared=0, most=64, unread=[16] * sequences, decodes=False)
+    chosen = layouts.choose(ahead, Attended(), Held())
+    assert (chosen != POOL) == is_split
+    assert chosen.holds(sequences, 16 + 128, sequences * (16 + 128))
+
+
 def test_layouts_that_there_is_no_memory_for_are_not_chosen_any_more() -> None:
     others = split_layouts(N_CTX, 64, 2 * N_CTX)
     layouts = LayoutPolicy(POOL, others, EqualPause(), head_ms=CELL_MS, cost=NO_COST)

@@ -34,6 +34,7 @@ WARM_UP_TOKENS = 4
 SETTLE_S = 0.1
 """Before each burst: threads that wait for more work still spin for a moment."""
 DEFAULT_SEQUENCES = RuntimeConfig().max_sequences
+"""For more streams UMA is told how many."""
 SLOW_PEER_STREAMS = (1, 8)
 """llama_cpp.server takes one request after another; more of them only take longer."""
 

@@ -37,8 +37,8 @@ POOL_SEQUENCES = 8
 """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 """Minimum and maximum size of that pool, where more sequences do not need more."""
-LEAST_SEQUENCE_TOKENS = 512
-"""Minimum cells of the pool for each sequence that can run, without `--n-ctx`: they decide beyond 64 sequences."""
+MOST_SEQUENCE_TOKENS = 512
+"""The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences."""
 MOST_STREAM_TOKENS = 4_096
 """Maximum share of one sequence in it with split KV."""
 MEMORY_SHARE = 4
@@ -73,7 +73,8 @@ the first memory took says little: a machine that gives it out for the first tim
 """
 MAKE_GPU_NS, CARRY_GPU_MS = 0.1, 0.01
 """The same on a GPU, where memory is overwritten at once and the rest of a new context is most of it; and a token's key
-or value in one layer, which is a copy of its own where the cells of sequences lie among each other."""
+or value in one layer, which is a copy of its own where the cells of sequences lie among each other. Both are assumed,
+and corrected by the first change."""
 MAX_GPU_CHANGE_MIB = 8_192
 """Maximum KV memory on a GPU that a change recreates."""
 COSTED_HEAD_SIZE = 64
@@ -247,7 +248,10 @@ def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
 
 
 def has_memory_for(context: Context, layout: Layout) -> bool:
-    """Whether what this layout takes more than the memory of now can be had: another process can have it meanwhile."""
+    """Whether what this layout takes more than the memory of now can be had: another process can have it meanwhile.
+
+    It asks for the machine's memory. On a GPU a layout takes at most a sixteenth more than the pool.
+    """
     more_bytes = (layout.cells - context.n_ctx) * _token_bytes(context)
     return more_bytes <= 0 or more_bytes <= free_memory_bytes() // MEMORY_SHARE
 
@@ -273,7 +277,7 @@ def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
 
 def _pool_tokens(model: Model, config: RuntimeConfig, *, is_unified: bool) -> int:
     if is_unified:
-        most = max(MOST_POOL_TOKENS, LEAST_SEQUENCE_TOKENS * config.max_sequences)
+        most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * config.max_sequences)
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
     else:
         wanted = _streams(config) * min(model.n_ctx_train, MOST_STREAM_TOKENS)

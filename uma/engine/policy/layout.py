@@ -43,10 +43,11 @@ SURE_TOKENS = 256
 """Carried tokens from which a change says more of what a token takes than of anything else."""
 LEARN = 0.5
 """Weight of the last change in the predicted cost of the next."""
-GPU_MASK_NS = 4.0
 MOST_SURPRISE = 2.0
 """Maximum cost that is learnt from one change, as a multiple of the predicted one. Memory that a machine gives out for
 the first time can take eight times as long to be made as ever after."""
+GPU_MASK_NS = 4.0
+"""A masked cell of a row or of a prompt's token where a GPU attends, all heads and layers together."""
 
 
 @attrs.frozen
