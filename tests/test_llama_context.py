@@ -250,7 +250,7 @@ def test_a_context_that_is_kept_is_there_again_at_once_and_empty(llama: Model, m
             assert same(prefill(context, [3], 1, first_pos=50), alone(llama, [*tokens, 3]))
             context.remake(POOL)
             assert context.handle == pool and contexts.there == [pool]
-            assert (context.n_ctx, context.params, context.opened_ms) == (1_024, POOL, 0.0)
+            assert (context.n_ctx, context.params) == (1_024, POOL)
             assert context.seq_pos_max(0) == context.seq_pos_max(1) == -1
             assert same(prefill(context, tokens), alone(llama, tokens))
         context.remake(SMALL, keep=POOL)

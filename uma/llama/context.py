@@ -169,7 +169,7 @@ class Context:
         if not self._memory and params.pooling == "none":
             raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")
         self.opened_ms = (time.monotonic() - began_sec) * 1000
-        """How long it took to make it; its memory is most of that. 0 for one that `remake` had kept."""
+        """How long it took to make it, and to give up what `remake` made it from; memory is most of both."""
 
     def _use(self, handle: int, params: ContextParams) -> None:
         self._handle = handle
@@ -193,7 +193,7 @@ class Context:
         be had, the context is again as it was, empty, and the `ModelError` is raised; where not even that is possible
         it is closed.
         """
-        before = self.params
+        before, began_sec = self.params, time.monotonic()
         self._set_aside(params, keep)
         try:
             self._take_up(params)
@@ -201,6 +201,7 @@ class Context:
             self._close_handle()
             self._take_up(before)
             raise
+        self.opened_ms = (time.monotonic() - began_sec) * 1000
 
     def _set_aside(self, *wanted: ContextParams | None) -> None:
         """Keep what has one of these parameters, and free all else."""
@@ -221,7 +222,7 @@ class Context:
         if kept is None or kept.params != params:
             self._open(params)
             return
-        self._kept, self.opened_ms = None, 0.0
+        self._kept = None
         self._use(kept.handle, params)
 
     @property

@@ -79,14 +79,18 @@ def steps_lacking(needed_ms: float, lead: float, pace: float, step_ms: float) ->
     return min(MAX_STEPS, math.ceil((needed_ms - lead) / (pace - step_ms)))
 
 
+def preferred_lead_ms(piece_ms: float, pace: float, step_ms: float) -> float:
+    """The lead to have before a piece, or a pause in which nothing is computed; `MAX_LEAD_STEPS` bounds it."""
+    return min(COMFORT * piece_ms + step_ms, max_lead_ms(pace))
+
+
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:
     """Decode steps before a piece, so that every reader is supplied until after it; at least one, or at a pace beyond
     `MOST_PACE_MS` none where the lead does it: more steps than the targets ask for would take time from the prompts.
 
     `pace` must be longer than `step_ms`.
     """
-    least_ms, comfortable_ms = SAFETY * piece_ms + step_ms, COMFORT * piece_ms + step_ms
-    short_ms = max(least_ms, min(comfortable_ms, max_lead_ms(pace))) - lead
+    short_ms = max(SAFETY * piece_ms + step_ms, preferred_lead_ms(piece_ms, pace, step_ms)) - lead
     if short_ms <= 0:
         is_slow_pace = pace > MOST_PACE_MS and lead < math.inf
         return 0 if is_slow_pace else 1

@@ -11,7 +11,7 @@ from uma.engine.policy.cost import CostModel
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.ending import steps_to_end, waits_until_ms
 from uma.engine.policy.guard import LatencyGuard
-from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, max_lead_ms, steps_before
+from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, preferred_lead_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
 from uma.engine.policy.piece import COMPANY_MS, Piece, Prompts, Streams
@@ -137,7 +137,7 @@ class Scheduler:
         pacing = self._pacing(rows, step_ms, neighbour_load)
         if pacing.is_hopeless:
             return False  # none waits for tokens, or decoding alone makes all of them late
-        return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < min(pause_ms + step_ms, max_lead_ms(pacing.pace_ms))
+        return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < preferred_lead_ms(pause_ms, pacing.pace_ms, step_ms)
 
     def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float) -> Pacing:
         budget_ms = self.targets.tick_budget_ms
