@@ -32,6 +32,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "Llama 2 7B": write_large_cells(folder / "llama2.gguf", layers=32, kv_heads=32),
         "Mistral 7B": write_large_cells(folder / "mistral.gguf", layers=32, kv_heads=8, context_length=32_768),
+        "12 KiB a cell": write_large_cells(folder / "small.gguf", layers=3, kv_heads=8, context_length=32_768),
         "built-in": builtin_path(),
     }
 
@@ -66,13 +67,21 @@ def test_on_24_gib_the_context_holds_four_conversations_or_says_why_not(
 
 
 @pytest.mark.parametrize(
-    ("max_sequences", "tokens"), [(1, 32_768), (64, 32_768), (100, 51_200), (backend.MAX_SEQUENCES, 131_072)]
+    ("name", "max_sequences", "tokens"),
+    [
+        ("Mistral 7B", 1, 32_768),
+        ("Mistral 7B", 64, 32_768),
+        ("Mistral 7B", 100, 51_200),
+        ("Mistral 7B", backend.MAX_SEQUENCES, 131_072),
+        ("12 KiB a cell", 100, 51_200),
+        ("12 KiB a cell", backend.MAX_SEQUENCES, 87_296),  # a GiB, so that its layout still changes
+    ],
 )
-def test_more_sequences_than_by_default_have_512_cells_each(
-    shapes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, max_sequences: int, tokens: int
+def test_more_sequences_than_by_default_have_512_cells_each_as_far_as_layouts_allow(
+    shapes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, max_sequences: int, tokens: int
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 100 * GIB)
-    with Model.load(shapes["Mistral 7B"]) as model:
+    with Model.load(shapes[name]) as model:
         assert sizing.context_params(model, RuntimeConfig(max_sequences=max_sequences)).n_ctx == tokens
 
 

@@ -38,7 +38,8 @@ POOL_SEQUENCES = 8
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 """Minimum and maximum size of that pool, where more sequences do not need more."""
 MOST_SEQUENCE_TOKENS = 512
-"""The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences."""
+"""The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences, as far as the pool's
+layout can still be changed."""
 MOST_STREAM_TOKENS = 4_096
 """Maximum share of one sequence in it with split KV."""
 MEMORY_SHARE = 4
@@ -222,8 +223,7 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
     mib = context.n_ctx * _token_bytes(context) / 2**20
     is_on_gpu = _keeps_all_on_gpu(config)
-    most_mib = MAX_GPU_CHANGE_MIB if is_on_gpu else MAX_CHANGE_MIB
-    if not can_change or mib > most_mib or (_computes_on_gpu(config) and not is_on_gpu):
+    if not can_change or mib > _most_change_mib(config) or (_computes_on_gpu(config) and not is_on_gpu):
         return []
     most_cells = context.n_ctx if is_on_gpu else _most_split_cells(context, config)
     splits = split_layouts(context.n_ctx, max_active(context, config), most_cells, most_ids=backend.MAX_SEQUENCES)
@@ -235,6 +235,11 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
     row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
     plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *(each for each in small if each.is_plain)]
     return [*others, *(each for each in plain if row_bytes * each.share <= MOST_SCORE_BYTES)]
+
+
+def _most_change_mib(config: RuntimeConfig) -> int:
+    """Maximum pool that changes its layout."""
+    return MAX_GPU_CHANGE_MIB if _keeps_all_on_gpu(config) else MAX_CHANGE_MIB
 
 
 def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
@@ -277,12 +282,16 @@ def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
 
 
 def _pool_tokens(model: Model, config: RuntimeConfig, *, is_unified: bool) -> int:
+    cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
     if is_unified:
         most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * config.max_sequences)
+        changeable = _most_change_mib(config) * 2**20 // cell_bytes
+        if changeable >= MOST_POOL_TOKENS:
+            # Many sequences gain more by layouts of their own than by more cells.
+            most = min(most, changeable)
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
     else:
         wanted = _streams(config) * min(model.n_ctx_train, MOST_STREAM_TOKENS)
-    cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
     free_bytes = free_kv_bytes(config)
     if model.is_mapped and not _keeps_kv_on_gpu(config):
         # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
