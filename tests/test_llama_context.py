@@ -248,9 +248,11 @@ def test_a_context_that_is_kept_is_there_again_at_once_and_empty(llama: Model, m
             assert (context.n_ctx, context.n_ctx_seq, context.params) == (256, 256, SMALL)
             assert context.state_set(1, saved)
             assert same(prefill(context, [3], 1, first_pos=50), alone(llama, [*tokens, 3]))
+            context.opened_ms = -1.0
             context.remake(POOL)
             assert context.handle == pool and contexts.there == [pool]
             assert (context.n_ctx, context.params) == (1_024, POOL)
+            assert context.opened_ms >= 0, "what it took to give up the other"
             assert context.seq_pos_max(0) == context.seq_pos_max(1) == -1
             assert same(prefill(context, tokens), alone(llama, tokens))
         context.remake(SMALL, keep=POOL)
@@ -284,9 +286,10 @@ def test_a_context_that_cannot_be_made_leaves_what_there_was_and_what_is_kept(
             context.remake(too_large, keep=POOL)
         assert context.handle == pool and contexts.there == [pool]
         context.remake(SMALL, keep=POOL)
+        context.opened_ms = -1.0
         with pytest.raises(ModelError, match="268,435,456 cells"):
             context.remake(too_large, keep=POOL)
-        assert context.params == SMALL
+        assert context.params == SMALL and context.opened_ms >= 0
         assert same(prefill(context, tokens), alone(llama, tokens))
         context.remake(POOL)
         assert context.handle == pool

@@ -28,7 +28,7 @@ from uma.engine.policy.layout import (
     split_layouts,
 )
 from uma.engine.policy.layout_policy import LEAST_GAIN_MS, LEAST_OTHER_ATTENTION_GAIN_MS, LayoutPolicy
-from uma.engine.policy.lead import MAX_STEPS, max_lead_ms
+from uma.engine.policy.lead import COMFORT, MAX_STEPS, max_lead_ms
 from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
 
@@ -273,7 +273,7 @@ def test_rows_run_ahead_of_a_pause_until_no_reader_feels_it(
             assert not scheduler.is_felt(pause_ms, rows, 100, now, load), "the plan was made for this pause"
     if step_ms * HOPELESS < 80.0:
         supplied_ms = min(row.last_token_ms for row in rows) + pace - now
-        assert supplied_ms >= min(pause_ms, max_lead_ms(pace))
+        assert supplied_ms >= min(COMFORT * pause_ms, max_lead_ms(pace))
 
 
 def test_a_crowd_of_short_sequences_is_split_once_that_would_have_paid() -> None:

@@ -68,9 +68,9 @@ CUTTABLE = ("attention", "sliding-window")
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
 MAKE_NS, CARRY_NS = 0.5, 1.0
-"""Initial estimates of what a byte of KV memory takes to be made for another layout (0.15 in huge pages, 0.35 in
-others, 0.55 where those are not given before it is written) where up to two bytes are given up for it (0.1 each), and a
-byte of a sequence's state to be carried there. What the first memory took says little: a machine that gives it out for
+"""Initial estimates of what a byte of KV memory takes to be made for another layout, and a byte of a sequence's state
+to be carried there. The first is 0.15 in huge pages, 0.35 in others and 0.55 where those are not given before it is
+written, and 0.1 for each byte given up for it. What the first memory took says little: a machine that gives it out for
 the first time is slower.
 """
 MAKE_GPU_NS, CARRY_GPU_MS = 0.1, 0.01

@@ -147,14 +147,17 @@ class Context:
         """A GPU computes after `llama_decode` has returned, until a result is asked for."""
         model.retain()
         self._holds_model = True
+        began_sec = time.monotonic()
         try:
             self._open(params)
         except BaseException:
             self.close()
             raise
+        self.opened_ms = (time.monotonic() - began_sec) * 1000
+        """How long it took to make it, or the last `remake`, also one that failed; memory is most of both."""
 
     def _open(self, params: ContextParams) -> None:
-        mark, model, began_sec = LOG.mark, self.model, time.monotonic()
+        mark, model = LOG.mark, self.model
         struct = params.struct()
         # The C library's `strlen` as abort callback: it finds 0 for an empty string, 1 where a byte is set. Called
         # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
@@ -168,8 +171,6 @@ class Context:
         self._use(handle, params)
         if not self._memory and params.pooling == "none":
             raise ModelError(f"{model.path}: {model.info.architecture} keeps no memory of a text; it does not generate")
-        self.opened_ms = (time.monotonic() - began_sec) * 1000
-        """How long it took to make it, and to give up what `remake` made it from; memory is most of both."""
 
     def _use(self, handle: int, params: ContextParams) -> None:
         self._handle = handle
@@ -201,7 +202,8 @@ class Context:
             self._close_handle()
             self._take_up(before)
             raise
-        self.opened_ms = (time.monotonic() - began_sec) * 1000
+        finally:
+            self.opened_ms = (time.monotonic() - began_sec) * 1000
 
     def _set_aside(self, *wanted: ContextParams | None) -> None:
         """Keep what has one of these parameters, and free all else."""
