@@ -9,7 +9,7 @@ from policy_world import Machine, make_row
 
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.ending import MOST_WAITED
-from uma.engine.policy.returns import RETURN_MS, Returns
+from uma.engine.policy.returns import COMPANY_MS, RETURN_MS, Returns
 
 MACHINE = Machine()
 TARGETS = Targets(80.0, 2_048, 64)
@@ -45,7 +45,9 @@ def test_a_reader_that_is_back_is_not_waited_for_but_those_that_ended_with_it_ar
 def test_a_reader_that_cancelled_is_not_waited_for() -> None:
     returns = Returns()
     returns.ended(NOW, is_whole=False)
-    assert returns.until_ms(NOW) < NOW and returns.ended_ms == NOW
+    assert returns.until_ms(NOW) < NOW
+    assert returns.company_since_ms(NOW) == NOW, "it was served, and can ask for something else"
+    assert returns.company_since_ms(NOW + COMPANY_MS + 1) < NOW and returns.are_usual(NOW + COMPANY_MS + 1)
 
 
 def test_readers_that_take_their_time_are_not_waited_for_until_others_have_come_back_at_once() -> None:
@@ -58,6 +60,31 @@ def test_readers_that_take_their_time_are_not_waited_for_until_others_have_come_
         now = served(returns, now + 100 * RETURN_MS, is_back=True)
     returns.ended(now)
     assert returns.until_ms(now) == now + RETURN_MS
+
+
+def test_a_reader_is_expected_for_a_while_also_where_it_is_back_already() -> None:
+    returns = Returns()
+    assert returns.company_since_ms(NOW) < NOW, "none was served"
+    returns.ended(NOW)
+    returns.came(NOW + 1)
+    assert returns.company_since_ms(NOW + COMPANY_MS) == NOW
+    assert returns.company_since_ms(NOW + COMPANY_MS + 1) < NOW
+
+
+def test_readers_that_do_not_ask_again_soon_are_not_expected_until_others_have() -> None:
+    returns, now = Returns(), NOW
+    for _ in range(4):
+        returns.ended(now)
+        now += COMPANY_MS + 1
+    returns.ended(now)
+    assert not returns.are_usual(now) and returns.company_since_ms(now) < now
+    for _ in range(4):
+        returns.ended(now)
+        returns.came(now + COMPANY_MS / 2)  # not at once
+        now += COMPANY_MS
+    returns.ended(now)
+    assert returns.are_usual(now) and returns.company_since_ms(now) == now
+    assert returns.until_ms(now) < now, "they take longer than a piece is put off for"
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60))

@@ -8,7 +8,6 @@ request came meanwhile. The machine's time is made up; nothing else is.
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Iterable
 from typing import Protocol
@@ -22,6 +21,7 @@ from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
+from uma.engine.policy.returns import Returns
 from uma.engine.worker.loop import REPLAN_BATCHES
 
 MAX_QUEUE = 1_024
@@ -90,8 +90,8 @@ class Worker:
         self._service_ms = 0.0
         self._steady: Plan | None = None
         self._steady_batches = 0
-        self._reader_ended_ms = -math.inf
-        """See `State.reader_ended_ms`. Every simulated request has a reader."""
+        self._returns = Returns()
+        """Every simulated request has a reader."""
         self.now_ms = 0.0
         """When its last batch ended."""
         self.finished: list[Session] = []
@@ -123,6 +123,8 @@ class Worker:
         if self._policy.is_uma and (self._is_full(row) or self._is_hopeless(row)):
             session.is_refused = True
             return
+        if row.lane >= 0:
+            self._returns.came(now_ms)
         self._by_key[row.key] = session
         heapq.heappush(self._waiting, self._policy.place(row))
 
@@ -200,7 +202,14 @@ class Worker:
             return self._steady
         decoding = [each.row for each in self._active.values() if each.row.remaining == 0]
         prefilling = [each.row for each in self._active.values() if each.row.remaining]
-        state = State(decoding, prefilling, self._machine.cells - used, used, reader_ended_ms=self._reader_ended_ms)
+        state = State(
+            decoding,
+            prefilling,
+            self._machine.cells - used,
+            used,
+            reader_ended_ms=self._returns.company_since_ms(self.now_ms),
+            do_readers_return=self._returns.are_usual(self.now_ms),
+        )
         plan = self._policy.plan(state, self.now_ms)
         self._steady = plan if plan.is_everyday and self._free_cells > REPLAN_BATCHES * len(plan.decode) else None
         self._steady_batches = 0
@@ -308,7 +317,7 @@ class Worker:
         # The end of a background stream waits for no pace.
         session.done_ms = session.row.last_token_ms if session.row.lane >= 0 else self.now_ms
         if session.row.lane >= 0:
-            self._reader_ended_ms = session.done_ms
+            self._returns.ended(session.done_ms)
         self.finished.append(session)
         del self._active[session.row.key], self._by_key[session.row.key]
         self._cache.end(session)

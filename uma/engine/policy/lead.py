@@ -36,7 +36,7 @@ on how much later an answer ends for them."""
 TTFT_SHARE = 0.125
 """Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
 COMPANY_TTFT_SHARE = 0.075
-"""The same while a reader's next request is expected (`piece.COMPANY_MS`)."""
+"""The same while a reader's next request is expected (`returns.COMPANY_MS`)."""
 BACKGROUND_TTFT_SHARE = 0.15
 """The same while only background prompts wait: large pieces read faster, and probably no other prompt waits."""
 

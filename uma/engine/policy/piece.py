@@ -31,12 +31,10 @@ TRY_LARGER_EVERY = 16
 """Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
 PATIENT = 2.0
 """Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
-WORTH_A_MOMENT = 0.25
+WORTH_A_MOMENT, WORTH_WITHOUT_RETURNS = 0.25, 0.05
 """Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
-piece of 1.2 times the limit must read 1.05 times as fast. Speed serves all requests that wait; excess time delays only
-those that arrive meanwhile."""
-COMPANY_MS = 2_000.0
-"""Maximum time after a reader's last token for which its next request is expected."""
+piece of twice the limit must read 1.25 times as fast, or 1.05 times where readers of answers mostly do not ask again
+soon. Speed serves all requests that wait; excess time delays only those that arrive meanwhile."""
 SMALLEST_CHUNK = SIZES[0]
 """Minimum tokens of a prefill that runs at all, unless a whole prompt has fewer."""
 
@@ -67,7 +65,9 @@ class Prompts:
     attended_cells: int | None
     """Cells that every token attends to; None where it attends to the tokens before it alone."""
     reader_ended_ms: float = -math.inf
-    """See `State.reader_ended_ms`; only of late (`COMPANY_MS`)."""
+    """See `State.reader_ended_ms`."""
+    do_readers_return: bool = True
+    """See `State.do_readers_return`."""
 
     @property
     def tokens(self) -> int:
@@ -81,7 +81,7 @@ class Prompts:
 
     @property
     def is_in_company(self) -> bool:
-        """Whether a reader was served of late, since the first of them arrived: its next request can come soon."""
+        """Whether a reader was served of late, since the first of them arrived: its next request is expected soon."""
         return self.rows[0].arrived_ms < self.reader_ended_ms
 
     def ms(self, tokens: int) -> float:
@@ -218,12 +218,13 @@ class PieceSizes:
         """
         rate = tokens / max(prompts.ms(tokens), 1e-9)
         most_ms = min(covered_ms, PATIENT * longest_ms)
+        worth_a_moment = WORTH_A_MOMENT if prompts.do_readers_return else WORTH_WITHOUT_RETURNS
         while most_ms > longest_ms:
             larger = self._cost.best_chunk(most_ms, prompts.position, wanted, least=least)
             if larger <= tokens:
                 break
             larger_ms = prompts.ms(larger)
-            worth = 1 + WORTH_A_MOMENT * (larger_ms / longest_ms - 1)
+            worth = 1 + worth_a_moment * (larger_ms / longest_ms - 1)
             if larger > worth * rate * larger_ms:
                 return larger
             most_ms = 0.99 * larger_ms

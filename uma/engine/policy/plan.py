@@ -14,7 +14,7 @@ from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, preferred_lead_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
-from uma.engine.policy.piece import COMPANY_MS, Piece, Prompts, Streams
+from uma.engine.policy.piece import Piece, Prompts, Streams
 from uma.engine.policy.prefill import NO_PREFILL, Prefill, PrefillPolicy
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
@@ -198,7 +198,7 @@ class Scheduler:
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
-                needed_ms = self._prompts([row], state, now_ms).ms(row.remaining)
+                needed_ms = self._prompts([row], state).ms(row.remaining)
                 if now_ms + needed_ms > row.arrived_ms + (1 - AT_RISK) * target_ms:
                     return True
         return False
@@ -215,7 +215,7 @@ class Scheduler:
             return NO_PREFILL
         # What begins next waits with the others, or they would slow the streams down that it waits for.
         coming = waiting if state.queued is None else [*waiting, state.queued]
-        first = self._prompts(first_token_first(coming)[:1], state, now_ms)
+        first = self._prompts(first_token_first(coming)[:1], state)
         if steps := steps_to_end(pacing, step_ms, first, self.targets, now_ms):
             return Prefill(Piece(0, min(steps, MAX_STEPS, max(1, free_cells // len(decode)))))
         prompts = first.replaced(first_token_first(waiting))
@@ -229,13 +229,12 @@ class Scheduler:
         rest_ms = state.reader_back_ms - now_ms
         if not waiting or rest_ms <= 0 or any(row.has_reader and row.lane >= 0 for row in decode):
             return 0.0
-        head = self._prompts(first_token_first(waiting)[:1], state, now_ms)
+        head = self._prompts(first_token_first(waiting)[:1], state)
         is_short = head.ms(head.tokens) <= COMPANY_TTFT_SHARE * self.targets.slo_ttft_ms
         if is_short or not head.is_in_company or now_ms > waits_until_ms(head, self.targets):
             return 0.0
         return rest_ms
 
-    def _prompts(self, waiting: list[Row], state: State, now_ms: float) -> Prompts:
+    def _prompts(self, waiting: list[Row], state: State) -> Prompts:
         attended_cells = state.used_cells if self.targets.attends_all else None
-        is_late = now_ms - state.reader_ended_ms > COMPANY_MS
-        return Prompts(waiting, self.cost, attended_cells, -math.inf if is_late else state.reader_ended_ms)
+        return Prompts(waiting, self.cost, attended_cells, state.reader_ended_ms, state.do_readers_return)

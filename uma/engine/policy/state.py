@@ -158,8 +158,11 @@ class State:
     neighbour_load: float = 0.0
     """Threads of other programs that want the cores that compute."""
     reader_ended_ms: float = -math.inf
-    """When the last answer with a reader, of any lane but background, ended for that reader."""
+    """When the last answer with a reader, of any lane but background, ended for that reader, while the next request of
+    one is expected (`returns`); minus infinity while none is."""
     reader_back_ms: float = -math.inf
     """Until when its next request is likely to come (`returns`)."""
+    do_readers_return: bool = True
+    """Whether readers of answers mostly ask again soon (`returns`)."""
     queued: Row | None = None
     """The prompt that begins next, as soon as there is a slot for it."""

@@ -130,8 +130,9 @@ class Residency:
             prefilling,
             free,
             self._pool.used_cells,
-            reader_ended_ms=self._returns.ended_ms,
+            reader_ended_ms=self._returns.company_since_ms(now),
             reader_back_ms=self._returns.until_ms(now),
+            do_readers_return=self._returns.are_usual(now),
             queued=self.waiting.head(),
         )
 
