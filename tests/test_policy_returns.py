@@ -87,6 +87,16 @@ def test_readers_that_do_not_ask_again_soon_are_not_expected_until_others_have()
     assert returns.until_ms(now) < now, "they take longer than a piece is put off for"
 
 
+def test_a_crowd_that_leaves_together_counts_as_one_reader_that_does() -> None:
+    returns = Returns()
+    for _ in range(64):
+        returns.ended(NOW)
+    later_ms = NOW + COMPANY_MS + 1
+    assert returns.are_usual(later_ms)
+    returns.ended(later_ms)
+    assert returns.until_ms(later_ms) > later_ms and returns.company_since_ms(later_ms) == later_ms
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60))
 def test_whatever_comes_no_reader_is_waited_for_beyond_its_moment(events: list[tuple[float, bool]]) -> None:
     returns, now, last_ms = Returns(), 0.0, float("-inf")

@@ -55,10 +55,13 @@ class _Habit:
         return bool(self._out)
 
     def _settle(self, now_ms: float) -> None:
-        """Those that are not back by now have not come back in time."""
+        """Those that are not back by now have not come back in time. A crowd that has left counts as one reader: it
+        would take as many that return to be forgotten.
+        """
+        if self._out and now_ms > self._out[0] + self._within_ms:
+            self._share *= 1 - LEARN
         while self._out and now_ms > self._out[0] + self._within_ms:
             self._out.popleft()
-            self._share *= 1 - LEARN
 
 
 class Returns:
