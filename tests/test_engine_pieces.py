@@ -61,6 +61,27 @@ async def test_a_background_answer_that_ends_is_no_reader_that_was_served(
     assert seen and not any(arrived_ms < state.reader_ended_ms for arrived_ms, state in seen)
 
 
+@pytest.mark.parametrize("company_ms", [0.0, 1e3 * PATIENCE_SEC])
+async def test_the_policy_is_told_whether_readers_ask_again_soon(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, company_ms: float
+) -> None:
+    monkeypatch.setattr("uma.engine.policy.returns.COMPANY_MS", company_ms)
+    told: list[bool] = []
+    plan = Scheduler.plan
+
+    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
+        told.append(state.do_readers_return)
+        return plan(scheduler, state, *args, **options)
+
+    monkeypatch.setattr(Scheduler, "plan", watched)
+    async with open_engine(config_for(tiny)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            for seed in range(4):
+                await answer(engine, ask(tokens_for(seed, 20), 2, id=str(seed)))
+    assert told[0], "nothing is known yet"
+    assert told[-1] is (company_ms > 0)
+
+
 async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = 3
     given: list[tuple[int, int]] = []

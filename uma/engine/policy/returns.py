@@ -55,13 +55,14 @@ class _Habit:
         return bool(self._out)
 
     def _settle(self, now_ms: float) -> None:
-        """Those that are not back by now have not come back in time. A crowd that has left counts as one reader: it
-        would take as many that return to be forgotten.
+        """Those that are not back by now have not come back in time. All that this finds at once count as one reader:
+        as many would have to return for a crowd that left to be forgotten.
         """
-        if self._out and now_ms > self._out[0] + self._within_ms:
-            self._share *= 1 - LEARN
+        were_out = len(self._out)
         while self._out and now_ms > self._out[0] + self._within_ms:
             self._out.popleft()
+        if len(self._out) < were_out:
+            self._share *= 1 - LEARN
 
 
 class Returns:
