@@ -406,7 +406,7 @@ def test_how_long_a_piece_takes_depends_on_what_may_come_meanwhile(
 def test_a_piece_takes_longer_for_less_where_readers_do_not_ask_again(do_readers_return: bool) -> None:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     scheduler.cost.observe_decode(1, 0, 5.0)
-    for tokens, ms in ((32, 115.0), (64, 200.0), (128, 370.0)) * 3:  # 128 read 1.08 times as fast, in 1.48 of the limit
+    for tokens, ms in ((32, 115.0), (64, 200.0), (128, 396.0)) * 3:  # 128 read 1.01 times as fast, in 1.58 of the limit
         scheduler.cost.observe_prefill(tokens, 0, ms)
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
     prompt = make_row(2, remaining=128, prompt_tokens=128)

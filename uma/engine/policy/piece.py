@@ -31,10 +31,10 @@ TRY_LARGER_EVERY = 16
 """Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
 PATIENT = 2.0
 """Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
-WORTH_A_MOMENT, WORTH_WITHOUT_RETURNS = 0.25, 0.05
+WORTH_A_MOMENT = 0.25
 """Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
-piece of twice the limit must read 1.25 times as fast, or 1.05 times where readers of answers mostly do not ask again
-soon. Speed serves all requests that wait; excess time delays only those that arrive meanwhile."""
+piece of twice the limit must read 1.25 times as fast. Speed serves all requests that wait; excess time delays only
+those that arrive meanwhile, and where readers of answers mostly do not ask again soon, any gain is worth it."""
 SMALLEST_CHUNK = SIZES[0]
 """Minimum tokens of a prefill that runs at all, unless a whole prompt has fewer."""
 
@@ -218,7 +218,7 @@ class PieceSizes:
         """
         rate = tokens / max(prompts.ms(tokens), 1e-9)
         most_ms = min(covered_ms, PATIENT * longest_ms)
-        worth_a_moment = WORTH_A_MOMENT if prompts.do_readers_return else WORTH_WITHOUT_RETURNS
+        worth_a_moment = WORTH_A_MOMENT if prompts.do_readers_return else 0.0
         while most_ms > longest_ms:
             larger = self._cost.best_chunk(most_ms, prompts.position, wanted, least=least)
             if larger <= tokens:
