@@ -1,6 +1,7 @@
 """HTTP: what it costs beside UMA's own socket, and how UMA over HTTP compares with llama-server, by the same client.
 
-UMA's socket and its HTTP are two ways to one server process, so that nothing but the way differs.
+UMA's socket and its HTTP are two ways to one server process, so that nothing but the way differs. `llama_decode` alone
+takes its turns beside them: it has no server and no client, and shows what is left for both.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import trio
 from benchmarks.load import burst, one, start, warm_up
 from benchmarks.measure import rss_mb
 from benchmarks.samples import Ask
-from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, by_decode_alone, rotated
 from benchmarks.scenarios.prefix import COMMON
 from benchmarks.scenarios.prefix import together as share_prefix
 from benchmarks.scenarios.storm import N_CTX as STORM_N_CTX
 from benchmarks.scenarios.storm import SLOTS, storm
-from benchmarks.scenarios.throughput import CELLS_A_STREAM, Burst, in_turn, least_tokens, serve
+from benchmarks.scenarios.throughput import CELLS_A_STREAM, Burst, decode, in_turn, least_tokens, serve
 from benchmarks.targets.base import Target
 from benchmarks.targets.contenders import DEFAULTS, open_contender
 from benchmarks.targets.llama_server import LAYOUTS, LlamaServer
+from benchmarks.targets.raw import raw
 from benchmarks.targets.uma import Uma, uma_both
 
-SOCKET, HTTP, PEER = "UMA socket", "UMA HTTP", "llama-server"
+SOCKET, HTTP, PEER, ALONE = "UMA socket", "UMA HTTP", "llama-server", "raw"
 STREAMS = (1, 8, 32)
 FIRST_PROMPT, FIRST_REPEATS = 64, 40
 FIRST_CASE = f"first token, {FIRST_PROMPT} tokens in"
@@ -66,6 +68,9 @@ async def _throughput(bench: Bench, index: int, streams: int, emit: Emit) -> Non
             peer = open_contender(kind, bench, n_ctx=n_ctx, slots=streams)
             targets.append(await stack.enter_async_context(peer))
         ask: dict[str, Burst] = {target.name: partial(serve, target) for target in rotated(targets, index)}
+        for layout in LAYOUTS:
+            alone = raw(bench.model, streams=streams, n_ctx=n_ctx, layout=layout, threads=bench.threads)
+            ask[f"{ALONE} {layout}"] = partial(decode, await stack.enter_async_context(alone))
         rng = Random(f"http {index} {streams}")
         found = await in_turn(ask, streams, bench.model, rng, least_tokens(bench, streams))
     for name, measures in found:
@@ -167,9 +172,10 @@ def _of_socket(summary: Summary, streams: int, bar: float) -> Check:
 
 def _of_peer(summary: Summary, streams: int) -> Check:
     case = _streams_case(streams)
-    ours, theirs = (summary.best_target(case, prefix, "tokens_per_s", "high") for prefix in (HTTP, PEER))
+    ours, theirs, alone = (summary.best_target(case, each, "tokens_per_s", "high") for each in (HTTP, PEER, ALONE))
     ratio = summary.ratio(case, ours, theirs, "tokens_per_s")
-    return Check(f"{case} over HTTP: tokens/s of llama-server's better layout", ratio, "≥", 1.05, "x")
+    beside = by_decode_alone(summary.ratio(case, alone, theirs, "tokens_per_s"))
+    return Check(f"{case} over HTTP: tokens/s of llama-server's better layout", ratio, "≥", 1.05, "x", beside)
 
 
 def _storm_checks(summary: Summary) -> list[Check]:
@@ -193,7 +199,8 @@ def _first_token_over(summary: Summary) -> float:
 SCENARIO = Scenario(
     name="http",
     about="UMA over HTTP beside its own socket, which lead to the same server, and beside llama-server, with the same "
-    f"client: streams as in `throughput`, the storm, a shared prefix, the first token, and {OPEN:,} streams at once.",
+    "client: streams as in `throughput` (with `llama_decode` alone in turn), the storm, a shared prefix, the first "
+    f"token, and {OPEN:,} streams at once.",
     columns=(
         "tokens_per_s",
         "ttft_p50_ms",
@@ -205,5 +212,5 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     checks=checks,
-    round_limit_s=800,
+    round_limit_s=1000,
 )
