@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from page_browser import ENDLESS, HURRY, Visitor, saying
+from page_browser import CAN_HURRY, ENDLESS, Visitor, saying
 from playwright.sync_api import Browser, Page, expect
 
 from harness import until
@@ -99,7 +99,7 @@ def endless(browser: Browser, tmp_path: Path) -> Iterator[tuple[Visitor, Proxy]]
     with saying(browser, tmp_path, SHEEP, "--max-tokens", "16000", **ENDLESS) as one:
         with Proxy(int(one.url.rpartition(":")[2])).listening() as proxy:
             one.url = proxy.url
-            one.page.add_init_script(HURRY)
+            one.page.add_init_script(CAN_HURRY)
             yield one, proxy
             one.page.close()
         one.problems.clear()  # Chromium notes each stream that was let go of
@@ -109,11 +109,23 @@ def frames(page: Page) -> int:
     return int(page.locator("#live-view").get_attribute("data-frames") or 0)
 
 
+def letters(page: Page) -> int:
+    return len(page.locator(".is-writing .blocks").inner_text())
+
+
+def hurry(page: Page, shown: Callable[[Page], int]) -> None:
+    """Let time pass faster, also for the wait that begins with the last of what comes."""
+    page.evaluate("hurry()")
+    before = shown(page)
+    until(lambda: shown(page), lambda now: now > before)
+
+
 def test_an_answer_whose_connection_dies_silently_is_picked_up_where_it_was(endless: tuple[Visitor, Proxy]) -> None:
     here, proxy = endless
     page = here.visit().page
     here.ask("Count sheep.")
     page.locator(".is-writing .block", has_text="9 sheep").wait_for()
+    hurry(page, letters)
     proxy.freeze()
     with page.expect_request("**/ui/api/answers/*") as again:
         expect(page.locator(".status")).to_contain_text("The connection broke off. Picking the answer up again")
@@ -131,6 +143,7 @@ def test_the_live_view_says_that_its_connection_died_and_goes_on(endless: tuple[
     expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[2-9]|\d\d"))
     state = page.locator(".live-state")
     expect(state).to_be_hidden()
+    hurry(page, frames)
     proxy.freeze()
     expect(state).to_contain_text("The connection to the server broke off. Trying again")
     before = frames(page)
