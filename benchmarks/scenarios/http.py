@@ -1,7 +1,7 @@
 """HTTP: what it costs beside UMA's own socket, and how UMA over HTTP compares with llama-server, by the same client.
 
-UMA's socket and its HTTP are two ways to one server process, so that nothing but the way differs. `llama_decode` alone
-takes its turns beside them: it has no server and no client, and shows what is left for both.
+UMA's socket and its HTTP are two ways to one server process, so that nothing but the way differs. `llama_decode` alone,
+which has no server and no client, takes its turns beside their streams.
 """
 
 from __future__ import annotations
@@ -199,8 +199,7 @@ def _first_token_over(summary: Summary) -> float:
 SCENARIO = Scenario(
     name="http",
     about="UMA over HTTP beside its own socket, which lead to the same server, and beside llama-server, with the same "
-    "client: streams as in `throughput` (with `llama_decode` alone in turn), the storm, a shared prefix, the first "
-    f"token, and {OPEN:,} streams at once.",
+    f"client: streams as in `throughput`, the storm, a shared prefix, the first token, and {OPEN:,} streams at once.",
     columns=(
         "tokens_per_s",
         "ttft_p50_ms",
