@@ -18,7 +18,7 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -175,18 +175,36 @@ class RawDecoder:
 
     def run(self, job: Job) -> Result:
         """Read all prompts, then generate `max_tokens` in each stream."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
         self._decode_s = 0.0
         start = time.perf_counter()
-        streams, behind = len(job.prompts), len(job.common)
-        if behind:
-            self._prefill([job.common], 0)
-            memory = llama_cpp.llama_get_memory(self._ctx)
-            for stream in range(1, streams):
-                llama_cpp.llama_memory_seq_cp(memory, 0, stream, -1, -1)
+        self._common(job)
         common_s = time.perf_counter() - start
-        tokens = self._prefill(job.prompts, behind)
+        steps = self._steps(job)
+        next(steps)
         first_s = time.perf_counter() - start
+        for _ in steps:
+            pass
+        total_s = time.perf_counter() - start
+        return Result(first_s, total_s, self._decode_s, len(job.prompts) * job.max_tokens, common_s)
+
+    def generate(self, job: Job) -> Iterator[Any]:
+        """The same, step by step: the next token of each stream, as an array."""
+        self._common(job)
+        yield from self._steps(job)
+
+    def _common(self, job: Job) -> None:
+        """Empty memory, and read in it what all prompts begin with."""
+        memory = llama_cpp.llama_get_memory(self._ctx)
+        llama_cpp.llama_memory_clear(memory, True)
+        if job.common:
+            self._prefill([job.common], 0)
+            for stream in range(1, len(job.prompts)):
+                llama_cpp.llama_memory_seq_cp(memory, 0, stream, -1, -1)
+
+    def _steps(self, job: Job) -> Iterator[Any]:
+        streams, behind = len(job.prompts), len(job.common)
+        tokens = self._prefill(job.prompts, behind)
+        yield tokens
         positions = np.array([behind + len(prompt) for prompt in job.prompts], dtype=np.int32)
         self._set_sequences(range(streams))
         self._logits[:streams] = 1
@@ -194,9 +212,8 @@ class RawDecoder:
             self._token[:streams] = tokens
             self._pos[:streams] = positions
             tokens = self._decode(streams, streams)
+            yield tokens
             positions += 1
-        total_s = time.perf_counter() - start
-        return Result(first_s, total_s, self._decode_s, streams * job.max_tokens, common_s)
 
     def run_storm(self, job: StormJob) -> StormResult:
         """What any schedule can reach. A batch is expected to take as long as the last of its kind."""

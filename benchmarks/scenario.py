@@ -129,9 +129,9 @@ class Check:
         return self.value <= self.bar if self.relation == "≤" else self.value >= self.bar
 
 
-def by_decode_alone(ratio: float) -> str:
+def by_decode_alone(ratio: float, how: str = "alone") -> str:
     """What stands beside a check: the value that `llama_decode` alone has. Empty where it was not measured."""
-    return "" if math.isnan(ratio) else f"`llama_decode` alone: {ratio:.3g} x"
+    return "" if math.isnan(ratio) else f"`llama_decode` {how}: {ratio:.3g} x"
 
 
 Emit = Callable[[str, str, Measures], None]

@@ -86,11 +86,12 @@ async def llama_server(
     command += ["--parallel", str(slots), "--ctx-size", str(n_ctx), LAYOUTS[layout], "--threads", str(threads)]
     command += ["--load-mode", "none", *extra] if in_huge_pages else extra
     env = {**os.environ, **HUGE_PAGES} if in_huge_pages else None
-    async with server_process(command, lambda: _is_healthy(port), env=env) as process:
+    async with server_process(command, lambda: is_healthy(port), env=env) as process:
         yield LlamaServer(f"llama-server {label or layout}", process, port)
 
 
-async def _is_healthy(port: int) -> bool:
+async def is_healthy(port: int) -> bool:
+    """Whether a server answers 200 when asked for its health."""
     try:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

@@ -16,7 +16,8 @@ import trio
 from benchmarks.models import BenchModel
 from benchmarks.raw import N_UBATCH, Job, PieceJob, PieceResult, Result, RowsJob, RowsResult, StormJob, StormResult
 from benchmarks.raw_mixed import MixedJob, MixedResult
-from benchmarks.targets.base import HUGE_PAGES
+from benchmarks.targets.base import HUGE_PAGES, free_port, server_process
+from benchmarks.targets.llama_server import LlamaServer, is_healthy
 
 
 class RawError(Exception):
@@ -95,6 +96,18 @@ async def raw(
         for pipe in (popen.stdin, popen.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+@asynccontextmanager
+async def raw_http(
+    model: BenchModel, *, streams: int, n_ctx: int, layout: str, threads: int
+) -> AsyncIterator[LlamaServer]:
+    """Run the baseline behind HTTP for the block, for bursts of `streams` requests; see `benchmarks.raw_http`."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.raw_http", "--model", str(model.path), "--layout", layout]
+    command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads), "--port", str(port)]
+    async with server_process(command, lambda: is_healthy(port)) as process:
+        yield LlamaServer(f"raw over HTTP {layout}", process, port)
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
