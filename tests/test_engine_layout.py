@@ -171,6 +171,19 @@ async def test_rows_run_ahead_of_a_change_until_no_reader_feels_it(
     assert [each.token_ids for each in got] == await expected(model, [*requests, long])
 
 
+@pytest.mark.parametrize(("most_ms", "changes"), [(0.0, 1), (1e9, 0)])
+async def test_a_change_waits_for_a_reader_that_is_about_to_ask_again_for_a_bounded_time(
+    model: Path, monkeypatch: pytest.MonkeyPatch, most_ms: float, changes: int
+) -> None:
+    monkeypatch.setattr("uma.engine.worker.residency.Residency.awaits_reader", lambda _self, _now: True)
+    monkeypatch.setattr("uma.engine.worker.relayout.MOST_PUT_OFF_MS", most_ms)
+    requests = crowd()
+    async with open_engine(config(model)) as engine:
+        got = await answers(engine, requests)
+        assert (await settled(engine))["kv_layout_changes_total"] == changes
+    assert [each.token_ids for each in got] == await expected(model, requests)
+
+
 async def test_prefixes_are_shared_in_either_layout_and_across_a_change(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import Scheduler, State, Targets
 from uma.engine.policy.layout import (
     EXPECTED_TOKENS,
+    EXPECTED_TURNS,
     FEW_IDS,
     HEADROOM_TOKENS,
     LEAST_SEQUENCES,
@@ -27,7 +28,7 @@ from uma.engine.policy.layout import (
     small_pools,
     split_layouts,
 )
-from uma.engine.policy.layout_policy import LEAST_GAIN_MS, LEAST_OTHER_ATTENTION_GAIN_MS, LayoutPolicy
+from uma.engine.policy.layout_policy import LEAST_GAIN_MS, LEAST_OTHER_ATTENTION_GAIN_MS, PUT_OFF, LayoutPolicy
 from uma.engine.policy.lead import COMFORT, MAX_STEPS, max_lead_ms
 from uma.engine.policy.pace import HOPELESS, choose_pacing
 from uma.engine.worker.relayout import MAX_PREPARATIONS
@@ -581,6 +582,47 @@ def test_prompts_that_come_together_are_read_before_the_change_where_first_token
     assert chosen(short) == POOL
     assert not chosen(short, is_read=True).is_unified, "it is the order that changes, and not the layout"
     assert not chosen(long).is_unified, "others are in the way in the pool, for longer than the change takes"
+
+
+def test_a_reader_s_prompt_is_read_before_a_change_and_prompts_that_follow_each_other_put_it_off_for_a_while() -> None:
+    """Beside streams the change then comes while all decode, and rows can run ahead of it."""
+
+    def crowd(*, is_awaited: bool, unread: int = 60) -> Crowd:
+        return Crowd.of([200] * 8, [60] * 8, shared=0, most=64, unread=[*[0] * 7, unread], is_awaited=is_awaited)
+
+    def layouts() -> LayoutPolicy:
+        return LayoutPolicy(POOL, FLASH, PauseCost(0.01, 0.01), head_ms=CELL_MS, cost=NO_COST)
+
+    held = crowd(is_awaited=True).held
+    needed = layouts()._least_gain_ms(layouts()._best(crowd(is_awaited=True), held, FLASH), held)
+    lost = masked(1.01 * needed / CELL_MS)
+    assert not layouts().choose(crowd(is_awaited=False), lost, held).is_unified
+    patient = layouts()
+    assert patient.choose(crowd(is_awaited=True), lost, held) == POOL
+    assert not patient.choose(crowd(is_awaited=False, unread=0), lost, held).is_unified, "it is read"
+    busy, chosen = layouts(), []
+    for turn in range(1, 6):
+        chosen.append(busy.choose(crowd(is_awaited=True), masked(1.01 * turn * needed / CELL_MS), held))
+    assert [each == POOL for each in chosen] == [turn < PUT_OFF for turn in range(1, 6)]
+
+
+def test_a_conversation_that_goes_on_gets_cells_for_its_next_turns_and_looks_for_them_while_it_decodes() -> None:
+    def crowd(tokens: int, *, unread: int = 0, turn: int = 100) -> Crowd:
+        sizes, left = [tokens, 300, 300], [30, 30, 30]
+        return Crowd.of(sizes, left, shared=0, most=64, unread=[unread, 0, 0], turns=[turn, 0, 0])
+
+    assert crowd(600).longest_soon == 600 + 30 + EXPECTED_TURNS * 100
+    assert crowd(600).cells_soon == 1_200 + 3 * 30 + EXPECTED_TURNS * 100
+    layouts = policy()
+    layouts.changed(Layout(13, 1_024), Held())
+
+    def stays(now: Crowd) -> bool:
+        return layouts.choose(now, Attended(), now.held) == layouts.current
+
+    assert stays(crowd(890)), "there is place for another turn"
+    assert stays(crowd(990, unread=100)), "its reader waits for a first token"
+    assert not stays(crowd(990)), "the next turn would not fit"
+    assert stays(crowd(990, turn=0)), "none is expected"
 
 
 def test_plain_attention_is_left_for_a_prompt_that_takes_longer_with_it_than_changes_take() -> None:

@@ -16,6 +16,7 @@ from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MOST_PACE_MS, can_be_cove
 from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
 from uma.engine.policy.pace import NEIGHBOUR_PACE_MS, is_kept
 from uma.engine.policy.piece import PATIENT, SMALLEST_CHUNK
+from uma.engine.policy.prefill import DEFERRED_MS
 
 NOW = 10_000.0
 DUE_MS = st.integers(0, 40_000).map(lambda halves: halves / 2)
@@ -268,6 +269,26 @@ def test_background_streams_slow_down_no_prompts_but_their_own() -> None:
     assert read(0, 4_096) == [512]
     assert read(1, 300) == [300]
     assert sum(read(-1, 4_096)) < 512
+
+
+def test_the_piece_that_ends_a_prompt_comes_before_the_next_tokens_of_lower_lanes() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    for size in (64, 128, 256, 512):
+        scheduler.cost.observe_prefill(size, 0, size * 1.0)
+    scheduler.cost.observe_decode(1, 1_000, 20.0)
+
+    def steps(lane: int, remaining: int, *others: PlainRow, since_ms: float = 1.0) -> int:
+        row = make_row(9, lane=lane, arrived_ms=NOW, remaining=remaining, prompt_tokens=remaining)
+        background = make_row(1, lane=-1, last_token_ms=NOW - since_ms)
+        plan = scheduler.plan(state_of([background, *others, row], 10_000), NOW)
+        assert set(plan.decode) == {1, *(each.key for each in others)} and plan.prefill
+        return plan.steps + plan.is_mixed
+
+    assert steps(0, 300) == steps(1, 300) == 0
+    assert steps(0, 4_096) == 1, "its first token comes with a later piece"
+    assert steps(0, 300, since_ms=DEFERRED_MS) == 1, "prompts that follow each other keep no stream waiting"
+    assert steps(-1, 300) == 1
+    assert steps(1, 300, make_row(2, lane=0, has_reader=True, last_token_ms=NOW)) >= 1, "its reader waits for tokens"
 
 
 def test_background_rows_decode_several_steps_on_one_plan_only_while_they_are_among_themselves() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policy_world import Machine, make_row
 
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
-from uma.engine.policy.ending import MOST_WAITED
+from uma.engine.policy.ending import BACKGROUND_WAITS_MS, MOST_WAITED
 from uma.engine.policy.returns import COMPANY_MS, RETURN_MS, Returns
 
 MACHINE = Machine()
@@ -142,6 +142,20 @@ def test_a_long_prompt_leaves_a_reader_the_moment_in_which_it_asks_again() -> No
 )
 def test_it_is_read_at_once(plan: Plan) -> None:
     assert plan.prefill and not plan.rest_ms
+
+
+def test_a_background_prompt_leaves_readers_their_moment_for_longer_however_short_it_is() -> None:
+    def rests(waited_ms: float, lane: int = -1, tokens: int = 64) -> bool:
+        prompt = document(lane=lane, prompt_tokens=tokens, remaining=tokens, arrived_ms=NOW - waited_ms)
+        plan = planned(prompt)
+        assert bool(plan.prefill) == (plan.rest_ms == 0)
+        return plan.rest_ms > 0
+
+    assert MACHINE.prefill_ms(64, 0) > RETURN_MS
+    assert rests(100) and not rests(100, lane=0)
+    assert rests(1.9 * BACKGROUND_WAITS_MS), "by now it is read beside streams"
+    assert not rests(2.1 * BACKGROUND_WAITS_MS)
+    assert not rests(100, tokens=8), "it takes no longer than they do"
 
 
 def test_beside_background_answers_they_go_on_meanwhile() -> None:

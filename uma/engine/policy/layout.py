@@ -36,6 +36,9 @@ MAX_CHANGE_MIB = 1_024
 """Maximum KV memory that a change recreates, so that its pause stays under a second. A larger KV keeps its layout."""
 EXPECTED_TOKENS = 256
 """Output tokens that a sequence is given cells for in advance; one that goes on further can need a change."""
+EXPECTED_TURNS = 4
+"""Next turns that a conversation whose reader returns is given cells for in advance, each as long as the last, or of
+`EXPECTED_TOKENS`."""
 MOST_SHARED = 0.5
 """Maximum tokens that sequences with buffers of their own have in common, as a share of the longest: llama.cpp copies a
 whole buffer for each sequence that begins with what another has, and the pool copies nothing."""
@@ -225,6 +228,8 @@ class Crowd:
     """`longest` with `HEADROOM_TOKENS` more, or with all the output that it can have where that is less."""
     decodes: bool = True
     """Some of them decode now."""
+    is_awaited: bool = False
+    """A reader waits for the first token of one whose prompt is not read."""
     is_one_prefix: bool = False
     """They have most of their tokens in common."""
     held: Held = Held()
@@ -245,18 +250,25 @@ class Crowd:
         cells: int | None = None,
         unread: Sequence[int] = (),
         decodes: bool = True,
+        is_awaited: bool = False,
         cached: int = 0,
+        turns: Sequence[int] = (),
     ) -> Crowd:
         """A crowd of sequences with so many tokens each, which can have so many more, and `shared` in common.
 
         Of them `most` can run at once. `cells`: those that all take in one buffer, where that is known better.
         `unread`: tokens that each has still to compute; what they share, one does. `cached`: cells that the pool holds
-        for none of them.
+        for none of them. `turns`: new tokens of each one's prompt, where its reader is expected back with as many more:
+        that would be no time to find its buffer too short.
         """
         size = len(tokens)
-        more = [min(each, EXPECTED_TOKENS) for each in most_more]
+        turns = [min(each, EXPECTED_TOKENS) for each in turns] or [0] * size
         steps = [expected_steps(each) for each in most_more]
-        little = [min(each, HEADROOM_TOKENS) for each in most_more]
+        more = [min(most, EXPECTED_TOKENS) + EXPECTED_TURNS * turn for most, turn in zip(most_more, turns, strict=True)]
+        left = [*unread, *[0] * (size - len(unread))]
+        # The next turn's place is looked for while this one decodes, when rows can run ahead of a change.
+        to_come = [0 if unread_tokens else turn for turn, unread_tokens in zip(turns, left, strict=True)]
+        little = [min(most, HEADROOM_TOKENS) + turn for most, turn in zip(most_more, to_come, strict=True)]
         longest = max(tokens, default=0)
         distinct = sum(tokens) - max(0, size - 1) * shared if cells is None else cells
         mean_steps = sum(steps) / max(1, size)
@@ -281,6 +293,7 @@ class Crowd:
             soon,
             max(map(sum, zip(tokens, little, strict=True)), default=0),
             decodes,
+            is_awaited,
             size > 1 and MOST_SHARED * longest < shared,
             Held(distinct, sum(tokens)),
             distinct + sum(more),

@@ -5,10 +5,10 @@ answered as usual: change once staying has cost as much as changing does there a
 than twice the least possible time, whatever comes. To make the pool again counts in part only (`RETURN_SHARE`): what is
 made anew for a few sequences mostly serves more of them, and the pool is rarely needed soon. What the sequences at hand
 will probably lose counts as lost: a crowd that comes together need not lose it first. Where prompts would take longer
-with the other attention, the pool reads them first; and where nothing decodes yet, also where their first tokens come
-sooner so than behind the change. Buffers that had to be given up before they had spared what they
-cost make the next change dearer, twice each time: a client that alternates crowds and long prompts brings about few
-changes.
+with the other attention, the pool reads them first; and where nothing decodes yet, or a reader waits, also where first
+tokens come sooner so than behind the change, which then comes while they decode, and rows run ahead of it.
+Buffers that had to be given up before they had spared what they cost make the next change dearer, twice each time: a
+client that alternates crowds and long prompts brings about few changes.
 
 Beside a small pool the memory of the pool stays as it is, so that the way back costs no more than what is carried.
 Behind buffers for each it is not there: those that a small pool holds then get one with flash attention in its place.
@@ -19,6 +19,7 @@ what was lost since the engine last had nothing to do; buffers serve from one cr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -42,6 +43,8 @@ and they often lie better than is expected.
 """
 SPOILED_CELLS = 8
 """Used cells that a prompt's token in a hole between them has expected to lie in its tile. Chosen, not measured."""
+PUT_OFF = 2.0
+"""Maximum loss in the pool, as a multiple of what a change has to gain, for which readers' prompts put it off."""
 MAX_RELUCTANCE = 64
 """Maximum gain, as a multiple of its cost, that is demanded of a change after others did not pay."""
 
@@ -192,7 +195,10 @@ class LayoutPolicy:
             if best != self.pool and self._pays(best, crowd, held, kind.lost_ms):
                 paying.append(best)
         best = self._best(crowd, held, paying)
-        return self.pool if best != self.pool and self._reads_first(best, crowd, held) else best
+        if best == self.pool:
+            return best
+        lost_ms = next(kind.lost_ms for kind in self._kinds if best in kind.layouts)
+        return self.pool if self._reads_first(best, crowd, held, lost_ms) else best
 
     def _outgrowing(self, crowd: Crowd, held: Held) -> Layout:
         """The layout in place of the current one, which does not hold this crowd."""
@@ -222,18 +228,25 @@ class LayoutPolicy:
             return False
         return lost_ms + will_spare_ms >= self._reluctance * self._least_gain_ms(layout, held)
 
-    def _reads_first(self, layout: Layout, crowd: Crowd, held: Held) -> bool:
-        """Whether the pool reads the prompts before this layout pays: they take longer there than changes do. Where
-        nothing decodes, also where all of them are read sooner in the pool than behind the change, by more than
-        carrying them takes.
+    def _reads_first(self, layout: Layout, crowd: Crowd, held: Held, lost_ms: float = math.inf) -> bool:
+        """Whether the pool reads the prompts before this layout pays: they take longer there than changes do. Also
+        where all of them are read sooner in the pool than behind the change, by more than carrying them takes, if
+        nothing decodes; or if a reader waits, and `lost_ms`, what was lost in the pool by now, is within a bound:
+        prompts that follow each other do not keep the pool for ever.
         """
         reads_ms = -self._spared_ms(crowd.soon.reads, layout)
         if reads_ms > self._there_and_back_ms(layout, held):
             return True
-        if crowd.decodes or not crowd.soon.read_tokens:
+        if not crowd.soon.read_tokens:
+            return False
+        if crowd.decodes and not (crowd.is_awaited and lost_ms < self._most_lost_ms(layout, held)):
             return False
         now_ms, later_ms = self.pause_ms(layout, held), self.pause_ms(layout, crowd.held)
         return now_ms + reads_ms > max(0.0, later_ms - now_ms)
+
+    def _most_lost_ms(self, layout: Layout, held: Held) -> float:
+        """What is lost at most while readers' prompts put a change to this layout off."""
+        return PUT_OFF * self._reluctance * self._least_gain_ms(layout, held)
 
     def _best(self, crowd: Crowd, held: Held, layouts: Sequence[Layout]) -> Layout:
         """Of the layouts that hold this crowd for a while, the one that spares most; the pool where none does."""

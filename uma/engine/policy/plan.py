@@ -9,13 +9,14 @@ import attrs
 
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
-from uma.engine.policy.ending import steps_to_end, waits_until_ms
+from uma.engine.policy.ending import BACKGROUND_WAITS_MS, steps_to_end, waits_until_ms
 from uma.engine.policy.guard import LatencyGuard
 from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, preferred_lead_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
 from uma.engine.policy.piece import Piece, Prompts, Streams
 from uma.engine.policy.prefill import NO_PREFILL, Prefill, PrefillPolicy
+from uma.engine.policy.returns import RETURN_MS
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.policy.state import Row, State, Targets
@@ -45,8 +46,8 @@ class Plan:
     is_trial: bool = False
     """That, or the contrary, is done to measure it: in the first step alone."""
     steps: int = 1
-    """Decode steps of each row before the prefill: at least one, or none with `is_mixed` and where the lead covers the
-    prefill at a pace beyond `MOST_PACE_MS`."""
+    """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, where the lead covers the
+    prefill at a pace beyond `MOST_PACE_MS`, and where a prompt of a higher lane than the rows' ends."""
     is_mixed: bool = False
     """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
     pace_ms: float = 0.0
@@ -225,13 +226,17 @@ class Scheduler:
     def _rest_ms(self, waiting: list[Row], decode: list[Row], state: State, now_ms: float) -> float:
         """For how long the next piece is put off, because a reader that was served is about to ask again; 0: not at
         all, as where another reader's stream goes on meanwhile or the piece takes no longer than a request waits.
+
+        A background prompt that has waited for streams to end is read beside the next: it can wait for that as well.
         """
         rest_ms = state.reader_back_ms - now_ms
         if not waiting or rest_ms <= 0 or any(row.has_reader and row.lane >= 0 for row in decode):
             return 0.0
         head = self._prompts(first_token_first(waiting)[:1], state)
-        is_short = head.ms(head.tokens) <= COMPANY_TTFT_SHARE * self.targets.slo_ttft_ms
-        if is_short or not head.is_in_company or now_ms > waits_until_ms(head, self.targets):
+        until_ms, waits_ms = waits_until_ms(head, self.targets), COMPANY_TTFT_SHARE * self.targets.slo_ttft_ms
+        if head.is_background:
+            until_ms, waits_ms = until_ms + BACKGROUND_WAITS_MS, RETURN_MS
+        if head.ms(head.tokens) <= waits_ms or not head.is_in_company or now_ms > until_ms:
             return 0.0
         return rest_ms
 

@@ -20,6 +20,9 @@ from uma.engine.policy.state import PlainRow, Row, Targets
 WORTH_REREADING = 1.25
 """Minimum time of a prompt's rest that fills no tile, as a multiple of a whole tile's, at which tokens before it are
 computed again to fill one."""
+DEFERRED_MS = 100.0
+"""Maximum time since the last token of a row that waits while a prompt of a higher lane ends. The piece itself mostly
+takes longer, so that between two such pieces there is a decode step."""
 EVEN_MEAN = 0.8
 """Share of the decoding share at which the mean first token comes as soon either way, from which on all prompts of a
 crowd are read at once: beside streams the mean would come a twentieth sooner, and the last 1.6 times as late."""
@@ -59,13 +62,16 @@ class PrefillPolicy:
             tokens = max(tokens, self._whole_crowd(prompts, streams, targets, free_tokens))
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
             filled = self._in_a_tile(prompts, targets, free_tokens)
-            piece = Piece(tokens)
+            goes_first = _ends_before(prompts.rows[0], tokens, streams)
+            piece = Piece(tokens, 0 if goes_first else 1)
         else:
+            goes_first = False
             filled = self._in_a_tile(prompts, targets, free_tokens)
             piece = self._sizes.beside(streams, filled, targets, free_cells, _before_lower_lanes(filled.rows))
         if piece.tokens >= TILE_TOKENS:
             prompts = filled
-        piece = self._in_one_batch(piece, prompts, streams, targets, free_tokens)
+        if not goes_first:
+            piece = self._in_one_batch(piece, prompts, streams, targets, free_tokens)
         tokens = min(free_tokens - max(0, piece.steps - 1) * len(streams.rows), piece.tokens)
         return Prefill(piece, _allocate(tokens, prompts.rows, targets, is_mixed=piece.is_mixed))
 
@@ -135,6 +141,15 @@ class PrefillPolicy:
             return piece
         needed_ms = SAFETY * feared_ms if piece.needed_ms else 0.0
         return attrs.evolve(piece, tokens=tokens, steps=steps, needed_ms=needed_ms, is_mixed=True)
+
+
+def _ends_before(head: Row, tokens: int, streams: Streams) -> bool:
+    """Whether the head's first token comes before the next tokens of rows of lower lanes: this piece ends its prompt,
+    and none of them has been without a token for long.
+    """
+    since_ms = streams.now_ms - DEFERRED_MS
+    can_wait = [row.lane < head.lane and row.last_token_ms > since_ms for row in streams.rows]
+    return bool(can_wait) and all(can_wait) and head.remaining <= tokens
 
 
 def _readable_together(rows: list[Row], targets: Targets) -> list[Row]:

@@ -13,6 +13,7 @@ is carried to the pool's beginning first.
 from __future__ import annotations
 
 import logging
+import math
 
 import attrs
 
@@ -34,6 +35,8 @@ MAX_PREPARATIONS = 4
 """Maximum plans that decode ahead of one change: rows that cannot run ahead (a reader that is out of credit, the end of
 a text) must not put it off for ever."""
 
+MOST_PUT_OFF_MS = 250.0
+"""Maximum time for which a change is put off because readers are about to ask again."""
 LEAST_HOLES = 64
 """Minimum unused cells between used ones before which cells are moved: fewer take little of any prompt."""
 
@@ -64,6 +67,8 @@ class Relayout:
         self._skips_masked = context.params.flash_attn != "off"
         """Attention over a prompt skips cells of others, where they lie together."""
         self._preparations = 0
+        self._wanted_ms = math.inf
+        """Since when the policy has chosen another layout than the current one."""
 
     def before_plan(self, attended: Attended, now: float, neighbour_load: float) -> float:
         """Change the layout, if another suits the sequences of now better. Between two batches only.
@@ -75,11 +80,12 @@ class Relayout:
         if not policy.can_change:
             return 0.0
         held = self._held
-        layout = self._choice(attended, held)
+        layout = self._choice(attended, held, now)
         if layout == policy.current:
-            self._preparations = 0
+            self._preparations, self._wanted_ms = 0, math.inf
             return 0.0
-        if self._pool.is_copying:
+        self._wanted_ms = min(self._wanted_ms, now)
+        if self._pool.is_copying or self._waits_for_reader(now):
             return 0.0
         pause_ms = policy.pause_ms(layout, held)
         if self._prepares(pause_ms, now, neighbour_load):
@@ -87,9 +93,9 @@ class Relayout:
         self._change(layout, now)
         return 0.0
 
-    def _choice(self, attended: Attended, held: Held) -> Layout:
+    def _choice(self, attended: Attended, held: Held, now: float) -> Layout:
         """What the policy chooses, of what there is memory for: a layout can be larger than the pool."""
-        policy, crowd = self._policy, self._residency.crowd()
+        policy, crowd = self._policy, self._residency.crowd(now)
         while True:
             layout = policy.choose(crowd, attended, held)
             if layout.cells <= policy.pool.cells or sizing.has_memory_for(self._context, layout):
@@ -146,6 +152,14 @@ class Relayout:
         tokens = sum(each.computed for each in self._residency.active.values()) + pool.cached_cells
         # Buffers of their own are read whole.
         return Held(tokens if pool.in_id_order else pool.used_cells, tokens)
+
+    def _waits_for_reader(self, now: float) -> bool:
+        """Whether a reader is about to ask again, for which another layout may be better; or it would wait for this.
+
+        In the pool alone, which holds all: other layouts can be too small for what waits.
+        """
+        is_patient = self._policy.current == self._policy.pool and now < self._wanted_ms + MOST_PUT_OFF_MS
+        return is_patient and self._residency.awaits_reader(now)
 
     def _prepares(self, pause_ms: float, now: float, neighbour_load: float) -> bool:
         """Whether rows run ahead first of a pause that could begin now."""

@@ -149,22 +149,29 @@ class Residency:
         self._vacate(sequence, now)
         self._trace.preempted(sequence)
 
-    def crowd(self) -> Crowd:
+    def awaits_reader(self, now: float) -> bool:
+        """Whether a reader that was just served is about to ask again."""
+        return now < self._returns.until_ms(now)
+
+    def crowd(self, now: float) -> Crowd:
         """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next."""
         head = self.waiting.head()
         near = [*self.active.values(), *islice(self.all, self.waiting.max_active), *([head] if head else [])]
         near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
         # What they write they have not in common, even where it is the same.
         shared = min((min(each.prompt_tokens, common_length(near[0].tokens, each.tokens)) for each in near), default=0)
+        unread = [self._unread(each) for each in near]
         return Crowd.of(
             [len(each.tokens) for each in near],
             [each.left_tokens for each in near],
             shared=shared,
             cells=self._cells([each for each in near if each.key not in self.active], shared),
             most=self.waiting.max_active,
-            unread=[self._unread(each) for each in near],
+            unread=unread,
             decodes=self.is_decoding,
+            is_awaited=any(map(_is_awaited, near, unread)),
             cached=0 if self._pool.is_for_now else self._pool.cached_cells,
+            turns=[_turn(each) for each in near] if self._returns.are_usual(now) else (),
         )
 
     def _cells(self, waiting: list[Sequence], shared: int) -> int:
@@ -357,3 +364,14 @@ class Residency:
         if sequence.kept is not None:
             sequence.kept.is_pinned = False
             sequence.kept = None
+
+
+def _turn(sequence: Sequence) -> int:
+    """Tokens of its prompt that were new, where most were in cache: of a conversation that grows. Else 0."""
+    is_growing = sequence.has_reader and 2 * sequence.found_tokens >= sequence.prompt_tokens
+    return sequence.prompt_tokens - sequence.found_tokens if is_growing else 0
+
+
+def _is_awaited(sequence: Sequence, unread: int) -> bool:
+    """Whether a reader waits for its first token, of a prompt with so many tokens to be read."""
+    return unread > 0 and sequence.has_reader and sequence.lane >= 0
