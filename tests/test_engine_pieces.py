@@ -14,9 +14,11 @@ from harness import PATIENCE_SEC
 from uma import Request, open_engine
 from uma.engine.delivery.pacing import Stride
 from uma.engine.policy import Plan, Scheduler, State
+from uma.engine.policy.returns import Returns
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
 from uma.engine.worker.loop import REPLAN_BATCHES
+from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sequence import Sequence, Status
 from uma.types import Token
@@ -80,6 +82,29 @@ async def test_the_policy_is_told_whether_readers_ask_again_soon(
                 await answer(engine, ask(tokens_for(seed, 20), 2, id=str(seed)))
     assert told[0], "nothing is known yet"
     assert told[-1] is (company_ms > 0)
+
+
+async def test_a_reader_is_back_when_it_asks_and_not_when_a_batch_has_ended(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine a batch takes longer than a reader that asks again at once."""
+    asked_ms, back_ms = list[float](), list[float]()
+    submit, came = Residency.submit, Returns.came
+
+    def submitted(residency: Residency, sequence: Sequence) -> None:
+        asked_ms.append(sequence.arrived_ms)
+        submit(residency, sequence)
+
+    def seen(returns: Returns, at_ms: float) -> None:
+        back_ms.append(at_ms)
+        came(returns, at_ms)
+
+    monkeypatch.setattr(Residency, "submit", submitted)
+    monkeypatch.setattr(Returns, "came", seen)
+    async with open_engine(config_for(tiny)) as engine:
+        for turn in range(3):
+            await answer(engine, ask(tokens_for(turn, 20), 2))
+    assert back_ms == asked_ms and len(asked_ms) == 3
 
 
 async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

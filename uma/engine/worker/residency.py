@@ -84,7 +84,7 @@ class Residency:
         self.all[sequence] = None
         self.waiting.add(sequence)
         if sequence.has_reader and sequence.lane >= 0:
-            self._returns.came(now_ms())
+            self._returns.came(sequence.arrived_ms)
         self._trace.queued(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
