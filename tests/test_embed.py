@@ -247,7 +247,8 @@ async def test_a_stream_beside_embeddings_loses_nothing(tiny: Path) -> None:
             for index in range(3):
                 nursery.start_soon(tell, f"beside-{index}")
         assert told == [alone] * 3
-        assert np.allclose(np.array(answers[0].vectors), np.array(vectors), atol=1e-5)
+        # Other batches round otherwise: by as much as 1.3e-5, where the nearest two of these vectors are 6e-3 apart.
+        assert np.allclose(np.array(answers[0].vectors), np.array(vectors), atol=1e-4)
 
 
 async def test_the_context_for_embeddings_is_made_by_the_first_request_for_one(
