@@ -20,7 +20,8 @@ from engine_world import Answer, answer, answers, ask, config_for, settled, toke
 from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine.kv.events import Run, Tier
-from uma.engine.policy.layout import AttentionCost, Layout, PauseCost
+from uma.engine.policy.layout import Attended, AttentionCost, Crowd, Held, Layout, PauseCost
+from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.policy.lead import PACE_SHARE
 from uma.engine.policy.state import Row
 from uma.engine.worker.relayout import Relayout
@@ -182,6 +183,30 @@ async def test_a_change_waits_for_a_reader_that_is_about_to_ask_again_for_a_boun
         got = await answers(engine, requests)
         assert (await settled(engine))["kv_layout_changes_total"] == changes
     assert [each.token_ids for each in got] == await expected(model, requests)
+
+
+async def test_the_layout_is_chosen_for_readers_that_wait_and_for_turns_to_come(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Crowd] = []
+    choose = LayoutPolicy.choose
+
+    def watched(policy: LayoutPolicy, crowd: Crowd, attended: Attended, held: Held) -> Layout:
+        seen.append(crowd)
+        return choose(policy, crowd, attended, held)
+
+    monkeypatch.setattr(LayoutPolicy, "choose", watched)
+    first, new, answered = tokens_for(1, 200), tokens_for(2, 30), 5
+    async with open_engine(config(model)) as engine:
+        said = await answer(engine, ask(first, answered, id="first"))
+        alone = seen.copy()
+        seen.clear()
+        await answer(engine, ask((*first, *said.token_ids, *new), answered, id="second"))
+    assert any(each.is_awaited and each.soon.read_tokens for each in alone)
+    assert all(each.longest_next - each.longest <= answered for each in alone), "it is not known to go on"
+    decoding = [each for each in seen if not each.soon.read_tokens and each.sequences]
+    assert decoding and all(each.longest_next - each.longest >= len(new) for each in decoding)
+    assert not any(each.is_awaited for each in decoding)
 
 
 async def test_prefixes_are_shared_in_either_layout_and_across_a_change(

@@ -604,6 +604,7 @@ def test_a_reader_s_prompt_is_read_before_a_change_and_prompts_that_follow_each_
     for turn in range(1, 6):
         chosen.append(busy.choose(crowd(is_awaited=True), masked(1.01 * turn * needed / CELL_MS), held))
     assert [each == POOL for each in chosen] == [turn < PUT_OFF for turn in range(1, 6)]
+    assert chosen[-1] != POOL
 
 
 def test_a_conversation_that_goes_on_gets_cells_for_its_next_turns_and_looks_for_them_while_it_decodes() -> None:
