@@ -389,9 +389,9 @@ def _answer(
     return decoder.run_rows(RowsJob(**fields)) if "batches" in fields else decoder.run(Job(**fields))
 
 
-def main() -> int:
-    """Serve jobs until standard input ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """The options of a program that `opened` makes a decoder for."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--n-ctx", type=int, required=True)
@@ -400,18 +400,26 @@ def main() -> int:
     parser.add_argument("--ubatch", type=int, default=N_UBATCH)
     parser.add_argument("--read-weights", action="store_true")
     parser.add_argument("--align-work-memory", action="store_true")
-    args = parser.parse_args()
-    is_unified = args.layout == "unified"
-    with RawDecoder(
+    return parser
+
+
+def opened(args: argparse.Namespace) -> RawDecoder:
+    """The decoder that these options ask for."""
+    return RawDecoder(
         args.model,
         streams=args.streams,
         n_ctx=args.n_ctx,
-        is_unified=is_unified,
+        is_unified=args.layout == "unified",
         threads=args.threads,
         n_ubatch=args.ubatch,
         is_read=args.read_weights,
         is_aligned=args.align_work_memory,
-    ) as decoder:
+    )
+
+
+def main() -> int:
+    """Serve jobs until standard input ends."""
+    with opened(arguments(__doc__).parse_args()) as decoder:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
             fields = json.loads(line)

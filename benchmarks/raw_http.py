@@ -1,24 +1,22 @@
-"""The most that a server over HTTP can reach: `llama_decode` in a loop, and one `send` for each token.
+"""The least that a server over HTTP does: `llama_decode` in a loop, and one `send` for each token.
 
 One thread, blocking sockets, no scheduler, no text, no checks: it waits until as many requests have come as it has
 sequences, reads their prompts together and answers them together, with the shortest event that the benchmarks' client
-of llama-server takes. What it lacks of llama-server's or UMA's speed is the client's time and the kernel's, not its
-own. A program; it serves one burst after another until it is ended.
+of llama-server takes. What it lacks of `raw` is the client's time and the kernel's, so that a server can have more only
+by other batches or by weights that lie better. A program; it serves one burst after another until it is ended.
 """
 
 from __future__ import annotations
 
-import argparse
 import socket
 import sys
 from http.client import parse_headers
-from pathlib import Path
 from typing import Any
 
 import attrs
 import orjson
 
-from benchmarks.raw import Job, RawDecoder
+from benchmarks.raw import Job, RawDecoder, arguments, opened
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -69,21 +67,10 @@ def _serve(decoder: RawDecoder, burst: list[_Asked]) -> None:
 
 def main() -> int:
     """Serve bursts until the process is ended."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--n-ctx", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--layout", choices=("unified", "split"), required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args()
-    is_unified = args.layout == "unified"
-    with (
-        RawDecoder(
-            args.model, streams=args.streams, n_ctx=args.n_ctx, is_unified=is_unified, threads=args.threads
-        ) as decoder,
-        socket.create_server(("127.0.0.1", args.port), backlog=args.streams) as listener,
-    ):
+    with opened(args) as decoder, socket.create_server(("127.0.0.1", args.port), backlog=args.streams) as listener:
         while True:
             _serve(decoder, [_next_request(listener) for _ in range(args.streams)])
 

@@ -130,7 +130,9 @@ class Check:
 
 
 def by_decode_alone(ratio: float, how: str = "alone") -> str:
-    """What stands beside a check: the value that `llama_decode` alone has. Empty where it was not measured."""
+    """What stands beside a check: the value that `llama_decode` has, alone or `how` else. Empty where it was not
+    measured.
+    """
     return "" if math.isnan(ratio) else f"`llama_decode` {how}: {ratio:.3g} x"
 
 

@@ -282,7 +282,7 @@ def test_the_piece_that_ends_a_prompt_comes_before_the_next_tokens_of_lower_lane
         background = make_row(1, lane=-1, last_token_ms=NOW - since_ms)
         plan = scheduler.plan(state_of([background, *others, row], 10_000), NOW)
         assert set(plan.decode) == {1, *(each.key for each in others)} and plan.prefill
-        return plan.steps + plan.is_mixed
+        return plan.steps + plan.is_mixed  # before the piece, and with it
 
     assert steps(0, 300) == steps(1, 300) == 0
     assert steps(0, 4_096) == 1, "its first token comes with a later piece"

@@ -1,7 +1,7 @@
 """HTTP: what it costs beside UMA's own socket, and how UMA over HTTP compares with llama-server, by the same client.
 
 UMA's socket and its HTTP are two ways to one server process, so that nothing but the way differs. `llama_decode` with
-one `send` for each token, the most that any server over HTTP can reach, takes its turns beside their streams.
+one `send` for each token, the least that a server over HTTP does, takes its turns beside their streams.
 """
 
 from __future__ import annotations

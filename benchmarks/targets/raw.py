@@ -82,8 +82,7 @@ async def raw(
     """Run the baseline for the block. Its weights are mapped from their file, or in memory of huge pages; its work
     memory is malloc's, or begins at a page.
     """
-    command = [sys.executable, "-m", "benchmarks.raw", "--model", str(model.path), "--layout", layout]
-    command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads), "--ubatch", str(n_ubatch)]
+    command = [*_command("raw", model, streams, n_ctx, layout, threads), "--ubatch", str(n_ubatch)]
     command += ["--align-work-memory"] if is_aligned else []
     popen = _spawn([*command, "--read-weights"], HUGE_PAGES) if in_huge_pages else _spawn(command)
     try:
@@ -104,10 +103,14 @@ async def raw_http(
 ) -> AsyncIterator[LlamaServer]:
     """Run the baseline behind HTTP for the block, for bursts of `streams` requests; see `benchmarks.raw_http`."""
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.raw_http", "--model", str(model.path), "--layout", layout]
-    command += ["--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads), "--port", str(port)]
+    command = [*_command("raw_http", model, streams, n_ctx, layout, threads), "--port", str(port)]
     async with server_process(command, lambda: is_healthy(port)) as process:
         yield LlamaServer(f"raw over HTTP {layout}", process, port)
+
+
+def _command(program: str, model: BenchModel, streams: int, n_ctx: int, layout: str, threads: int) -> list[str]:
+    command = [sys.executable, "-m", f"benchmarks.{program}", "--model", str(model.path), "--layout", layout]
+    return [*command, "--streams", str(streams), "--n-ctx", str(n_ctx), "--threads", str(threads)]
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -262,13 +262,8 @@ class Crowd:
         that would be no time to find its buffer too short.
         """
         size = len(tokens)
-        turns = [min(each, EXPECTED_TOKENS) for each in turns] or [0] * size
         steps = [expected_steps(each) for each in most_more]
-        more = [min(most, EXPECTED_TOKENS) + EXPECTED_TURNS * turn for most, turn in zip(most_more, turns, strict=True)]
-        left = [*unread, *[0] * (size - len(unread))]
-        # The next turn's place is looked for while this one decodes, when rows can run ahead of a change.
-        to_come = [0 if unread_tokens else turn for turn, unread_tokens in zip(turns, left, strict=True)]
-        little = [min(most, HEADROOM_TOKENS) + turn for most, turn in zip(most_more, to_come, strict=True)]
+        more, little = _room(most_more, turns or [0] * size, unread or [0] * size)
         longest = max(tokens, default=0)
         distinct = sum(tokens) - max(0, size - 1) * shared if cells is None else cells
         mean_steps = sum(steps) / max(1, size)
@@ -299,6 +294,17 @@ class Crowd:
             distinct + sum(more),
             distinct + sum(little),
         )
+
+
+def _room(most_more: Sequence[int], turns: Sequence[int], unread: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Further tokens that each sequence is given cells for in advance, and those that it must have cells for now.
+
+    The next turn must have them only while this one decodes, when rows can run ahead of a change.
+    """
+    next_turn = [min(each, EXPECTED_TOKENS) for each in turns]
+    more = [min(most, EXPECTED_TOKENS) + EXPECTED_TURNS * turn for most, turn in zip(most_more, next_turn, strict=True)]
+    each_one = zip(most_more, next_turn, unread, strict=True)
+    return more, [min(most, HEADROOM_TOKENS) + (0 if left else turn) for most, turn, left in each_one]
 
 
 def expected_steps(most_more: int) -> float:

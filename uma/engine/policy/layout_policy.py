@@ -185,7 +185,7 @@ class LayoutPolicy:
 
     def _leaving_pool(self, crowd: Crowd, since: Attended, held: Held) -> Layout:
         """The best layout for which it pays to leave the pool now, or the pool."""
-        paying = []
+        paying: dict[Layout, float] = {}  # with what it has cost by now not to have it
         for kind in self._kinds:
             fitting = self._fitting(crowd, kind.layouts)
             # What it was worth to have the best of them at each time.
@@ -193,12 +193,9 @@ class LayoutPolicy:
             kind.lost_ms = max(0.0, kind.lost_ms)
             best = self._best(crowd, held, fitting)
             if best != self.pool and self._pays(best, crowd, held, kind.lost_ms):
-                paying.append(best)
-        best = self._best(crowd, held, paying)
-        if best == self.pool:
-            return best
-        lost_ms = next(kind.lost_ms for kind in self._kinds if best in kind.layouts)
-        return self.pool if self._reads_first(best, crowd, held, lost_ms) else best
+                paying[best] = kind.lost_ms
+        best = self._best(crowd, held, tuple(paying))
+        return best if best == self.pool or not self._reads_first(best, crowd, held, paying[best]) else self.pool
 
     def _outgrowing(self, crowd: Crowd, held: Held) -> Layout:
         """The layout in place of the current one, which does not hold this crowd."""
@@ -239,14 +236,11 @@ class LayoutPolicy:
             return True
         if not crowd.soon.read_tokens:
             return False
-        if crowd.decodes and not (crowd.is_awaited and lost_ms < self._most_lost_ms(layout, held)):
+        most_lost_ms = PUT_OFF * self._reluctance * self._least_gain_ms(layout, held)
+        if crowd.decodes and not (crowd.is_awaited and lost_ms < most_lost_ms):
             return False
         now_ms, later_ms = self.pause_ms(layout, held), self.pause_ms(layout, crowd.held)
         return now_ms + reads_ms > max(0.0, later_ms - now_ms)
-
-    def _most_lost_ms(self, layout: Layout, held: Held) -> float:
-        """What is lost at most while readers' prompts put a change to this layout off."""
-        return PUT_OFF * self._reluctance * self._least_gain_ms(layout, held)
 
     def _best(self, crowd: Crowd, held: Held, layouts: Sequence[Layout]) -> Layout:
         """Of the layouts that hold this crowd for a while, the one that spares most; the pool where none does."""
