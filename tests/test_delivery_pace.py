@@ -153,6 +153,11 @@ def test_readers_are_given_tokens_in_order_never_early_and_at_the_pace(steps: li
         last = at
 
 
+@given(st.floats(0, lead.MOST_PACE_MS))
+def test_what_is_computed_ahead_lasts_for_so_many_tokens_and_two_seconds_at_most(pace_ms: float) -> None:
+    assert max_lead_ms(pace_ms) == min(lead.MAX_LEAD_STEPS * pace_ms, 2_000.0)
+
+
 @given(st.floats(0, 500), st.floats(0, 1_000), st.floats(20, 100), st.floats(0.5, 15))
 def test_the_steps_before_a_piece_supply_every_reader_until_after_it(
     piece: float, lead_ms: float, pace: float, step: float

@@ -277,6 +277,14 @@ def test_rows_run_ahead_of_a_pause_until_no_reader_feels_it(
         assert supplied_ms >= min(COMFORT * pause_ms, max_lead_ms(pace))
 
 
+def test_readers_are_supplied_for_a_longer_pause_than_expected_until_a_change_was_seen() -> None:
+    layouts, held = policy(), Held(100, 100)
+    expected_ms = layouts.pause_ms(FLASH[0], held)
+    assert layouts.most_pause_ms(FLASH[0], held) == 2 * expected_ms
+    layouts.learn(FLASH[0], held, made_ms=expected_ms, carried_ms=0.0)
+    assert layouts.most_pause_ms(FLASH[0], held) == layouts.pause_ms(FLASH[0], held)
+
+
 def test_a_crowd_of_short_sequences_is_split_once_that_would_have_paid() -> None:
     layouts, crowd = policy(), Crowd(32, 100, 228, masked(1))
     assert layouts.choose(crowd, masked(599_000), Held()) == POOL

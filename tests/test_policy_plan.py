@@ -525,6 +525,23 @@ def test_parts_of_a_tile_that_seem_to_read_faster_make_no_piece_of_whole_tiles_s
     assert tokens(part_ms=0.2) == tokens(part_ms=3.0) > TILE_TOKENS
 
 
+@pytest.mark.parametrize(("ended_ms", "is_whole"), [(-math.inf, True), (NOW - 10, False)])
+def test_a_slow_model_reads_deep_in_a_prompt_in_whole_tiles_unless_readers_are_about_to_ask_again(
+    ended_ms: float, *, is_whole: bool
+) -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    for _ in range(5):
+        scheduler.cost.observe_decode(1, 1_000, 40.0)  # half of its reader's target
+        for size in SIZES[:9]:
+            scheduler.cost.observe_prefill(size, 1_000, size * (9.5 if size >= TILE_TOKENS else 12.5))
+    stream = make_row(1, last_token_ms=NOW - 60.0, target_tbt_ms=80.0)
+    row = make_row(2, remaining=1_000, prompt_tokens=2_000, cells=1_000, arrived_ms=NOW - 20)
+    state = attrs.evolve(state_of([stream, row], 100_000), reader_ended_ms=ended_ms)
+    plan = scheduler.plan(state, NOW)
+    assert (plan.prefill[0][1] + plan.is_mixed >= TILE_TOKENS) == is_whole
+    assert plan.lead_ms + plan.steps * (plan.pace_ms - 40.0) >= 0.99 * plan.needed_ms > 0, "the reader waits"
+
+
 def test_a_chunk_is_smaller_the_deeper_in_its_prompt_it_is_read() -> None:
     scheduler = Scheduler(Targets(80.0, 2048, 64))
     for size in SIZES[:9] * 3:

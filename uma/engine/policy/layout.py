@@ -363,14 +363,21 @@ class PauseCost:
     def __init__(self, cell_ms: float, token_ms: float) -> None:
         self._cell_ms = cell_ms
         self._token_ms = token_ms
+        self._has_seen = False
+        """A change in which cells were made."""
 
     def ms(self, cells: int, tokens: int) -> float:
         """The pause for so many."""
         return self._cell_ms * cells + self._token_ms * tokens
 
+    def most_ms(self, cells: int, tokens: int) -> float:
+        """The pause to be ready for: until one was seen, `MOST_SURPRISE` times as long as predicted."""
+        return self.ms(cells, tokens) * (1.0 if self._has_seen or not cells else MOST_SURPRISE)
+
     def learn(self, cells: int, made_ms: float, tokens: int, carried_ms: float) -> None:
         """Take in a change: what so many cells took to be made, and what carrying so many tokens took."""
         if cells:
+            self._has_seen = True
             self._cell_ms += LEARN * (min(made_ms / cells, MOST_SURPRISE * self._cell_ms) - self._cell_ms)
         weight = LEARN * tokens / (tokens + SURE_TOKENS)
         token_ms = min(carried_ms / max(1, tokens), MOST_SURPRISE * self._token_ms)

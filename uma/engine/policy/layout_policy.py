@@ -139,6 +139,10 @@ class LayoutPolicy:
         """The pause until memory has this layout."""
         return self._pause.ms(self._cells_made(layout, has_pool=self._has_pool), held.into(layout))
 
+    def most_pause_ms(self, layout: Layout, held: Held) -> float:
+        """The pause that readers have to be supplied for: longer than expected, as long as no change was seen."""
+        return self._pause.most_ms(self._cells_made(layout, has_pool=self._has_pool), held.into(layout))
+
     def learn(self, layout: Layout, held: Held, made_ms: float, carried_ms: float) -> None:
         """Take in a change to this layout, before `changed`: what the memory took, and what carrying took."""
         cells = self._cells_made(layout, has_pool=self._has_pool)

@@ -31,6 +31,8 @@ TRY_LARGER_EVERY = 16
 """Interval, in ticks whose chunk the budget limits, at which a larger one that promises more is tried."""
 PATIENT = 2.0
 """Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
+MOST_PATIENT = 4.0
+"""The same of a whole tile deep in a prompt, beside streams: in parts of one it would be read far more slowly."""
 WORTH_A_MOMENT = 0.25
 """Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
 piece of twice the limit must read 1.25 times as fast. Speed serves all requests that wait; excess time delays only
@@ -161,7 +163,7 @@ class PieceSizes:
         if self._waits_for_lead(prompts.ms(min(SMALLEST_CHUNK, wanted)), covered_ms, pace, step_ms):
             return Piece(0, max_steps, pace, lead)
         longest_ms = min(_ttft_share(prompts) * targets.slo_ttft_ms, covered_ms)
-        tokens = self._tokens_for_cycle(longest_ms, covered_ms, prompts, wanted)
+        tokens = self._tokens_for_cycle(longest_ms, min(covered_ms, MOST_PATIENT * longest_ms), prompts, wanted)
         # A piece costs at least the time that a step leaves spare: one that would take less is made larger.
         spare_ms = min(longest_ms, pace - step_ms)
         if prompts.ms(tokens) < spare_ms:
@@ -179,18 +181,19 @@ class PieceSizes:
         self._waits = self._waits + 1 if is_early and self._waits < MOST_WAITS else 0
         return self._waits > 0
 
-    def _tokens_for_cycle(self, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int) -> int:
-        """Prefill tokens that take `longest_ms`, or up to `covered_ms` where that reads much faster.
+    def _tokens_for_cycle(self, longest_ms: float, most_ms: float, prompts: Prompts, wanted: int) -> int:
+        """Prefill tokens that take `longest_ms`, or up to `most_ms` where that reads much faster.
 
         Deep in a prompt a part of a tile costs as much as the whole or more, and how much is known less well: there no
         piece is less than a tile, and none is judged by what a part of one seems to take.
         """
         is_deep = prompts.position(TILE_TOKENS) >= TILE_TOKENS
-        is_tiled = is_deep and wanted >= TILE_TOKENS and prompts.ms(TILE_TOKENS) <= covered_ms
+        is_tiled = is_deep and wanted >= TILE_TOKENS and prompts.ms(TILE_TOKENS) <= most_ms
         least = TILE_TOKENS if is_tiled else min(SMALLEST_CHUNK, wanted)
-        tokens = self._tokens_within(longest_ms, min(covered_ms, PATIENT * longest_ms), prompts, wanted, least)
-        tokens = self._larger(tokens, longest_ms, covered_ms, prompts, wanted, least)
-        if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and prompts.ms(wanted) <= covered_ms:
+        patient_ms = min(most_ms, PATIENT * longest_ms)
+        tokens = self._tokens_within(longest_ms, patient_ms, prompts, wanted, least)
+        tokens = self._larger(tokens, longest_ms, patient_ms, prompts, wanted, least)
+        if TILE_TOKENS <= tokens < wanted < tokens + TILE_TOKENS and prompts.ms(wanted) <= most_ms:
             tokens = wanted  # the rest would fill no tile
         return tokens
 
@@ -209,15 +212,13 @@ class PieceSizes:
                 chunk = self._cost.worth_knowing(chunk, trial_ms, prompts.position, wanted)
         return chunk
 
-    def _larger(
-        self, tokens: int, longest_ms: float, covered_ms: float, prompts: Prompts, wanted: int, least: int
-    ) -> int:
-        """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too.
+    def _larger(self, tokens: int, longest_ms: float, most_ms: float, prompts: Prompts, wanted: int, least: int) -> int:
+        """A piece that takes longer than new requests should wait, where it reads so much faster that they gain too; at
+        most `most_ms`.
 
         The longer it takes, the more it must gain.
         """
         rate = tokens / max(prompts.ms(tokens), 1e-9)
-        most_ms = min(covered_ms, PATIENT * longest_ms)
         worth_a_moment = WORTH_A_MOMENT if prompts.do_readers_return else 0.0
         while most_ms > longest_ms:
             larger = self._cost.best_chunk(most_ms, prompts.position, wanted, least=least)

@@ -87,7 +87,7 @@ class Relayout:
         self._wanted_ms = min(self._wanted_ms, now)
         if self._pool.is_copying or self._waits_for_reader(now):
             return 0.0
-        pause_ms = policy.pause_ms(layout, held)
+        pause_ms = policy.most_pause_ms(layout, held)
         if self._prepares(pause_ms, now, neighbour_load):
             return pause_ms
         self._change(layout, now)
