@@ -230,6 +230,8 @@ class RawDecoder:
                         break
                     self.batch_of([(1, row + given.tokens, 0, 1)])
                     given.took(is_step=True)
+                    if given.is_late:
+                        break
                 rows = [(token, at + index, number, 0) for index, token in enumerate(piece)]
                 ends = at + len(piece) == len(prompt)
                 rows[-1] = (*rows[-1][:3], int(ends))
@@ -346,10 +348,13 @@ class _Given:
         return self._then_s - self._began_s
 
     def lasts(self) -> bool:
-        """Whether the next is not due before a piece and the step behind it have been computed, or steps take so long
-        that more of them would not help.
-        """
-        return self._step_s >= self._pace_s or self._due_s >= self._then_s + self.piece_s + self._step_s
+        """Whether the next is not due before a piece and the step behind it have been computed."""
+        return self._due_s >= self._then_s + self.piece_s + self._step_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last step took so long that more of them would not help."""
+        return self._step_s >= self._pace_s
 
     def waited(self) -> None:
         """A batch has ended that was nothing to the stream, and no piece."""
