@@ -149,6 +149,21 @@ def test_a_target_that_a_request_names_is_kept_where_any_schedule_can_and_prompt
     assert prompt.given_ms[0] - prompt.row.arrived_ms <= 10 * least_ms, "a tenth of the time was not the prompts'"
 
 
+@pytest.mark.parametrize(("lane", "decode_share"), [(-1, 0.8), (0, 0.8), (1, 0.6)])
+def test_streams_that_are_too_slow_for_their_target_leave_prompts_of_lower_lanes_less_of_the_time(
+    lane: int, decode_share: float
+) -> None:
+    machine = Machine(base_ms=100.0, row_ms=0.0, token_ms=10.0, cell_ms=0.0)
+    world = warm_world(machine)
+    stream = world.ask(16, 10_000, lane=1)
+    world.tick()
+    prompt, began = world.ask(2_000, 1, lane=lane), world.now_ms
+    world.run([prompt])
+    read_ms = prompt.given_ms[0] - began
+    share = 100.0 * sum(at > began for at in stream.given_ms) / read_ms
+    assert share == pytest.approx(decode_share, abs=0.1)
+
+
 REQUESTS = st.lists(
     st.tuples(
         st.integers(0, 40),  # ticks after the one before

@@ -6,8 +6,9 @@ A faster pace leaves the prompts less time, so a machine that is too slow for a 
 
 - A target that a request names is kept wherever prompts have `LEAST_READ_SHARE` of the time beside it. Where even that
   is too much, the target is ignored: reading more slowly would not keep it either.
-- A default target, which no request asked for, gives way earlier: prompts have two fifths of the time, and seven
-  eighths while another program takes a core, as long as tokens then come every `NEIGHBOUR_PACE_MS`.
+- A default target, which no request asked for, gives way earlier: prompts have two fifths of the time, or a fifth where
+  all are of lower lanes than the streams; and seven eighths while another program takes a core, as long as tokens then
+  come every `NEIGHBOUR_PACE_MS`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ prompts a quarter more of the time there."""
 MOST_DECODE_SHARE = 0.6
 """Maximum share of the time for decoding where targets are the default ones: at their full pace, decoding on a machine
 that is slow for a while would leave prompts no time."""
+LOWER_DECODE_SHARE = 0.8
+"""The same beside prompts of lower lanes alone, which wait for the streams in any case."""
 NEIGHBOUR_LOAD = 0.75
 """Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
@@ -53,10 +56,16 @@ class Pacing:
 
 
 def choose_pacing(
-    decode: Iterable[Row], step_ms: float, *, budget_ms: float = math.inf, neighbour_load: float = 0.0
+    decode: Iterable[Row],
+    step_ms: float,
+    *,
+    budget_ms: float = math.inf,
+    neighbour_load: float = 0.0,
+    prompts_lane: int | None = None,
 ) -> Pacing:
     """The pacing of rows of which a decode step takes `step_ms`: at most `budget_ms` where one of them has no target of
-    its own and the machine allows that.
+    its own and the machine allows that. `prompts_lane`: the highest lane of the prompts that are read meanwhile,
+    if there are any yet.
 
     The targets of background rows, and of rows without a reader, throttle no prompt.
     """
@@ -67,7 +76,9 @@ def choose_pacing(
     if usual or not kept:
         aimed_ms = min((budget_ms, *(row.target_tbt_ms for row in usual)))
         pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
-        pace = max(pace, _least_pace_ms(step_ms, neighbour_load))
+        is_above = prompts_lane is not None and all(row.lane > prompts_lane for row in interactive)
+        share = LOWER_DECODE_SHARE if is_above else MOST_DECODE_SHARE
+        pace = max(pace, _least_pace_ms(step_ms, neighbour_load, share))
     if kept:
         kept_ms = min(row.target_tbt_ms for row in kept)
         pace = min(pace, max(pace_ms(kept_ms, step_ms), step_ms / (1 - LEAST_READ_SHARE)))
@@ -79,9 +90,9 @@ def is_kept(target_ms: float, step_ms: float) -> bool:
     return step_ms <= (1 - LEAST_READ_SHARE) * target_ms
 
 
-def _least_pace_ms(step_ms: float, neighbour_load: float) -> float:
+def _least_pace_ms(step_ms: float, neighbour_load: float, decode_share: float) -> float:
     """The shortest time between tokens that leaves prompts their share, where no request named a target."""
-    least_ms = step_ms / MOST_DECODE_SHARE
+    least_ms = step_ms / decode_share
     if neighbour_load < NEIGHBOUR_LOAD:
         return least_ms
     return max(least_ms, min(step_ms / NEIGHBOUR_DECODE_SHARE, NEIGHBOUR_PACE_MS))

@@ -140,9 +140,13 @@ class Scheduler:
             return False  # none waits for tokens, or decoding alone makes all of them late
         return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < preferred_lead_ms(pause_ms, pacing.pace_ms, step_ms)
 
-    def _pacing(self, decode: Sequence[Row], step_ms: float, neighbour_load: float) -> Pacing:
+    def _pacing(
+        self, decode: Sequence[Row], step_ms: float, neighbour_load: float, prompts_lane: int | None = None
+    ) -> Pacing:
         budget_ms = self.targets.tick_budget_ms
-        return choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load)
+        return choose_pacing(
+            decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load, prompts_lane=prompts_lane
+        )
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there are cells for all, and none must be held back: the shortest way will do.
@@ -210,12 +214,12 @@ class Scheduler:
         free_tokens = min(self.targets.batch_tokens, free_cells)
         if not waiting or free_tokens <= 0:
             return NO_PREFILL
-        step_ms = self.cost.decode_ms(len(decode), state.used_cells)
-        pacing = self._pacing(decode, step_ms, state.neighbour_load)
-        if not self._guard.allows_prefill(decode, now_ms, pacing.pace_ms):
-            return NO_PREFILL
         # What begins next waits with the others, or they would slow the streams down that it waits for.
         coming = waiting if state.queued is None else [*waiting, state.queued]
+        step_ms = self.cost.decode_ms(len(decode), state.used_cells)
+        pacing = self._pacing(decode, step_ms, state.neighbour_load, max(row.lane for row in coming))
+        if not self._guard.allows_prefill(decode, now_ms, pacing.pace_ms):
+            return NO_PREFILL
         first = self._prompts(first_token_first(coming)[:1], state)
         if steps := steps_to_end(pacing, step_ms, first, self.targets, now_ms):
             return Prefill(Piece(0, min(steps, MAX_STEPS, max(1, free_cells // len(decode)))))
