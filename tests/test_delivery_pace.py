@@ -153,9 +153,13 @@ def test_readers_are_given_tokens_in_order_never_early_and_at_the_pace(steps: li
         last = at
 
 
-@given(st.floats(0, lead.MOST_PACE_MS))
-def test_what_is_computed_ahead_lasts_for_so_many_tokens_and_two_seconds_at_most(pace_ms: float) -> None:
-    assert max_lead_ms(pace_ms) == min(lead.MAX_LEAD_STEPS * pace_ms, 2_000.0)
+@given(st.floats(0, 10_000))
+def test_sixteen_tokens_are_computed_ahead_if_they_last_for_two_seconds_at_most_and_eight_at_any_pace(
+    pace_ms: float,
+) -> None:
+    assert max_lead_ms(pace_ms) >= 8 * pace_ms, "a slow reader's tokens cover less than a piece"
+    assert max_lead_ms(pace_ms) <= max(8 * pace_ms, 2_000.0), "an answer ends seconds later than it could"
+    assert max_lead_ms(pace_ms) == 16 * pace_ms or 16 * pace_ms > 2_000.0
 
 
 @given(st.floats(0, 500), st.floats(0, 1_000), st.floats(20, 100), st.floats(0.5, 15))

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from uma.engine.delivery.flow import LOW_CREDITS
-from uma.engine.policy.lead import MAX_LEAD_STEPS, max_lead_ms
+from uma.engine.policy.lead import max_lead_ms
 
 HOLD_SHARE = 0.4
 """Maximum buffering delay of a token, as a share of its stream's `target_tbt_ms`. More would be felt as a gap."""
@@ -80,7 +80,7 @@ class Beat:
 
     def near(self, due_ms: float, pace_ms: float) -> float:
         """The last beat before a token is due, or where that is too early, as near to it as can be."""
-        if due_ms - self._at_ms > 2 * MAX_LEAD_STEPS * pace_ms:
+        if due_ms - self._at_ms > 2 * max_lead_ms(pace_ms):
             self._at_ms = due_ms  # no stream is on it any more
         # Rounded, so that sums of different terms make the same moment; and what is due then is not before it.
         beats = math.floor((due_ms - self._at_ms + ROUNDING_MS) / pace_ms)

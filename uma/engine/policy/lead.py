@@ -26,15 +26,16 @@ LITTLE_DECODE_SHARE = 0.01
 SAFETY = 1.1
 """Minimum time that the lead covers, as a multiple of a piece's predicted time."""
 COMFORT = 1.5
-"""Preferred time that the lead covers, as a multiple of a piece's predicted time, within `MAX_LEAD_STEPS`: on a busy
+"""Preferred time that the lead covers, as a multiple of a piece's predicted time, within `max_lead_ms`: on a busy
 machine some batches take longer than predicted, and a step that runs early is not an extra one."""
 MAX_STEPS = 32
 """Maximum decode steps before a piece: what is computed ahead is lost when the reader cancels, and takes its credit."""
-MAX_LEAD_STEPS = 16
-"""Maximum tokens that are computed and not yet delivered to a reader. Enough to cover a whole tile of a prompt where a
-step takes half of its reader's target: in parts of a tile a model of 500 M parameters reads half as fast again."""
-MOST_LEAD_MS = 2_000.0
-"""Maximum time that they last: a bound on how much later an answer ends for them."""
+MAX_LEAD_STEPS = 8
+"""Maximum tokens that are computed and not yet delivered to a reader: enough to cover the longest pieces, and a bound
+on how much later an answer ends for them."""
+MORE_LEAD_STEPS, MOST_LEAD_MS = 16, 2_000.0
+"""The same where as many last for less than this time. Enough to cover a whole tile of a prompt where a step takes half
+of its reader's target: a token in parts of a tile takes a model of 500 M parameters a third to a half longer."""
 TTFT_SHARE = 0.125
 """Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
 COMPANY_TTFT_SHARE = 0.075
@@ -50,7 +51,7 @@ def pace_ms(target_ms: float, step_ms: float = 0.0) -> float:
 
 def max_lead_ms(pace: float) -> float:
     """Maximum time for which a computed token is kept for its reader."""
-    return min(MAX_LEAD_STEPS * pace, MOST_LEAD_MS)
+    return max(MAX_LEAD_STEPS * pace, min(MORE_LEAD_STEPS * pace, MOST_LEAD_MS))
 
 
 def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:

@@ -76,7 +76,8 @@ def choose_pacing(
     if usual or not kept:
         aimed_ms = min((budget_ms, *(row.target_tbt_ms for row in usual)))
         pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
-        is_above = prompts_lane is not None and all(row.lane > prompts_lane for row in interactive)
+        lanes = [row.lane for row in interactive]
+        is_above = bool(lanes) and prompts_lane is not None and min(lanes) > prompts_lane
         share = LOWER_DECODE_SHARE if is_above else MOST_DECODE_SHARE
         pace = max(pace, _least_pace_ms(step_ms, neighbour_load, share))
     if kept:
