@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from random import Random
 
 import attrs
@@ -121,7 +122,8 @@ def checks(summary: Summary) -> list[Check]:
     peer_qoe = summary.best("storm", "llama-server", "stream_qoe", "high")
     by_raw = {label: each for label in RAW_JOBS if (each := _by_better_layout(summary, label))}
     # Where pieces are too long for its pace, it reads as if it had hardly a stream.
-    paced = min((by_raw[label] for label in (PACED, PACED_SHORT) if label in by_raw), key=_gap_ms, default=None)
+    known_paced = [by_raw[label] for label in (PACED, PACED_SHORT) if label in by_raw]
+    paced = min(known_paced, key=attrgetter("gap_ms"), default=None)
     known = [f"{label} {each.read_s / peer_read:.3g} x ({each.told})" for label, each in by_raw.items()]
     return [
         Check("storm: the stream's worst gap", gap, "≤", 100, "ms"),
@@ -155,18 +157,15 @@ class _ByRaw:
         return f"{self.layout}, gap {self.gap_ms:,.0f} ms" if self.gap_ms else self.layout
 
 
-def _gap_ms(by_raw: _ByRaw) -> float:
-    return by_raw.gap_ms
-
-
 def _by_better_layout(summary: Summary, label: str) -> _ByRaw | None:
     """The layout in which it reads faster; None where it was not measured."""
-    measured = [
-        _ByRaw(summary.get("storm", name, "all_read_s"), summary.get("storm", name, "worst_gap_ms"), layout)
-        for layout in LAYOUTS
-        if not math.isnan(summary.get("storm", name := f"raw {layout}, {label}", "all_read_s"))
-    ]
-    return min(measured, default=None)
+    found: list[_ByRaw] = []
+    for layout in LAYOUTS:
+        name = f"raw {layout}, {label}"
+        read_s = summary.get("storm", name, "all_read_s")
+        if not math.isnan(read_s):
+            found.append(_ByRaw(read_s, summary.get("storm", name, "worst_gap_ms"), layout))
+    return min(found, default=None)
 
 
 SCENARIO = Scenario(

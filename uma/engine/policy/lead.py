@@ -34,8 +34,8 @@ MAX_LEAD_STEPS = 8
 """Maximum tokens that are computed and not yet delivered to a reader: enough to cover the longest pieces, and a bound
 on how much later an answer ends for them."""
 MORE_LEAD_STEPS, MOST_LEAD_MS = 16, 2_000.0
-"""The same where as many last for less than this time. Enough to cover a whole tile of a prompt where a step takes half
-of its reader's target: a token in parts of a tile takes a model of 500 M parameters a third to a half longer."""
+"""Up to so many where they last no longer than this time. Enough to cover a whole tile of a prompt where a step takes
+half of its reader's target: a token in parts of a tile takes a model of 500 M parameters a third to a half longer."""
 TTFT_SHARE = 0.125
 """Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
 COMPANY_TTFT_SHARE = 0.075

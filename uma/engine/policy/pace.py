@@ -30,7 +30,7 @@ MOST_DECODE_SHARE = 0.6
 """Maximum share of the time for decoding where targets are the default ones: at their full pace, decoding on a machine
 that is slow for a while would leave prompts no time."""
 LOWER_DECODE_SHARE = 0.8
-"""The same beside prompts of lower lanes alone, which wait for the streams in any case."""
+"""The same where all prompts are of lower lanes than the streams, which come first there."""
 NEIGHBOUR_LOAD = 0.75
 """Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
