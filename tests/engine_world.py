@@ -16,7 +16,18 @@ from uma import Request, RuntimeConfig, SamplingParams
 from uma.engine import Engine
 from uma.engine.delivery.flow import CREDITS
 from uma.engine.worker.sequence import Sequence as EngineSequence
+from uma.llama.context import Context
 from uma.types import Finished, Source, Token
+
+
+class EarlyContext(Context):
+    """The real context, with which the decode thread does what it does with a GPU's: each step of a stride is booked
+    and handed over once the next batch was begun.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.returns_early = True
 
 
 def config_for(model: Path, **settings: Any) -> RuntimeConfig:

@@ -31,10 +31,10 @@ class FaultyContext(Context):
     fault: Fault | None = None
     faults = 0
 
-    def decode(self, batch: Batch) -> int:
+    def begin(self, batch: Batch) -> int:
         code = self.fault(batch) if self.fault is not None else None
         if code is None:
-            return super().decode(batch)
+            return super().begin(batch)
         self.faults += 1
         return code
 

@@ -295,7 +295,7 @@ async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought
 
 
 async def test_masks_of_all_rows_are_computed_beside_their_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, asked, made = Context.decode, threading.Event(), threading.Event()
+    begin, asked, made = Context.begin, threading.Event(), threading.Event()
     sizes: list[int] = []
 
     class Watched(GrammarMasks):
@@ -315,14 +315,14 @@ async def test_masks_of_all_rows_are_computed_beside_their_batch(tiny: Path, mon
             return super().wait()
 
     def until_made(context: Context, batch: Batch) -> int:
-        code = decode(context, batch)
+        code = begin(context, batch)
         if asked.is_set():
             assert made.wait(PATIENCE_SEC)
             asked.clear()
         return code
 
     monkeypatch.setattr("uma.engine.worker.sampling.GrammarMasks", Watched)
-    monkeypatch.setattr(Context, "decode", until_made)
+    monkeypatch.setattr(Context, "begin", until_made)
     async with open_engine(config_for(tiny)) as engine:
         got = await answers(engine, [constrained(Grammar(regex="[a-z]{30}"), seed, min_tokens=30) for seed in range(3)])
         batches = engine.snapshot()["batch_calls_total"]

@@ -69,12 +69,12 @@ def hand_overs(monkeypatch: pytest.MonkeyPatch) -> HandOvers:
     """Those of every engine that is opened from now on."""
     found = HandOvers()
 
-    def watched(deliver: Deliver) -> Outbox:
+    def watched(deliver: Deliver, *, waits: bool) -> Outbox:
         def record(deliveries: list[Delivery], *rest: Any) -> None:
             found.add([event for _, event, _ in deliveries])
             deliver(deliveries, *rest)
 
-        return Outbox(record)
+        return Outbox(record, waits=waits)
 
     monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
     return found

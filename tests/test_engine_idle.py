@@ -38,9 +38,9 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
             steps.append("part")
             return super().state_get(seq)
 
-        def decode(self, batch: Batch) -> int:
+        def begin(self, batch: Batch) -> int:
             steps.append("batch")
-            return super().decode(batch)
+            return super().begin(batch)
 
     monkeypatch.setattr("uma.engine.open.Context", WatchedContext)
     long = ask(tokens_for(1, 600), 8)

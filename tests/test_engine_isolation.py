@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from engine_world import answer, answers, ask, config_for, settled, tokens_for
+from engine_world import EarlyContext, answer, answers, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
@@ -64,10 +64,12 @@ def fail_in_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Output, "_accept", faulty)
 
 
+@pytest.mark.parametrize("context", [Context, EarlyContext])
 @pytest.mark.parametrize("break_it", [fail_in_sampling, fail_in_the_making_of_a_sampler, fail_in_text])
 async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_its_traceback(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, break_it: Any
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, break_it: Any, context: type[Context]
 ) -> None:
+    monkeypatch.setattr("uma.engine.open.Context", context)
     async with open_engine(config_for(tiny)) as engine:
         expected = [each.token_ids for each in await answers(engine, good_requests())]
         break_it(monkeypatch)
@@ -96,8 +98,8 @@ async def test_a_fault_of_the_whole_thread_is_told_logged_raised_and_saves_nothi
     class BreakingContext(Context):
         breaks = False
 
-        def decode(self, batch: Batch) -> int:
-            return fail() if self.breaks else super().decode(batch)
+        def begin(self, batch: Batch) -> int:
+            return fail() if self.breaks else super().begin(batch)
 
     monkeypatch.setattr("uma.engine.open.Context", BreakingContext)
     with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):

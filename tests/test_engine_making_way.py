@@ -77,9 +77,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
             found.copied_now += len(data)
             return data
 
-        def decode(self, batch: Batch) -> int:
+        def begin(self, batch: Batch) -> int:
             found.batch()
-            return super().decode(batch)
+            return super().begin(batch)
 
     monkeypatch.setattr("uma.engine.open.Context", WatchedContext)
     monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", 0)

@@ -194,14 +194,14 @@ async def test_batches_that_are_broken_off_are_computed_again_and_readers_see_no
     requests.append(ask(tokens_for(4, 20), 60, id="words", grammar=Grammar(json_schema=words), temperature=1, seed=1))
     async with open_engine(config_for(tiny)) as engine:
         undisturbed = await alone(engine, requests)
-    decode, calls = Context.decode, itertools.count()
+    begin, calls = Context.begin, itertools.count()
 
     def disturbed(context: Context, batch: Batch) -> int:
         if next(calls) % 3 == 0:
             context.request_retry()
-        return decode(context, batch)
+        return begin(context, batch)
 
-    monkeypatch.setattr(Context, "decode", disturbed)
+    monkeypatch.setattr(Context, "begin", disturbed)
     async with open_engine(config_for(tiny)) as engine:
         got = await answers(engine, requests)
         assert engine.snapshot()["stalls_total"] > 10

@@ -218,11 +218,11 @@ async def test_a_trial_of_rows_one_by_one_is_over_with_the_first_step(
         return attrs.evolve(chosen, is_everyday=False, is_one_by_one=True, is_trial=is_trial, steps=steps)
 
     def watched(runner: ModelRunner, sequences: list[Sequence], *args: Any) -> Any:
-        sizes = len(sequences)
-        code, done = decode(runner, sequences, *args)
-        if ticks:
-            ticks[-1] += [sizes] * len(done)
-        return code, done
+        size = len(sequences)
+        for step in decode(runner, sequences, *args):
+            if ticks:
+                ticks[-1].append(size)
+            yield step
 
     monkeypatch.setattr(Scheduler, "plan", planned)
     monkeypatch.setattr(ModelRunner, "decode", watched)

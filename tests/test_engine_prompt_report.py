@@ -77,13 +77,13 @@ async def test_a_cached_prompt_is_computed_again_for_them_and_gives_the_same_ans
 async def test_logits_of_the_prompt_are_computed_only_where_they_are_asked(
     engine: Engine, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode, outputs = Context.decode, list[int]()
+    begin, outputs = Context.begin, list[int]()
 
     def counted(context: Context, batch: Batch) -> int:
         outputs.append(batch.n_outputs)
-        return decode(context, batch)
+        return begin(context, batch)
 
-    monkeypatch.setattr(Context, "decode", counted)
+    monkeypatch.setattr(Context, "begin", counted)
     await answer(engine, ask(prompt, 3, echo=True, logprobs=2))
     assert sum(outputs) == 3
     await answer(engine, ask(prompt, 3, prompt_logprobs=0))

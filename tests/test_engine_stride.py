@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, EarlyContext, alone, answer, answers, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
@@ -39,13 +39,21 @@ def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[Step]]:
     found: list[list[Step]] = []
     decode = ModelRunner.decode
 
-    def watched(runner: ModelRunner, sequences: Any, stride: Stride) -> tuple[int, list[Step]]:
-        code, steps = decode(runner, sequences, stride)
+    def watched(runner: ModelRunner, sequences: Any, stride: Stride) -> Iterator[Step]:
+        steps: list[Step] = []
         found.append(steps)
-        return code, steps
+        for step in decode(runner, sequences, stride):
+            steps.append(step)
+            yield step
 
     monkeypatch.setattr(ModelRunner, "decode", watched)
     return found
+
+
+@pytest.fixture(params=[Context, EarlyContext])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are opened from now on book a stride at its end, or step by step."""
+    monkeypatch.setattr("uma.engine.open.Context", request.param)
 
 
 # The same as token by token
@@ -71,6 +79,7 @@ def say_the_same(mine: Answer, theirs: Answer) -> bool:
     return keys[0] == keys[1]
 
 
+@pytest.mark.usefixtures("either_way")
 async def test_a_stream_that_is_given_several_tokens_at_a_stretch_is_given_the_same(
     strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +105,7 @@ async def test_a_stream_that_is_given_several_tokens_at_a_stretch_is_given_the_s
 
 
 @pytest.mark.parametrize("layout", ["on", "off"])
+@pytest.mark.usefixtures("either_way")
 async def test_several_at_a_stretch_are_given_the_same_together(
     tiny: Path, layout: str, strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +126,7 @@ async def test_several_at_a_stretch_are_given_the_same_together(
         assert say_the_same(mine, theirs)
 
 
+@pytest.mark.usefixtures("either_way")
 async def test_grammars_biases_and_log_probabilities_are_the_same_at_a_stretch(
     strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +150,7 @@ async def test_grammars_biases_and_log_probabilities_are_the_same_at_a_stretch(
         assert [token.logprobs for token in mine.tokens] == [token.logprobs for token in theirs.tokens]
 
 
+@pytest.mark.usefixtures("either_way")
 async def test_a_text_may_end_as_soon_as_it_is_long_enough(strides: list[list[Step]]) -> None:
     async with open_engine(BUILT_IN) as engine:
         natural = await answer(engine, patient(ask(max_tokens=400, ignore_eos=False)))
@@ -163,12 +175,12 @@ class StoppableContext(Context):
         self.is_there = threading.Event()
         self.may_go_on = threading.Event()
 
-    def decode(self, batch: Batch) -> int:
+    def begin(self, batch: Batch) -> int:
         self.sizes.append(batch.n_tokens)
         if len(self.sizes) == self.stop_at:
             self.is_there.set()
             assert self.may_go_on.wait(PATIENCE_SEC)
-        return super().decode(batch)
+        return super().begin(batch)
 
 
 @pytest.fixture
@@ -234,30 +246,65 @@ async def test_a_request_that_comes_in_the_middle_of_a_stride_is_read_with_the_n
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer, engine, patient(ask(max_tokens=200, stream=False)))
             before = await in_a_stride(context)
-            done = len(strides)
+            stride = strides[-1]
             nursery.start_soon(answer, engine, ask(tokens_for(1, 25), 4, id="b"))
             assert await trio.to_thread.run_sync(woken.wait, PATIENCE_SEC)
             context.may_go_on.set()
     # (Beside a stream that decodes: its token first, then the prompt.)
     assert max(context.sizes[before : before + 2]) > 1
-    assert 1 < len(strides[done]) < STRIDE_STEPS, "that was no stride"
+    assert 1 < len(stride) < STRIDE_STEPS, "that was no stride"
 
 
-async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
+async def test_each_step_is_handed_over_while_the_next_is_computed_where_the_thread_is_free_then(
     strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    class LoggedContext(EarlyContext):
+        def begin(self, batch: Batch) -> int:
+            log.append("begin")
+            return super().begin(batch)
+
+        def wait(self) -> None:
+            log.append("wait")
+            super().wait()
+
+    def watched(deliver: Deliver, *, waits: bool) -> Outbox:
+        assert not waits
+
+        def record(deliveries: list[Delivery], *rest: Any) -> None:
+            log.extend("token" for _, event, _ in deliveries if isinstance(event, Token))
+            deliver(deliveries, *rest)
+
+        return Outbox(record, waits=waits)
+
+    monkeypatch.setattr("uma.engine.open.Context", LoggedContext)
+    monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
+    at_once = Slo(target_tbt_ms=1e-3)
+    async with open_engine(BUILT_IN) as engine:
+        await answer(engine, attrs.evolve(ask(max_tokens=2 * STRIDE_STEPS + 2), slo=at_once))
+    assert max(map(len, strides)) == STRIDE_STEPS, "there were no strides"
+    stride = ["begin", "wait", *["begin", "token", "wait"] * (STRIDE_STEPS - 1)]
+    found = [log[at : at + len(stride)] for at in range(len(log) - len(stride) + 1)]
+    assert stride in found
+
+
+@pytest.mark.parametrize("base", [Context, EarlyContext])
+async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
+    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch, base: type[Context]
 ) -> None:
     rng = random.Random(4)
     now_ms = 0.0
     waits_ms: list[float] = []
 
-    class UnsteadyContext(Context):
-        def decode(self, batch: Batch) -> int:
+    class UnsteadyContext(base):  # type: ignore[misc, valid-type]
+        def begin(self, batch: Batch) -> int:
             nonlocal now_ms
             # Fast for a while, then slow for a while, as where another program comes and goes.
             now_ms += rng.uniform(0.5, 0.8) if now_ms % 200 < 70 else rng.uniform(4.0, 6.0)
-            return super().decode(batch)
+            return int(super().begin(batch))
 
-    def watched(deliver: Deliver) -> Outbox:
+    def watched(deliver: Deliver, *, waits: bool) -> Outbox:
         def record(deliveries: list[Delivery], *rest: Any) -> None:
             known = [step.at_ms for steps in strides for step in steps]
             for _, event, _ in deliveries:
@@ -266,7 +313,7 @@ async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
                     waits_ms.append(now_ms - known[len(waits_ms) - 1] if waits_ms else 0.0)
             deliver(deliveries, *rest)
 
-        return Outbox(record)
+        return Outbox(record, waits=waits)
 
     monkeypatch.setattr("uma.engine.open.Context", UnsteadyContext)
     monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)

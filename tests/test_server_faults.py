@@ -51,14 +51,14 @@ def ask(id: str, first: int) -> Request:
 async def test_a_failed_decode_ends_the_request_that_caused_it_and_no_other(
     socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = Context.decode
+    begin = Context.begin
 
     def decode_or_fail(self: Context, batch: Batch) -> int:
         rows = slice(batch.n_tokens)
         is_poisoned = ((batch.token[rows] == POISON) & (batch.pos[rows] == 0)).any()
-        return -1 if is_poisoned else decode(self, batch)
+        return -1 if is_poisoned else begin(self, batch)
 
-    monkeypatch.setattr(Context, "decode", decode_or_fail)
+    monkeypatch.setattr(Context, "begin", decode_or_fail)
     ends: dict[str, Finished] = {}
 
     async def run(client: Client, request: Request) -> None:

@@ -145,6 +145,8 @@ class Context:
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
         self._is_queued = backend.has_gpu()
         """A GPU computes after `llama_decode` has returned, until a result is asked for."""
+        self.returns_early = self._is_queued and model.is_on_gpu
+        """Whether this thread is free between `begin` and `wait`, as a rule."""
         model.retain()
         self._holds_model = True
         began_sec = time.monotonic()
@@ -247,12 +249,22 @@ class Context:
         computed until then stay in memory); `INVALID_BATCH` for a token or position that cannot be (the memory is as
         before); less for a fatal error.
         """
-        batch.struct.n_tokens = batch.n_tokens
-        code = int(lib.llama_decode(self.handle, batch.struct))
-        if self._is_queued:
-            # All that is learnt of batches is how long they take.
-            lib.llama_synchronize(self.handle)
+        code = self.begin(batch)
+        self.wait()
         return code
+
+    def begin(self, batch: Batch) -> int:
+        """`decode`, but with `returns_early` a GPU may compute on when it returns: until `wait` has, the results are
+        not there, and the last batch's are gone. Sequences can be changed meanwhile, as if it were computed.
+        """
+        batch.struct.n_tokens = batch.n_tokens
+        return int(lib.llama_decode(self.handle, batch.struct))
+
+    def wait(self) -> None:
+        """Wait until the batch that was begun is computed, without the GIL."""
+        if self._is_queued:
+            # Also where no result is asked for: all that is learnt of batches is how long they take.
+            lib.llama_synchronize(self.handle)
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
         """The logits of the last batch's marked tokens, `[n_rows, n_vocab]`, in the order they were added.

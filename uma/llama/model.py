@@ -49,7 +49,14 @@ class Model:
     """Owner of a loaded model. Any number of contexts, of any threads, can use it; close it after they are closed."""
 
     def __init__(
-        self, handle: int, parts: list[Header], *, is_builtin: bool, vocab_only: bool = False, is_mapped: bool = False
+        self,
+        handle: int,
+        parts: list[Header],
+        *,
+        is_builtin: bool,
+        vocab_only: bool = False,
+        is_mapped: bool = False,
+        is_on_gpu: bool = False,
     ) -> None:
         self._handle: int | None = handle
         self._parts = parts
@@ -60,6 +67,8 @@ class Model:
         self.vocab_only = vocab_only
         self.is_mapped = is_mapped
         """Whether the weights are pages of their file, and not memory of this process's own."""
+        self.is_on_gpu = is_on_gpu
+        """Whether a GPU has layers of it."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         # (Of a vocabulary alone, llama.cpp says 0.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
@@ -127,7 +136,10 @@ class Model:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
             _check_serves_text(handle, parts[0])
-            model = cls(handle, parts, is_builtin=is_builtin, vocab_only=vocab_only, is_mapped=is_mapped)
+            is_on_gpu = n_gpu_layers != 0 and backend.has_gpu()
+            model = cls(
+                handle, parts, is_builtin=is_builtin, vocab_only=vocab_only, is_mapped=is_mapped, is_on_gpu=is_on_gpu
+            )
             if not vocab_only:
                 model.chat_template.start()
         except BaseException:

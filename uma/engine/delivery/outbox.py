@@ -16,7 +16,7 @@ from uma.types import Event
 
 HANDOVER_SEC = 0.002
 """Maximum time the decode thread waits until events that are due at once were taken. Without it the next batch, which
-computes on every core, can keep the Trio thread from running until it ends."""
+computes on every core, can keep the Trio thread from running until it ends. On a GPU it keeps nothing from running."""
 
 Delivery = tuple[Any, Event | UmaError, float]
 """A request's stream, its next event, and the time before which the reader is not given it."""
@@ -28,10 +28,12 @@ Deliver = Callable[[list[Delivery], threading.Event | None], None]
 class Outbox:
     """Events in order, each with the time by which it must be handed over. Belongs to the decode thread."""
 
-    __slots__ = ("_buffered", "_deliver", "_taken", "due_ms")
+    __slots__ = ("_buffered", "_deliver", "_taken", "_waits", "due_ms")
 
-    def __init__(self, deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver, *, waits: bool = True) -> None:
+        """With `waits` until what is due at once was taken."""
         self._deliver = deliver
+        self._waits = waits
         self._taken = threading.Event()
         self._buffered: list[Delivery] = []
         self.due_ms = math.inf
@@ -51,7 +53,7 @@ class Outbox:
 
     def flush(self) -> None:
         """Hand everything over."""
-        is_urgent, self.due_ms = self.due_ms == AT_ONCE, math.inf
+        is_urgent, self.due_ms = self._waits and self.due_ms == AT_ONCE, math.inf
         if not self._buffered:
             return
         buffered, self._buffered = self._buffered, []

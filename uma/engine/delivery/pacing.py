@@ -9,7 +9,8 @@ decode rows run several steps without re-planning (a stride). When a token is du
 - Every other token is due `hold_ms` after it was sampled.
 - While prompts are read, rows decode ahead (`policy.lead`), and their readers are given each token at its time
   (`reader_ms`), all readers together (`Beat`): the Trio side keeps those that are early.
-- A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`).
+- A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`). Where a
+  GPU computes, tokens are handed over in the middle of it, while the next are computed, so that it goes on for longer.
 
 The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
 event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
@@ -112,9 +113,9 @@ class Stride(NamedTuple):
     within_ms: float
     """Maximum time between the first token and the last."""
 
-    def latest_end_ms(self, began_ms: float, step_ms: float) -> float:
-        """When a stride is over at the latest, where a step takes `step_ms`: output due until then is sent before."""
-        return began_ms + min(self.steps * step_ms, self.within_ms + step_ms)
+    def lasts_ms(self, step_ms: float) -> float:
+        """Maximum time that it lasts, where a step takes `step_ms`: output due until its end is sent before."""
+        return min(self.steps * step_ms, self.within_ms + step_ms)
 
 
 ONE_STEP = Stride(1, 0.0)

@@ -165,22 +165,26 @@ class Executor:
 
     def _decode_at_once(self, sequences: list[Sequence], stride: Stride, *, learns: bool) -> Iterator[Results]:
         while sequences:
-            code, steps = self._runner.decode(sequences, stride)
-            yield self._booked(sequences, steps, learns=learns)
-            if code == DONE:
+            yield self._booked(sequences, self._steps(sequences, stride), learns=learns)
+            if self._runner.code == DONE:
                 return
             retry: Work = []
-            yield from self._failed(code, [(sequence, 1) for sequence in sequences], retry)
+            yield from self._failed(self._runner.code, [(sequence, 1) for sequence in sequences], retry)
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
-    def _booked(self, sequences: list[Sequence], steps: list[Step], *, learns: bool) -> Results:
+    def _steps(self, sequences: list[Sequence], stride: Stride) -> Iterable[Step]:
+        """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`)."""
+        steps = self._runner.decode(sequences, stride)
+        return steps if self._context.returns_early else list(steps)
+
+    def _booked(self, sequences: list[Sequence], steps: Iterable[Step], *, learns: bool) -> Results:
         """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
         for step in steps:
             rows, given = [row for row in sequences if row.holding is not None], step.given
             if len(rows) < len(sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
                 given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
-            self._runner.book(rows, step, learns=learns and step is steps[-1])
+            self._runner.book(rows, step, learns=learns and step.is_last)
             yield Result(rows, given, step.at_ms)
 
     def _verify(self, drafts: Drafts) -> Iterator[Results]:
@@ -315,8 +319,8 @@ class Executor:
                 code, ends = self._runner.decode_several([(sequence, count)])
                 yield self._sampled(ends)
             else:
-                code, steps = self._runner.decode([sequence], ONE_STEP)
-                yield self._booked([sequence], steps, learns=False)
+                yield self._booked([sequence], self._steps([sequence], ONE_STEP), learns=False)
+                code = self._runner.code
             if code == NO_ROOM:
                 self._residency.preempt(sequence, now_ms())
             elif code != DONE:

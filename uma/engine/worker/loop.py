@@ -10,6 +10,7 @@ thread touches the context, the pool or a submitted `Sequence`, but to read sing
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from uma.config import Speculate
@@ -89,7 +90,7 @@ class DecodeWorker:
         self._saves_at_end = saves_at_end
         self._trace = Trace(trace)
         self.commands = Commands()
-        self._outbox = Outbox(deliver)
+        self._outbox = Outbox(deliver, waits=not context.returns_early)
         self._output = Output(context.model.vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, max_active, scheduler.cost)
         self._residency = Residency(
@@ -266,7 +267,8 @@ class DecodeWorker:
             if plan.prefill:
                 self._metrics.piece_lead_ms.observe(plan.lead_ms)
         if plan.is_everyday or plan.steps > 1:
-            tick.hold_ms = min((sequence.hold_ms for sequence in tick.decode), default=0.0)
+            is_apart = self._context.returns_early  # then a stride's tokens wait for no end of it
+            tick.hold_ms = math.inf if is_apart else min((row.hold_ms for row in tick.decode), default=0.0)
         self._steady = tick if plan.is_everyday and tick.decode else None
         return tick, bool(plan.preempt)
 

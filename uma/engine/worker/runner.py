@@ -7,7 +7,7 @@ the policy has learnt that this is faster. With split KV it never is: llama.cpp 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -49,13 +49,15 @@ class Step(NamedTuple):
     at_ms: float
     """When they were known."""
     took_ms: float
+    is_last: bool
+    """Of the stride."""
 
 
 class ModelRunner:
     """Computes the rows that it is given. The policy chooses them; the executor deals with a batch that fails.
 
-    Belongs to the decode thread. Each method returns llama.cpp's answer (`Context.decode`). A stride ends early where
-    `commands.is_called`.
+    Belongs to the decode thread. Each method but `decode` returns llama.cpp's answer (`Context.decode`). A stride ends
+    early where `commands.is_called`.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class ModelRunner:
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
+        self.code = DONE
+        """llama.cpp's answer to the last batch."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
         self._attention = AttentionSums()
@@ -113,15 +117,15 @@ class ModelRunner:
         """Nothing was computed for so long: what other programs did with the cores meanwhile is over."""
         self._neighbours.has_rested(rested_ms)
 
-    def decode(self, sequences: list[Sequence], stride: Stride) -> tuple[int, list[Step]]:
+    def decode(self, sequences: list[Sequence], stride: Stride) -> Iterator[Step]:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
         Ends with the stride, with the end of a row's text, when a command calls, before a buffered event is late, or
-        where a draft can go on faster.
-        Returns llama.cpp's last answer, and the steps that were computed. The caller must book each step (`book`) and
-        accept its tokens, in the order in which this method leaves `sequences`, before it does anything else. Booking
-        afterwards costs less: a batch's weights go through every cache, so between two batches each line of code comes
-        from memory again.
+        where a draft can go on faster. Then `code` is llama.cpp's last answer. The caller must book each step (`book`)
+        and accept its tokens, in the order in which this method leaves `sequences`, before it does anything else: on a
+        GPU step by step, for the next batch is being computed when a step is yielded; on a CPU all of them at the end,
+        for a batch's weights go through every cache, so that between two batches each line of code comes from memory
+        again.
         """
         if self._pool.in_id_order:
             sequences.sort(key=_seq_id)
@@ -133,33 +137,45 @@ class ModelRunner:
             [sequence.computed for sequence in sequences],
             [_seq_id(sequence) for sequence in sequences],
         )
+        is_apart = self._context.returns_early
         # Last of all: the readers that this wakes run while llama.cpp computes.
-        self._outbox.flush_due(stride.latest_end_ms(now_ms(), self.decode_ms))
-        ends = self._context.model.vocab.eog
-        steps: list[Step] = []
-        last_ms = self._outbox.due_ms
+        self._outbox.flush_due(now_ms() + (self.decode_ms if is_apart else stride.lasts_ms(self.decode_ms)))
+        count, last_ms = 0, math.inf if is_apart else self._outbox.due_ms
         self._prepare(sequences)
+        self._begin(self.decode_ms)
         while True:
-            code, took_ms = self._run(self.decode_ms)
-            if code != DONE:
-                return code, steps
-            if not steps:
+            took_ms = self._wait()
+            if self.code != DONE:
+                return
+            if not count:
                 self._pool.batch_done()
+            count += 1
             given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
-            steps.append(Step(given, at_ms, took_ms))
             last_ms = min(last_ms, at_ms + stride.within_ms)
-            is_over = len(steps) == stride.steps or at_ms + took_ms > last_ms
-            if is_over or self._commands.is_called:
-                return code, steps
-            tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
-            # This batch cannot go on with a row that has a fault, several tokens or an end.
-            if len(tokens) < size or not ends.isdisjoint(tokens):
-                return code, steps
-            if self.sees_draft is not None and self.sees_draft(sequences, tokens):
-                return code, steps
+            is_over = count == stride.steps or at_ms + took_ms > last_ms or self._commands.is_called
+            tokens = [] if is_over else self._tokens_to_go_on_with(sequences, given)
+            if not tokens:
+                yield Step(given, at_ms, took_ms, is_last=True)
+                return
             self._batch.advance(tokens)
             if not self._sampling.is_plain or at_ms >= self._neighbours.due_ms:
                 self._prepare(sequences)
+            self._begin(self.decode_ms)
+            yield Step(given, at_ms, took_ms, is_last=False)
+            if is_apart:
+                self._outbox.flush_due(now_ms() + self.decode_ms)
+                if any(sequence.holding is None for sequence in sequences):
+                    # A fault has ended one; the batch that is being computed is the last that has a row of it.
+                    last_ms = -math.inf
+
+    def _tokens_to_go_on_with(self, sequences: list[Sequence], given: list[Given]) -> list[int]:
+        """The next token of each row; none where the batch cannot go on with a row that has a fault, several tokens or
+        an end, or where a draft is the better way.
+        """
+        tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
+        if len(tokens) < len(given) or not self._context.model.vocab.eog.isdisjoint(tokens):
+            return []
+        return [] if self.sees_draft is not None and self.sees_draft(sequences, tokens) else tokens
 
     def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
         """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
@@ -390,16 +406,25 @@ class ModelRunner:
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
         """
-        began_ms = self.began_ms = now_ms()
-        self.stall_watch.begin(began_ms, expected_ms, self._threads, self._neighbours.suspected)
-        code = self._context.decode(self._batch)
+        self._begin(expected_ms)
+        took_ms = self._wait()
+        return self.code, took_ms
+
+    def _begin(self, expected_ms: float) -> None:
+        self.began_ms = now_ms()
+        self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
+        self.code = self._context.begin(self._batch)
+
+    def _wait(self) -> float:
+        """The milliseconds that the batch took which was begun."""
+        self._context.wait()
         is_stalled = self.stall_watch.end()
-        took_ms = now_ms() - began_ms
-        if code == ABORTED or is_stalled:
+        took_ms = now_ms() - self.began_ms
+        if self.code == ABORTED or is_stalled:
             self._context.resume()
             self._neighbours.ask_again()
-            self._metrics.stalls_total += code == ABORTED and not self._context.is_ended
-        return code, took_ms
+            self._metrics.stalls_total += self.code == ABORTED and not self._context.is_ended
+        return took_ms
 
 
 def reads_logits(sequence: Sequence) -> bool:

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.engine.worker.logprobs import Logprober, hide
+from uma.engine.worker.row_helpers import CHAIN_LOGITS, MAX_HELPERS, RowHelpers
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
+from uma.llama.backend import core_count
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarMasks
 from uma.types import Logprobs
@@ -75,6 +77,7 @@ class Sampling:
         self._vocab = context.model.vocab
         self._masks = GrammarMasks(self._vocab.n_tokens)
         self._logprobs = Logprober(self._vocab)
+        self._helpers = RowHelpers(min(MAX_HELPERS, core_count() - 1) if context.returns_early else 0)
         self.is_plain = False
         """All rows of the batch that is computed are (`Sequence.is_plain`). Then the next batch of the same rows needs
         no `prepare`."""
@@ -82,9 +85,10 @@ class Sampling:
         """Sequences whose masks are being computed, each with the number of its first."""
 
     def close(self) -> None:
-        """End the helper threads, if grammars or log probabilities made some."""
+        """End the helper threads, if some were made."""
         self._masks.close()
         self._logprobs.close()
+        self._helpers.close()
 
     def prepare(
         self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None, *, has_idle_cores: bool = True
@@ -132,14 +136,22 @@ class Sampling:
         """The same for rows without grammar, bias or log probabilities. Between two batches each line of code comes
         from memory again, so most batches take this shorter way.
         """
-        step = _Step(self._context.logits(len(sequences)), [])
-        given: list[Given] = []
-        for row, sequence in enumerate(sequences):
-            try:
-                given.append((Sampled(self._draw(step, row, batch_indices[row], sequence, 0)),))
-            except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
-                given.append(error)
-        return given
+        logits = self._context.logits(len(sequences))
+
+        def choose(rows: range) -> list[Given]:
+            step, given = _Step(logits[rows.start : rows.stop], []), list[Given]()
+            for at, row in enumerate(rows):
+                try:
+                    given.append((Sampled(self._draw(step, at, batch_indices[row], sequences[row], 0)),))
+                except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
+                    given.append(error)
+            return given
+
+        if not self._helpers.count:
+            return choose(range(len(sequences)))
+        chains = sum(sequence.sampler is not None for sequence in sequences)
+        work = (len(sequences) + chains * (CHAIN_LOGITS - 1)) * self._vocab.n_tokens
+        return self._helpers.each_part(choose, len(sequences), work)
 
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
         """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
