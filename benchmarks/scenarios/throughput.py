@@ -14,7 +14,7 @@ import trio
 
 from benchmarks.load import burst, until_quiet
 from benchmarks.measure import CpuMeter, Measures, latency, throughput
-from benchmarks.models import BenchModel
+from benchmarks.models import BenchModel, parameters
 from benchmarks.raw import Result
 from benchmarks.samples import Ask, Sample
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, by_decode_alone, rotated
@@ -30,6 +30,8 @@ LEAST_TOKENS = 1024
 """A burst of few streams is over in half a second: it is repeated until so many tokens were generated."""
 LEAST_BURSTS = 3
 """Of each target with each number of streams: single bursts differ by a tenth."""
+LARGE_PARAMETERS = 300_000_000
+"""Parameters of a model from which on one burst of more than 1,024 tokens has to do: on 2 cores it takes a minute."""
 WARM_UP_TOKENS = 4
 SETTLE_S = 0.1
 """Before each burst: threads that wait for more work still spin for a moment."""
@@ -90,7 +92,8 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
 
 def least_tokens(bench: Bench, streams: int) -> int:
     """Tokens that all bursts of a target generate at least."""
-    return max(LEAST_TOKENS, bench.pick(LEAST_BURSTS, 1) * streams * GENERATED)
+    bursts = 1 if parameters(bench.model.shape) >= LARGE_PARAMETERS else bench.pick(LEAST_BURSTS, 1)
+    return max(LEAST_TOKENS, bursts * streams * GENERATED)
 
 
 async def in_turn(

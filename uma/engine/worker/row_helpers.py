@@ -15,13 +15,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_HELPERS = 7
-"""More of them would read logits no faster: memory is what they wait for."""
+"""As many were tried, on 16 cores. Reading logits waits for memory soon."""
 LEAST_LOGITS = 2**20
 """Minimum logits of a part, greedy rows': fewer, some 0.2 ms of work, are not worth the way to a helper and back, where
 each thread waits for the others to leave the interpreter: 64 streams with a vocabulary of 32,000 had an eighth fewer
 tokens a second with parts of a quarter of that."""
-CHAIN_LOGITS = 8
-"""Logits of greedy rows that are read in the time in which a sampler chain reads one."""
+CHAIN_LOGITS = 16
+"""Logits of greedy rows that are read in the time in which a sampler chain reads one: 152,000 took 0.034 ms by argmax,
+and 0.56 ms by top-k, top-p, min-p and temperature."""
 
 
 class RowHelpers:
