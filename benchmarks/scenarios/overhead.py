@@ -137,5 +137,5 @@ SCENARIO = Scenario(
     columns=("outside_decode_us", "decode_thread_us", "server_io_us", "client_us", "in_decode_share", "tokens_per_s"),
     measure=measure,
     checks=checks,
-    round_limit_s=120,
+    round_limit_s=480,
 )
