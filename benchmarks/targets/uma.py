@@ -23,6 +23,10 @@ from uma.errors import UmaError
 from uma.types import Finished, Grammar, Request, SamplingParams, Slo, Token
 
 
+IDLE_TIMEOUT_SEC = 3600
+"""Its sessions wait while other targets have their turns: with a large model for longer than UMA's default."""
+
+
 @attrs.frozen
 class Uma:
     """A running UMA server and one or more open sessions with it, used in turn."""
@@ -82,7 +86,8 @@ async def uma_server(
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         socket = Path(folder) / "uma.sock"
         command = [sys.executable, "-m", "uma", "run", "--model", str(model.path), "--socket", str(socket)]
-        wanted = {} if threads is None else {"threads": threads, "threads_batch": threads}
+        wanted: dict[str, object] = {"idle_timeout_sec": IDLE_TIMEOUT_SEC}
+        wanted |= {} if threads is None else {"threads": threads, "threads_batch": threads}
         for name, value in {**wanted, **settings}.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         # Settings of the user's own environment must not change what is measured.
