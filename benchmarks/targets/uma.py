@@ -22,7 +22,6 @@ from uma.client import Client, connect
 from uma.errors import UmaError
 from uma.types import Finished, Grammar, Request, SamplingParams, Slo, Token
 
-
 IDLE_TIMEOUT_SEC = 3600
 """Its sessions wait while other targets have their turns: with a large model for longer than UMA's default."""
 
