@@ -49,6 +49,14 @@ def test_nothing_goes_before_it_is_due_and_all_goes_in_one_call_with_the_first_t
     assert reader.calls == [[("stream", token(0), 0.0), ("stream", token(1), 0.0), ("stream", token(2), 0.0)]]
 
 
+def test_where_a_batch_keeps_nothing_from_running_nothing_is_waited_for() -> None:
+    calls: list[threading.Event | None] = []
+    outbox = Outbox(lambda _, taken: calls.append(taken), waits=False)
+    outbox.add("stream", token(0), AT_ONCE)
+    outbox.flush()
+    assert calls == [None]
+
+
 def test_what_cannot_wait_goes_at_the_next_chance_and_takes_along_what_could() -> None:
     reader = Reader()
     reader.outbox.add("patient", token(0), 1_000.0)

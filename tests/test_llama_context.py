@@ -560,3 +560,18 @@ def _end_of_window(model: Model, tokens: list[int], other: list[int], *, n_ubatc
         context.seq_rm(1)
         compute((0, tokens[48:], 48), *([(3, other[:32], 0)] if other else []))
         return np.array(context.logits(1)[0])
+
+
+@pytest.mark.parametrize(("n_gpu_layers", "returns_early"), [(-1, True), (2, True), (0, False)])
+def test_a_batch_can_be_left_to_a_gpu_only_where_the_gpu_has_layers(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, *, n_gpu_layers: int, returns_early: bool
+) -> None:
+    monkeypatch.setattr("uma.llama.backend.has_gpu", lambda: True)
+    with Model.load(tiny, n_gpu_layers=n_gpu_layers) as model, Context(model, ContextParams(n_ctx=256)) as context:
+        assert context.returns_early == returns_early
+
+
+def test_no_batch_is_left_to_a_gpu_where_there_is_none(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma.llama.backend.has_gpu", lambda: False)
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
+        assert not context.returns_early

@@ -16,7 +16,8 @@ from uma.types import Event
 
 HANDOVER_SEC = 0.002
 """Maximum time the decode thread waits until events that are due at once were taken. Without it the next batch, which
-computes on every core, can keep the Trio thread from running until it ends. On a GPU it keeps nothing from running."""
+computes on every core, can keep the Trio thread from running until it ends. On a GPU it keeps nothing
+from running, and the decode thread does not wait."""
 
 Delivery = tuple[Any, Event | UmaError, float]
 """A request's stream, its next event, and the time before which the reader is not given it."""
@@ -31,7 +32,7 @@ class Outbox:
     __slots__ = ("_buffered", "_deliver", "_taken", "_waits", "due_ms")
 
     def __init__(self, deliver: Deliver, *, waits: bool = True) -> None:
-        """With `waits` until what is due at once was taken."""
+        """With `waits`, `flush` waits until what is due at once was taken."""
         self._deliver = deliver
         self._waits = waits
         self._taken = threading.Event()

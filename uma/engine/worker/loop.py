@@ -267,7 +267,7 @@ class DecodeWorker:
             if plan.prefill:
                 self._metrics.piece_lead_ms.observe(plan.lead_ms)
         if plan.is_everyday or plan.steps > 1:
-            is_apart = self._context.returns_early  # then a stride's tokens wait for no end of it
+            is_apart = self._context.returns_early  # then no token waits for the stride's end
             tick.hold_ms = math.inf if is_apart else min((row.hold_ms for row in tick.decode), default=0.0)
         self._steady = tick if plan.is_everyday and tick.decode else None
         return tick, bool(plan.preempt)
