@@ -8,8 +8,9 @@ from engine_world import ask, sequence_for, tokens_for
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma.engine.delivery.flow import LOW_CREDITS
 from uma.engine.delivery.outbox import Delivery, Outbox
-from uma.engine.delivery.pacing import BEAT_SHARE, ROUNDING_MS, Beat, reader_ms
+from uma.engine.delivery.pacing import AT_ONCE, BEAT_SHARE, ROUNDING_MS, Beat, due_ms, reader_ms
 from uma.engine.worker.output import Output
 from uma.engine.worker.sampling import Sampled
 from uma.metrics import EngineMetrics
@@ -55,6 +56,15 @@ def test_no_token_is_given_before_it_is_computed_nor_out_of_order_nor_later_than
         at = reader_ms(last[index], now, pace_ms, beat)
         assert max(now, last[index]) <= at <= max(now, last[index] + pace_ms) + ROUNDING_MS
         last[index] = at
+
+
+@given(st.integers(-1, 2 * LOW_CREDITS), st.booleans())
+def test_a_reader_nearly_out_of_credit_has_each_token_at_once_unless_it_is_kept_for_it(
+    credits: int, is_early: bool
+) -> None:
+    due = due_ms(100.0, 32.0, is_first=False, is_early=is_early, credits=credits)
+    assert due == (AT_ONCE if credits <= LOW_CREDITS and not is_early else 132.0)
+    assert due_ms(100.0, 32.0, is_first=True, is_early=is_early, credits=credits) == AT_ONCE
 
 
 class Letters:

@@ -70,6 +70,18 @@ async def test_after_an_infinite_time_only_a_ring_wakes(bell: Bell) -> None:
     assert len(woken) == 1
 
 
+async def test_a_time_that_another_thread_rings_at_is_the_latest_at_which_the_task_wakes(bell: Bell) -> None:
+    with trio.fail_after(PATIENCE_SEC):
+        for later_ms in (5.0, -1e9):
+            bell.set(math.inf)
+            at_ms = now_ms() + later_ms
+            ringing = threading.Thread(target=lambda at_ms=at_ms: bell.ring_at(at_ms))
+            ringing.start()
+            await bell.wait()
+            ringing.join()
+            assert now_ms() >= at_ms or isinstance(bell, PipeBell), "its time is set by the task alone"
+
+
 class Control:
     """A sequence that nothing is asked of."""
 
@@ -108,6 +120,29 @@ async def test_no_event_is_left_behind_however_posts_and_times_meet(bell: Bell) 
             await has_all.wait()
             nursery.cancel_scope.cancel()
     assert given == [list(range(count))] * len(given)
+
+
+async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early(bell: Bell) -> None:
+    mailbox = Mailbox(bell)
+    stream = RequestStream(Control(), lambda: None, lambda _: None)
+    given: list[int] = []
+    has_first = trio.Event()
+
+    def give(token: Token) -> bool:
+        given.append(token.token_id)
+        has_first.set()
+        return True
+
+    stream.tap = give
+    with trio.fail_after(PATIENCE_SEC):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mailbox.run)
+            await trio.testing.wait_all_tasks_blocked()
+            mailbox.post([(stream, Token("r", "", 0), now_ms())], None)
+            mailbox.post([(stream, Token("r", "", 1), now_ms() + 1e6)], None)
+            await has_first.wait()
+            nursery.cancel_scope.cancel()
+    assert given == [0]
 
 
 async def test_what_is_posted_while_the_task_is_awake_is_seen_though_its_ring_is_taken_back(bell: Bell) -> None:

@@ -7,6 +7,9 @@ llama.cpp's compute threads, which belong to `llama_decode`. The client is this 
 What pacing costs shows beside prompts that are read: streams get their tokens one by one when they are due, where a
 server without pace hands over all that a batch gave. The prompts' own requests are accepted before the time is taken:
 with pace fewer tokens come meanwhile, so that taking a prompt in would count for more of each.
+
+A token that is due comes in the middle of a batch, which has taken the caches; without pace tokens go out as the next
+batch begins. What is due to that alone shows without pace and with a bell that rings later (`targets.late_bell`).
 """
 
 from __future__ import annotations
@@ -28,19 +31,22 @@ from benchmarks.targets.uma import Uma, uma_server
 PROMPT, GENERATED = 16, 128
 STREAMS, STREAM_TOKENS, PROMPTS, PROMPT_TOKENS = 8, 1_024, 4, 1_500
 BESIDE_PROMPTS = f"{STREAMS} streams beside prompts"
-PACED, UNPACED = "UMA", "UMA --pace off"
+PACED, UNPACED, LATE = "UMA", "UMA --pace off", "UMA --pace off, in mid-batch"
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
-    """The same load as the throughput sweep's, at 1, 8 and 32 streams; then 8 beside prompts, with pace and without."""
+    """The same load as the throughput sweep's, at 1, 8 and 32 streams; then 8 beside prompts: with pace, without, and
+    without but told in mid-batch.
+    """
     async with uma_server(bench.model, {"n_ctx": 32 * 256}, threads=bench.threads) as uma:
         await warm_up(uma, bench.model)
         for streams in (1, 8, 32):
             case = f"{streams} streams" if streams > 1 else "1 stream"
             emit(case, uma.name, await _with_streams(uma, bench, index, streams))
-    for label in rotated([PACED, UNPACED], index):
-        settings = {"n_ctx": 16_384, **({"pace": "off"} if label == UNPACED else {})}
-        async with uma_server(bench.model, settings, threads=bench.threads) as uma:
+    for label in rotated([PACED, UNPACED, LATE], index):
+        settings = {"n_ctx": 16_384, **({} if label == PACED else {"pace": "off"})}
+        module = "benchmarks.targets.late_bell" if label == LATE else "uma"
+        async with uma_server(bench.model, settings, threads=bench.threads, module=module) as uma:
             await warm_up(uma, bench.model)
             emit(BESIDE_PROMPTS, label, await _beside_prompts(uma, bench, index))
 
@@ -121,12 +127,13 @@ def _tokens(samples: list[Sample]) -> int:
 def checks(summary: Summary) -> list[Check]:
     """A tenth of a millisecond a token, and next to nothing for its pace."""
     used = summary.get("32 streams", "UMA", "outside_decode_us")
-    paced, unpaced = (summary.get(BESIDE_PROMPTS, label, "server_io_us") for label in (PACED, UNPACED))
+    paced, unpaced, late = (summary.get(BESIDE_PROMPTS, label, "server_io_us") for label in (PACED, UNPACED, LATE))
     return [
         Check("32 streams: CPU time a token outside llama_decode, client included", used, "≤", 100, "µs"),
         Check(
             f"{BESIDE_PROMPTS}: the server's I/O time a token, over that without pace", paced - unpaced, "≤", 20, "µs"
         ),
+        Check(f"{BESIDE_PROMPTS}: the same, where both are told in mid-batch", paced - late, "≤", 20, "µs"),
     ]
 
 

@@ -78,13 +78,15 @@ async def uma_server(
     sessions: int = 1,
     label: str = "",
     tree: Path | None = None,
+    module: str = "uma",
 ) -> AsyncIterator[Uma]:
     """Run `uma run` for the block, with settings by field name, and open `sessions` sessions. `threads` None: as many
-    as UMA takes by itself. `tree`: the source tree that the server runs from, if not this one.
+    as UMA takes by itself. `tree`: the source tree that the server runs from, if not this one. `module`: what is run
+    in UMA's place.
     """
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         socket = Path(folder) / "uma.sock"
-        command = [sys.executable, "-m", "uma", "run", "--model", str(model.path), "--socket", str(socket)]
+        command = [sys.executable, "-m", module, "run", "--model", str(model.path), "--socket", str(socket)]
         wanted: dict[str, object] = {"idle_timeout_sec": IDLE_TIMEOUT_SEC}
         wanted |= {} if threads is None else {"threads": threads, "threads_batch": threads}
         for name, value in {**wanted, **settings}.items():

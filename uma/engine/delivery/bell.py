@@ -39,6 +39,11 @@ class Bell(Protocol):
     def ring(self, *, is_urgent: bool) -> None:
         """Wake the task at once, or where it is not urgent, soon."""
 
+    def ring_at(self, at_ms: float) -> None:
+        """Wake the task at this time, and not at the one that was set before, or at once where it sleeps on one that
+        only it can set.
+        """
+
     def set(self, at_ms: float) -> None:
         """Ring at this time, and not at the one that was set before; never where it is infinite.
 
@@ -69,6 +74,10 @@ class PipeBell:
     def ring(self, *, is_urgent: bool) -> None:
         """See `Bell.ring`."""
         _write(self._rope, b"!", 1)  # (a pipe that is full is a bell that rings)
+
+    def ring_at(self, at_ms: float) -> None:
+        """See `Bell.ring_at`."""
+        self.ring(is_urgent=False)
 
     def set(self, at_ms: float) -> None:
         """See `Bell.set`."""
@@ -120,6 +129,10 @@ class TimerBell:
     def ring(self, *, is_urgent: bool) -> None:
         """See `Bell.ring`."""
         self._settime(self._timer, 0, self._urgent if is_urgent else self._soon, None)
+
+    def ring_at(self, at_ms: float) -> None:
+        """See `Bell.ring_at`."""
+        self.set(at_ms)
 
     def set(self, at_ms: float) -> None:
         """See `Bell.set`."""

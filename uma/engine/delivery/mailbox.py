@@ -8,7 +8,6 @@ it. This bell is rung with the GIL held: the Trio thread gets it when `llama_dec
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import math
 import threading
@@ -32,23 +31,38 @@ class Mailbox:
     def __init__(self, bell: Bell | None = None) -> None:
         self._mail: deque[tuple[list[Delivery], threading.Event | None]] = deque()
         self._bell = bell or new_bell()
-        self._early: list[tuple[float, int, RequestStream]] = []
-        """A heap: when which stream has to release an event. The number keeps streams from being compared."""
-        self._numbers = itertools.count()
+        self._early: dict[float, list[RequestStream]] = {}
+        """The streams that have to release an event, by time: with one pace for all, one time is that of many."""
+        self._times: list[float] = []
+        """Their times: a heap."""
         self._looks_ms = math.inf
-        """When the Trio thread looks here by itself, because an early event is due then; infinite: when it is rung."""
+        """When the Trio thread looks here next: 0 where it was rung, infinite where it is not until then."""
+        self._looking = threading.Lock()
+        """For `_looks_ms` and the bell that says it, which both threads set."""
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
         """Have events delivered soon; `taken` is set when they are, and their readers have had a turn.
 
-        Events that are all early are no reason to wake the Trio thread, which looks in time. It says when before it
-        looks a last time and sleeps (`run`), and the mail is here before that is read: one of both sees the other.
+        Events that are all early are no reason to wake the Trio thread before the first is due. It says when it looks
+        before it looks a last time and sleeps (`run`), and the mail is here before that is read: one of both sees the
+        other.
         """
         self._mail.append((deliveries, taken))
-        looks_ms = self._looks_ms
-        if taken is None and looks_ms < math.inf and all(not_before_ms >= looks_ms for *_, not_before_ms in deliveries):
+        if taken is not None:
+            with self._looking:
+                self._looks_ms = 0.0
+                self._bell.ring(is_urgent=True)
             return
-        self._bell.ring(is_urgent=taken is not None)
+        due_ms = min(not_before_ms for *_, not_before_ms in deliveries)
+        with self._looking:
+            if due_ms >= self._looks_ms:
+                return
+            if due_ms > now_ms():
+                self._looks_ms = due_ms
+                self._bell.ring_at(due_ms)
+            else:
+                self._looks_ms = 0.0
+                self._bell.ring(is_urgent=False)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
@@ -64,8 +78,9 @@ class Mailbox:
                 await trio.lowlevel.checkpoint()
                 for taken in waiting:
                     taken.set()
-            self._looks_ms = self._early[0][0] if self._early else math.inf
-            self._bell.set(self._looks_ms)
+            with self._looking:
+                self._looks_ms = self._times[0] if self._times else math.inf
+                self._bell.set(self._looks_ms)
             if self._mail:
                 await trio.lowlevel.checkpoint()
             else:
@@ -80,7 +95,11 @@ class Mailbox:
             for stream, event, not_before_ms in deliveries:
                 try:
                     if stream.take(event, not_before_ms, now):
-                        heapq.heappush(self._early, (not_before_ms, next(self._numbers), stream))
+                        if not_before_ms in self._early:
+                            self._early[not_before_ms].append(stream)
+                        else:
+                            self._early[not_before_ms] = [stream]
+                            heapq.heappush(self._times, not_before_ms)
                 except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
                     _fail(stream, fault)
             if taken is not None:
@@ -88,12 +107,12 @@ class Mailbox:
         return waiting
 
     def _release(self, until_ms: float) -> None:
-        while self._early and self._early[0][0] <= until_ms:
-            _, _, stream = heapq.heappop(self._early)
-            try:
-                stream.release(until_ms)
-            except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
-                _fail(stream, fault)
+        while self._times and self._times[0] <= until_ms:
+            for stream in self._early.pop(heapq.heappop(self._times)):
+                try:
+                    stream.release(until_ms)
+                except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
+                    _fail(stream, fault)
 
     def close(self) -> None:
         """Give out what is early, once no thread posts or runs it any more."""

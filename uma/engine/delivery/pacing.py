@@ -5,7 +5,7 @@ outbox for those of the next steps, for as long as its stream's target between t
 decode rows run several steps without re-planning (a stride). When a token is due is said here alone:
 
 - A stream's first token, and any event for a reader that is nearly out of credit, are due at once; so is its last event
-  behind tokens that are.
+  behind tokens that are. (A token that is early is due at its time, see below.)
 - Every other token is due `hold_ms` after it was sampled.
 - While prompts are read, rows decode ahead (`policy.lead`), and their readers are given each token at its time
   (`reader_ms`), all readers together (`Beat`): the Trio side keeps those that are early.
@@ -46,9 +46,13 @@ def hold_ms(target_tbt_ms: float, *, is_streamed: bool) -> float:
     return HOLD_SHARE * target_tbt_ms if is_streamed else math.inf
 
 
-def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, credits: int) -> float:
-    """When a token that was sampled at `sampled_ms` must be handed over. `credits` are the reader's before it."""
-    return AT_ONCE if is_first or credits <= LOW_CREDITS else sampled_ms + hold_ms
+def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, is_early: bool, credits: int) -> float:
+    """When a token that was sampled at `sampled_ms` must be handed over. `credits` are the reader's before it.
+
+    A reader can be without credits because tokens are kept for it until their time: one that is kept as well
+    (`is_early`) does not help it.
+    """
+    return AT_ONCE if is_first or (credits <= LOW_CREDITS and not is_early) else sampled_ms + hold_ms
 
 
 def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float, beat: Beat | None = None) -> float:

@@ -92,7 +92,13 @@ class Output:
             if logprobs is not None:
                 sequence.logprobs.append(logprobs)
             return
-        due = due_ms(now_ms, sequence.hold_ms, is_first=sequence.generated == 1, credits=sequence.credits)
+        due = due_ms(
+            now_ms,
+            sequence.hold_ms,
+            is_first=sequence.generated == 1,
+            is_early=sequence.last_token_ms > now_ms,
+            credits=sequence.credits,
+        )
         event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs, sequence.text.holds)
         self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
         sequence.credits -= 1
