@@ -29,6 +29,7 @@ def make_row(key: int, **fields: object) -> PlainRow:
         "remaining": 0,
         "target_ttft_ms": None,
         "target_tbt_ms": 80.0,
+        "generated": 0 if fields.get("remaining") else 2,
     }
     return PlainRow(**(plain | fields))  # type: ignore[arg-type]
 

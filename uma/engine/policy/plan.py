@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from uma.engine.policy.cost import CostModel
+from uma.engine.policy.crowd import reads_on
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.ending import BACKGROUND_WAITS_MS, steps_to_end, waits_until_ms
 from uma.engine.policy.guard import LatencyGuard
@@ -218,13 +219,15 @@ class Scheduler:
         coming = waiting if state.queued is None else [*waiting, state.queued]
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
         pacing = self._pacing(decode, step_ms, state.neighbour_load, max(row.lane for row in coming))
+        prompts = self._prompts(first_token_first(waiting), state)
+        streams = Streams(decode, pacing, step_ms, state.used_cells, now_ms)
+        if reads_on(prompts, streams, self.targets):
+            return self._prefill.choose(prompts, streams, self.targets, free_cells, reads_on=True)
         if not self._guard.allows_prefill(decode, now_ms, pacing.pace_ms):
             return NO_PREFILL
-        first = self._prompts(first_token_first(coming)[:1], state)
+        first = prompts.replaced(first_token_first(coming)[:1])
         if steps := steps_to_end(pacing, step_ms, first, self.targets, now_ms):
             return Prefill(Piece(0, min(steps, MAX_STEPS, max(1, free_cells // len(decode)))))
-        prompts = first.replaced(first_token_first(waiting))
-        streams = Streams(decode, pacing, step_ms, state.used_cells, now_ms)
         return self._prefill.choose(prompts, streams, self.targets, free_cells)
 
     def _rest_ms(self, waiting: list[Row], decode: list[Row], state: State, now_ms: float) -> float:

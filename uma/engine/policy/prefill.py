@@ -6,12 +6,13 @@ computes well: whole tiles, and one batch with a decode step where that is faste
 
 from __future__ import annotations
 
-from itertools import accumulate, takewhile
+from itertools import takewhile
 
 import attrs
 
 from uma.engine.policy.cost import TILE_TOKENS, CostModel
-from uma.engine.policy.lead import SAFETY, pace_ms, steps_before_mixed
+from uma.engine.policy.crowd import ends_within, whole_crowd
+from uma.engine.policy.lead import SAFETY, steps_before_mixed
 from uma.engine.policy.mixed import MixedBatches, mixed_position
 from uma.engine.policy.piece import NOTHING, Piece, PieceSizes, Prompts, Streams
 from uma.engine.policy.rows import OneByOne
@@ -23,9 +24,6 @@ computed again to fill one."""
 DEFERRED_MS = 100.0
 """Maximum time since the last token of a row that waits while a prompt of a higher lane ends. The piece itself mostly
 takes longer, so that between two such pieces there is a decode step."""
-EVEN_MEAN = 0.8
-"""Share of the decoding share at which the mean first token comes as soon either way, from which on all prompts of a
-crowd are read at once: beside streams the mean would come a twentieth sooner, and the last 1.6 times as late."""
 
 
 @attrs.frozen
@@ -51,18 +49,23 @@ class PrefillPolicy:
         self._sizes = PieceSizes(cost)
         self._mixed = MixedBatches()
 
-    def choose(self, prompts: Prompts, streams: Streams, targets: Targets, free_cells: int) -> Prefill:
-        """What to read of `prompts` beside `streams`: something, unless a tick that only decodes comes first."""
+    def choose(
+        self, prompts: Prompts, streams: Streams, targets: Targets, free_cells: int, *, reads_on: bool = False
+    ) -> Prefill:
+        """What to read of `prompts` beside `streams`: something, unless a tick that only decodes comes first.
+
+        With `reads_on` (`crowd`) no step of the streams comes before.
+        """
         free_tokens = min(targets.batch_tokens, free_cells)
         together = _readable_together(prompts.rows, targets)
         prompts = prompts.replaced([_to_branch(row) for row in together] if targets.mixes_prompts else together)
         # No stream decodes, or only background ones, which slow down only the prompts of their own lane.
-        if all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
+        if reads_on or all(not row.has_reader or row.lane < min(prompts.rows[0].lane, 0) for row in streams.rows):
             tokens = self._sizes.alone(self._in_a_tile(prompts, targets, free_tokens), targets)
-            tokens = max(tokens, self._whole_crowd(prompts, streams, targets, free_tokens))
+            tokens = max(tokens, whole_crowd(prompts, streams, targets, free_tokens))
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
             filled = self._in_a_tile(prompts, targets, free_tokens)
-            goes_first = _ends_before(prompts.rows[0], tokens, streams)
+            goes_first = reads_on or _ends_before(prompts.rows[0], tokens, streams)
             piece = Piece(tokens, 0 if goes_first else 1)
         else:
             goes_first = False
@@ -74,26 +77,6 @@ class PrefillPolicy:
             piece = self._in_one_batch(piece, prompts, streams, targets, free_tokens)
         tokens = min(free_tokens - max(0, piece.steps - 1) * len(streams.rows), piece.tokens)
         return Prefill(piece, _allocate(tokens, prompts.rows, targets, is_mixed=piece.is_mixed))
-
-    def _whole_crowd(self, prompts: Prompts, streams: Streams, targets: Targets, most: int) -> int:
-        """Tokens of all prompts of a lane that came together, where they are read at once; 0 where one batch after the
-        other gives first tokens sooner.
-
-        Those that the first batch ends decode, and the others are read beside them, in what that leaves of the time.
-        So the mean first token comes sooner if all are read at once where decoding takes a larger share of the time
-        than the first batch ends of the prompts.
-        """
-        lane = prompts.rows[0].lane
-        crowd = [row for row in prompts.rows if row.lane == lane]
-        wanted, first = sum(row.remaining for row in crowd), _ends(crowd, targets.solo_tokens)
-        if lane < 0 or prompts.is_in_company or targets.attends_all or wanted > most or first == len(crowd):
-            return 0
-        step_ms = self._cost.decode_ms(first, streams.used_cells + targets.solo_tokens)
-        budget_ms = targets.tick_budget_ms
-        aimed_ms = min(row.target_tbt_ms if row.has_own_target else min(row.target_tbt_ms, budget_ms) for row in crowd)
-        is_slow = step_ms / pace_ms(aimed_ms) > EVEN_MEAN * first / len(crowd)
-        is_soon = prompts.replaced(crowd).ms(wanted) < targets.slo_ttft_ms
-        return wanted if is_slow and is_soon else 0
 
     def _in_a_tile(self, prompts: Prompts, targets: Targets, free_tokens: int) -> Prompts:
         """The same prompts; where they fill no tile, one of them with tokens before its rest that are computed again,
@@ -121,7 +104,7 @@ class PrefillPolicy:
         rows = len(streams.rows)
         whole = min(piece.tokens, prompts.tokens, free_tokens)
         # The first token of a prompt that the piece ends does not wait for another piece.
-        ends = _ends(prompts.rows, whole - rows) < _ends(prompts.rows, whole)
+        ends = ends_within(prompts.rows, whole - rows) < ends_within(prompts.rows, whole)
         tokens = whole if ends else whole - rows
         most = targets.solo_tokens if ends else targets.batch_tokens
         fits = rows + tokens <= min(most, targets.batch_tokens) and 2 * tokens >= whole
@@ -176,11 +159,6 @@ def _before_lower_lanes(rows: list[Row]) -> int:
     of any. More would delay first tokens for a prompt that can wait.
     """
     return max(TILE_TOKENS, sum(row.remaining for row in takewhile(lambda row: row.lane >= rows[0].lane, rows)))
-
-
-def _ends(rows: list[Row], tokens: int) -> int:
-    """How many prompts end within the first `tokens` tokens of these."""
-    return sum(end <= tokens for end in accumulate(row.remaining for row in rows))
 
 
 def _ending_together(rows: list[Row], tokens: int) -> list[Row]:

@@ -65,6 +65,10 @@ class Row(Protocol):
         """When its first token is due (`order.due_ms`), fixed on arrival."""
 
     @property
+    def generated(self) -> int:
+        """Tokens that it was given."""
+
+    @property
     def left_tokens(self) -> int:
         """Maximum tokens that it can still be given."""
 
@@ -106,6 +110,7 @@ class PlainRow:
     rereadable: int = 0
     branch: int = 0
     left_tokens: int = 10**9
+    generated: int = 0
 
     @property
     def position(self) -> int:
@@ -114,6 +119,7 @@ class PlainRow:
 
     def had_token(self, now_ms: float) -> None:
         """Note that its next token was sampled."""
+        self.generated += 1
         self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
         self.last_token_ms = now_ms
 
