@@ -24,10 +24,10 @@ def world(machine: Machine) -> World:
     return found
 
 
-def served(machine: Machine, crowd: int, prompt: int, **fields: float) -> list[Asked]:
+def served(machine: Machine, crowd: int, prompt: int, *, tbt: float | None = None) -> list[Asked]:
     """A crowd of such prompts, to their ends."""
     found = world(machine)
-    asked = [found.ask(prompt, 12, **fields) for _ in range(crowd)]
+    asked = [found.ask(prompt, 12, tbt=tbt) for _ in range(crowd)]
     found.run()
     return asked
 
