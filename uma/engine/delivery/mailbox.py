@@ -48,21 +48,17 @@ class Mailbox:
         other.
         """
         self._mail.append((deliveries, taken))
-        if taken is not None:
-            with self._looking:
-                self._looks_ms = 0.0
-                self._bell.ring(is_urgent=True)
-            return
-        due_ms = min(not_before_ms for *_, not_before_ms in deliveries)
+        is_urgent = taken is not None
+        due_ms = 0.0 if is_urgent else min(not_before_ms for *_, not_before_ms in deliveries)
         with self._looking:
-            if due_ms >= self._looks_ms:
+            if due_ms >= self._looks_ms and not is_urgent:
                 return
             if due_ms > now_ms():
                 self._looks_ms = due_ms
                 self._bell.ring_at(due_ms)
             else:
                 self._looks_ms = 0.0
-                self._bell.ring(is_urgent=False)
+                self._bell.ring(is_urgent=is_urgent)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
