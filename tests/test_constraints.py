@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.config import RuntimeConfig
-from uma.constraints import Json, hints_of, problems, show, sieve
+from uma.constraints import MAX_LINES, Json, hints_of, problems, show, sieve
 from uma.types import Message, Request, SamplingParams, Slo
 
 HINTS = [hint for cls in (Message, Request, SamplingParams, Slo, RuntimeConfig) for hint in hints_of(cls).values()]
@@ -22,6 +22,7 @@ values = st.one_of(
         [2**32, 10**40, "", "x", "a\0b", "\ud800", "x" * 200, "auto", (), ("",), ("x",), (1, True), {}, {1: 2}]
     ),
     st.floats(-3, 3),
+    st.lists(st.integers(-1, 40_000) | st.sampled_from([1.0, True, 2**70])).map(tuple),
     st.sampled_from([float("nan"), float("inf"), -float("inf")]),
     st.sampled_from([Message("user", "x"), (Message("user", "x"),), Slo(), SamplingParams()]),
 )
@@ -33,9 +34,21 @@ def test_what_passes_the_sieve_has_no_problem(hint: Any, value: Any) -> None:
         assert list(problems(value, hint, "field")) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("token_ids", (1, 31_999)), ("token_ids", None), ("messages", (Message("user", "x"),)), ("priority", -1)],
+)
+def test_what_most_requests_have_passes_the_sieve(name: str, value: Any) -> None:
+    assert sieve(hints_of(Request)[name])(value)
+
+
 @given(st.sampled_from(HINTS), values)
 def test_every_problem_begins_with_its_path(hint: Any, value: Any) -> None:
     assert all(line.startswith("field") for line in problems(value, hint, "field"))
+
+
+def test_of_very_many_wrong_token_ids_no_more_are_looked_for_than_are_told() -> None:
+    assert len(list(problems((-1,) * 100_000, hints_of(Request)["token_ids"], "token_ids"))) == MAX_LINES + 1
 
 
 def test_all_wrong_fields_come_in_one_error() -> None:

@@ -14,11 +14,11 @@ from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http
 
 from harness import until
-from uma.http.exchange import MAX_INLINE_BYTES
 from uma.http.fields import MAX_MESSAGES
+from uma.net.inline import SMALL_BYTES
 from uma.protocol.converter import structure
 
-LARGE = "x" * MAX_INLINE_BYTES
+LARGE = 'x"' * (SMALL_BYTES // 2)
 CHAT = {"messages": [{"role": "user", "content": LARGE}]}
 BODIES: dict[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {**CHAT, "max_tokens": 1},
@@ -31,7 +31,7 @@ BODIES: dict[str, Mapping[str, Any]] = {
     "/api/show": {"name": None, "strange": LARGE},
     "/completion": {"prompt": LARGE, "n_predict": 1},
     "/tokenize": {"content": LARGE},
-    "/detokenize": {"tokens": [1] * MAX_INLINE_BYTES},
+    "/detokenize": {"tokens": [1] * SMALL_BYTES},
     "/apply-template": CHAT,
     "/ui/api/answers": {**CHAT, "sampling": {"max_tokens": 1}},
     "/ui/api/markdown": {"texts": [LARGE]},

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from protocol_messages import N_VOCAB, client_messages, finite, json_values, server_events, text
 
+from uma.constraints import MAX_LINES
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.protocol.codec import (
     encode_event,
@@ -23,7 +24,6 @@ from uma.protocol.codec import (
     parse_event,
     read_object,
 )
-from uma.protocol.converter import MAX_LINES
 from uma.protocol.frames import HEADER_BYTES
 from uma.protocol.messages import (
     Cancel,

@@ -20,12 +20,13 @@ from harness import PATIENCE_SEC, Raw, ServerProcess, ask, frame, running_server
 from uma.client import connect
 from uma.engine import Engine
 from uma.engine.policy.overload import full_queue_retry_ms
+from uma.net.inline import PLAIN_BYTES, is_quick
 from uma.protocol.session import Parsed, ServerSession
 from uma.server.connection import FAILURE_LINES, FAILURE_LINES_PER_SEC
-from uma.server.json_connection import MAX_INLINE_BYTES, MAX_QUERIES
+from uma.server.json_connection import MAX_QUERIES
 from uma.types import Health
 
-LARGE = {"type": "tokenize", "id": "large", "prompt": "x" * MAX_INLINE_BYTES}
+LARGE = {"type": "tokenize", "id": "large", "prompt": "x" * PLAIN_BYTES}
 
 
 def flood(raw: Raw, data: bytes, answers: int) -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ async def test_while_a_large_frame_is_parsed_other_sessions_are_served_and_its_o
     token = trio.lowlevel.current_trio_token()
 
     def parse_in_a_while(self: ServerSession, payload: bytes) -> Parsed:
-        if len(payload) > MAX_INLINE_BYTES:
+        if not is_quick(payload):
             token.run_sync_soon(is_parsing.set)
             assert may_go_on.wait(PATIENCE_SEC)
         return parse(self, payload)
@@ -65,7 +66,7 @@ def test_a_cancel_right_behind_a_large_request_finds_it(socket_dir: Path, tiny: 
     flags = ("--model", str(tiny), "--max-tokens", "30000")
     with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
         raw.hello()
-        large = ask("a", max_tokens=10_000, prompt="x" * (MAX_INLINE_BYTES + 1))
+        large = ask("a", max_tokens=10_000, prompt="x" * (PLAIN_BYTES + 1))
         raw.send(large, {"event": "cancel", "id": "a"})
         assert raw.last_of("a")["reason"] == "cancelled"
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from itertools import islice
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -236,13 +237,17 @@ def name_of(hint: Any) -> str:
     return _NAMES.get(origin or hint, "an object" if attrs.has(hint) else getattr(hint, "__name__", str(hint)))
 
 
+MAX_LINES = 20
+"""Maximum wrong fields of a message, and wrong items of a field, that are told: a list can have 100,000 of them."""
+
+
 def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
-    """Every way `value` is not a `hint`, each as a line that begins with its path."""
+    """Every way `value` is not a `hint`, each as a line that begins with its path; of a list, `MAX_LINES` and one."""
     origin = get_origin(hint)
     if origin is typing.Annotated:
         yield from _annotated_problems(value, hint, path)
     elif origin in (Union, types.UnionType):
-        found = [list(problems(value, arg, path)) for arg in get_args(hint)]
+        found = [_first(problems(value, arg, path)) for arg in get_args(hint)]
         if all(found):
             deepest = [lines for lines in found if lines and not lines[0].startswith(f"{path}: expected")]
             yield from (deepest[0] if deepest else [f"{path}: expected {name_of(hint)}, not {show(value)}"])
@@ -256,6 +261,11 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
             yield from problems(value[index], item, f"{path}[{index}]")
 
 
+def _first(lines: Iterator[str]) -> list[str]:
+    """As many as are told, and one that shows that there are more."""
+    return list(islice(lines, MAX_LINES + 1))
+
+
 def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
     base, *rest = get_args(hint)
     constraints = [each for each in rest if isinstance(each, Constraint)]
@@ -265,7 +275,7 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
         if why:
             yield f"{path}: {show(value)} {why}"
             return
-    inner = list(problems(value, base, path))
+    inner = _first(problems(value, base, path))
     yield from inner
     if inner or value is None:
         return
@@ -276,20 +286,31 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
 
 def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
     """The indices that need a closer look. Whole numbers are sifted at once: a prompt has up to 100,000s of them."""
-    base, *constraints = get_args(item) if get_origin(item) is typing.Annotated else (item,)
+    base, *constraints = _base_and_rest(item)
     if attrs.has(base):
-        return [index for index, value in enumerate(values) if type(value) is not base]
+        return (index for index, value in enumerate(values) if type(value) is not base)
     if base is not int or not all(isinstance(each, Range) for each in constraints):
         return range(len(values))
-    if set(map(type, values)) <= {int}:
-        ends = (min(values), max(values)) if values else ()
-        if not any(each.problem(end) for each in constraints for end in ends):
-            return ()
-    return [
+    if _are_whole_within(values, constraints):
+        return ()
+    return (
         index
         for index, value in enumerate(values)
         if type(value) is not int or any(each.problem(value) for each in constraints)
-    ]
+    )
+
+
+def _are_whole_within(values: Sequence[Any], ranges: Sequence[Range]) -> bool:
+    """Whether all are whole numbers in these ranges."""
+    if not set(map(type, values)) <= {int}:
+        return False
+    ends = (min(values), max(values)) if values else ()
+    return not any(each.problem(end) for each in ranges for end in ends)
+
+
+def _base_and_rest(hint: Any) -> tuple[Any, ...]:
+    """A type, and what it is annotated with."""
+    return get_args(hint) if get_origin(hint) is typing.Annotated else (hint,)
 
 
 def _is_a(value: Any, hint: Any, origin: Any) -> bool:
@@ -325,13 +346,27 @@ def sieve(hint: Any) -> Callable[[Any], bool]:
         if type(None) in get_args(hint):
             return lambda value: value is None or any(each(value) for each in passes)
         return lambda value: any(each(value) for each in passes)
-    base, *rest = get_args(hint) if get_origin(hint) is typing.Annotated else (hint,)
+    base, *rest = _base_and_rest(hint)
+    whys = [each.problem for each in rest if isinstance(each, Constraint)]
+    if get_origin(base) is Literal:
+        choices = [(type(each), each) for each in get_args(base)]
+        return lambda value: (type(value), value) in choices
+    if get_origin(base) is tuple:
+        items_pass = _sieve_of_items(get_args(base)[0])
+        return lambda value: type(value) is tuple and not any(why(value) for why in whys) and items_pass(value)
     if base is float:
-        rest.append(_FINITE)
+        whys.append(_FINITE.problem)
     elif base not in (str, int, bool) and not attrs.has(base):
         return lambda value: False
-    whys = [each.problem for each in rest if isinstance(each, Constraint)]
     return lambda value: type(value) is base and not any(why(value) for why in whys)
+
+
+def _sieve_of_items(item: Any) -> Callable[[Sequence[Any]], bool]:
+    base, *rest = _base_and_rest(item)
+    if base is int and all(isinstance(each, Range) for each in rest):
+        return lambda values: _are_whole_within(values, rest)
+    passes = sieve(item)
+    return lambda values: all(map(passes, values))
 
 
 _FINITE = Range(ge=-sys.float_info.max, le=sys.float_info.max)
@@ -372,6 +407,6 @@ def check(instance: Any) -> None:
     for name, hint, passes, default in _sieves_of(instance.__class__):
         value = getattr(instance, name)
         if value is not default and not passes(value):
-            wrong += problems(value, hint, name)
+            wrong += _first(problems(value, hint, name))
     if wrong:
         raise ValueError("\n".join(wrong))

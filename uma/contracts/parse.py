@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from uma.constraints import show
+from uma.constraints import MAX_LINES, show
 from uma.errors import BadRequest
-from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
+from uma.protocol.converter import cut, structure, unknown_fields, unstructure
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ stream that its events come back in. Belongs to the Trio thread that opened the 
 
 from __future__ import annotations
 
-import secrets
+import random
 from array import array
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -68,6 +68,7 @@ class Submission:
         self._metrics = metrics
         self._on_end = on_end
         self._next_key = 1
+        self._seeds = random.Random()
         self._open: dict[Sequence, None] = {}
         self.open = self._open.keys()
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
@@ -80,7 +81,7 @@ class Submission:
         sampling = prepared.request.sampling.over(self._config.sampler)
         if sampling is not prepared.request.sampling:
             prepared = attrs.evolve(prepared, request=attrs.evolve(prepared.request, sampling=sampling))
-        seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
+        seed = sampling.seed if sampling.seed is not None else self._seeds.randrange(MAX_SEED)
         sequences = [
             self._sequence(prepared, index, (seed + index) % (MAX_SEED + 1)) for index in range(sampling.drawn_answers)
         ]

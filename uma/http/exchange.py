@@ -18,15 +18,13 @@ from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem
 from uma.net.arrivals import arrivals
+from uma.net.inline import is_quick
 from uma.net.quota import Account
 from uma.version import __version__
 
 Header = tuple[bytes, bytes]
 
 T = TypeVar("T")
-
-MAX_INLINE_BYTES = 4_096
-"""Longest body that is read on the Trio thread. One of this size takes 1 to 2 ms at worst, the largest take seconds."""
 
 ID = "uma.id"
 """The scope's entry that holds the request's id."""
@@ -151,7 +149,7 @@ class Exchange:
         `check_size` allows, and whatever `build` raises.
         """
         data = await self.body()
-        if len(data) <= MAX_INLINE_BYTES:
+        if is_quick(data):
             return build(_object(data))
 
         def read() -> T:

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-import attrs
 import orjson
 
-from uma.constraints import hints_of, problems, proven, show
+from uma.constraints import MAX_LINES, hints_of, problems, proven, show
 from uma.errors import BadRequest, InvalidJson
-from uma.protocol.converter import MAX_LINES, cut, structure, unknown_fields, unstructure
+from uma.protocol.converter import cut, structure, unknown_fields, unstructure
 from uma.protocol.frames import encode_frame
 from uma.protocol.messages import (
     ActivityQuery,
@@ -275,7 +274,7 @@ def _warnings(fields: dict[str, Any], cls: type, newer: Iterable[str]) -> tuple[
 
 def _own_fields(flat: Any) -> dict[str, Any]:
     """An instance's fields as they are (`attrs.asdict` would take the inner ones apart too)."""
-    return {field.name: getattr(flat, field.name) for field in attrs.fields(flat.__class__)}
+    return {name: getattr(flat, name) for name in hints_of(flat.__class__)}
 
 
 def _generate(flat: Any, warnings: tuple[str, ...]) -> Generate:

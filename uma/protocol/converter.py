@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import islice
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -16,14 +17,11 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
-from uma.constraints import Length, hints_of, name_of, problems, proven, show, sieve
+from uma.constraints import MAX_LINES, Length, hints_of, name_of, problems, proven, show, sieve
 from uma.errors import BadRequest
 from uma.types import Answer, Message, Tool, Usage
 
 T = TypeVar("T")
-
-MAX_LINES = 20
-"""Most wrong fields one message tells of, and most unknown ones: a list of 100,000 wrong items makes a short answer."""
 
 
 def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterator[str]] | None = None) -> T:
@@ -56,17 +54,25 @@ def unstructure(instance: Any) -> dict[str, Any]:
 
 def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
     """The paths of the fields of `value` that a `hint` does not have; for a `value` that `structure` has taken."""
-    inner = _plain(hint)
-    if attrs.has(inner) and isinstance(value, dict):
-        hints = hints_of(inner)
+    hints, item = _shape(hint)
+    if hints is not None and isinstance(value, dict):
         for name, each in value.items():
-            if name in hints:
-                yield from unknown_fields(each, hints[name], f"{path}{name}.")
-            else:
+            if name not in hints:
                 yield path + (name if name.isidentifier() and len(name) <= 60 else show(name))
-    elif get_origin(inner) is tuple and _any_class(inner) and isinstance(value, list):
+            elif isinstance(each, dict | list):
+                yield from unknown_fields(each, hints[name], f"{path}{name}.")
+    elif item is not None and isinstance(value, list):
         for index, each in enumerate(value):
-            yield from unknown_fields(each, get_args(inner)[0], f"{path.removesuffix('.')}[{index}].")
+            yield from unknown_fields(each, item, f"{path.removesuffix('.')}[{index}].")
+
+
+@cache
+def _shape(hint: Any) -> tuple[dict[str, Any] | None, Any]:
+    """The fields of an object of this type, and what the items of a list of objects are; None where it is neither."""
+    inner = _plain(hint)
+    if attrs.has(inner):
+        return hints_of(inner), None
+    return None, get_args(inner)[0] if get_origin(inner) is tuple and _any_class(inner) else None
 
 
 def cut(lines: list[str], what: str) -> list[str]:
@@ -104,10 +110,10 @@ def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
     passes = sieve(hint)
 
     def structure_leaf(value: Any, _: Any) -> Any:
-        if passes(value):
-            return value
         # JSON has one kind of list; the classes, being frozen, have tuples.
         value = tuple(value) if is_tuple and isinstance(value, list) else value
+        if passes(value):
+            return value
         if lines := list(islice(problems(value, hint, ""), MAX_LINES + 1)):
             raise _WrongError(*lines)
         return value

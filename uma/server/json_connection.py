@@ -14,6 +14,7 @@ import trio
 from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, UmaError
 from uma.net.arrivals import arrivals
+from uma.net.inline import is_quick
 from uma.net.metering import metered, metered_whole
 from uma.protocol.codec import MAX_INLINE_FIGURES, written_embeddings
 from uma.protocol.messages import (
@@ -41,9 +42,6 @@ Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
 `MAX_STARTING`."""
-MAX_INLINE_BYTES = 4_096
-"""Longest frame that is parsed on the Trio thread. The worst of this size, a chat of empty messages, takes 1 to 2 ms,
-and a prompt 0.05 ms, where the way to another thread takes about 0.1 ms."""
 SLICE_SEC = 0.001
 """Time with frames that nothing comes of, such as cancels without effect, after which other sessions have a turn."""
 MAX_STARTING = 64
@@ -105,7 +103,7 @@ class JsonConnection(Connection):
 
     async def _parse(self, payload: bytes) -> Parsed:
         """What a frame says; a large one is read in another thread, while the session's next ones wait."""
-        if len(payload) <= MAX_INLINE_BYTES:
+        if is_quick(payload):
             return self._session.parse(payload)
         self.clock.stop()  # the client has done its part
         with arrivals().reading(len(payload)):
