@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from itertools import count
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -269,3 +270,16 @@ def test_the_longest_match_is_found_also_behind_a_shorter_run() -> None:
     assert list(branch.whole()) == [1, 2, 3, 4]
     node, length = tree.match(array("i", [1, 2, 3, 4, 5]))
     assert (node, length) == (branch, 4)
+
+
+def test_of_hundreds_of_sequences_only_those_that_begin_alike_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, _ = tree_with(*([token, 1, 2] for token in range(300)), [7, 1, 3])
+    compared: list[array[int]] = []
+
+    def noted(left: array[int], right: array[int], at: int = 0) -> int:
+        compared.append(left)
+        return common_length(left, right, at)
+
+    monkeypatch.setattr("uma.engine.kv.prefix_tree.common_length", noted)
+    assert tree.match(array("i", [7, 1, 3, 4]))[1] == 3
+    assert len(compared) < 5

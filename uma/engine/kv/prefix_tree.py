@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Protocol
 
 import attrs
@@ -39,7 +40,9 @@ class Node:
         self.parent = parent
         self.start = start
         self.tokens = tokens
-        self.children: list[Node] = []
+        self.children: dict[int, list[Node]] = {}
+        """By their first tokens, which tell nearly all of hundreds apart. Two that were computed side by side can begin
+        alike."""
         self.ids: set[int] = set()
         self.locks = 0
         self.reuses = 0
@@ -49,6 +52,35 @@ class Node:
     def end(self) -> int:
         """Tokens from the root to the end of this run."""
         return self.start + len(self.tokens)
+
+    def every_child(self) -> Iterator[Node]:
+        """Its children, whatever they begin with."""
+        return chain.from_iterable(self.children.values())
+
+    def likely_children(self, tokens: array[int]) -> list[Node]:
+        """Those that go on as `tokens` does behind this run."""
+        return self.children.get(tokens[self.end], []) if self.end < len(tokens) else []
+
+    @property
+    def branches(self) -> bool:
+        """Whether it has more than one child."""
+        return sum(map(len, self.children.values())) > 1
+
+    def adopt(self, child: Node) -> None:
+        """Put a run behind this one."""
+        child.parent = self
+        self.children.setdefault(child.tokens[0], []).append(child)
+
+    def disown(self, child: Node) -> None:
+        """The counterpart of `adopt`, as long as the child begins with the same token."""
+        alike = self.children[child.tokens[0]]
+        alike.remove(child)
+        if not alike:
+            del self.children[child.tokens[0]]
+
+    def twins(self) -> list[Node]:
+        """This run and those beside it that begin with the same token."""
+        return [] if self.parent is None else self.parent.children[self.tokens[0]]
 
     def path(self) -> Iterator[Node]:
         """This node and all above it, the root last."""
@@ -61,7 +93,7 @@ class Node:
         """This node and those above it that no other sequence goes through or ends in, without the root."""
         found = [self]
         while (above := found[-1].parent) is not None and above.parent is not None:
-            if above.ids or len(above.children) > 1:
+            if above.ids or above.branches:
                 break
             found.append(above)
         return found
@@ -143,7 +175,7 @@ class PrefixTree:
         # has most in common is not always on the way to the longest path.
         ahead = [self.root]
         while ahead:
-            for child in ahead.pop().children:
+            for child in ahead.pop().likely_children(tokens):
                 common = common_length(child.tokens, tokens, child.start)
                 if child.start + common > most:
                     best, most = child, child.start + common
@@ -155,10 +187,12 @@ class PrefixTree:
         """What another sequence went on with after exactly `tokens`: at most `most` tokens, none where none did."""
         ahead = [self.root]
         while ahead:
-            for child in ahead.pop().children:
+            node = ahead.pop()
+            if node.end == len(tokens) and node.children:
+                return self._path_from(next(node.every_child()), 0, most)
+            for child in node.likely_children(tokens):
                 common = common_length(child.tokens, tokens, child.start)
-                end = child.start + common
-                if end == len(tokens) and common < len(child.tokens):
+                if child.start + common == len(tokens) < child.end:
                     return self._path_from(child, common, most)
                 if common == len(child.tokens):
                     ahead.append(child)
@@ -168,7 +202,7 @@ class PrefixTree:
         """Tokens of a run from its token `at` on, and of the longest used runs behind it."""
         found = node.tokens[at : at + most]
         while len(found) < most and node.children:
-            node = max(node.children, key=lambda child: child.used_at)
+            node = max(node.every_child(), key=lambda child: child.used_at)
             found.extend(node.tokens[: most - len(found)])
         return found
 
@@ -202,7 +236,7 @@ class PrefixTree:
         child.used_at, child.locks = tip.used_at, 1
         tip.ids.discard(seq_id)
         child.ids.add(seq_id)
-        tip.children.append(child)
+        tip.adopt(child)
         self.node_count += 1
         if self._events.listeners:
             self._events.stored(Tier.CELLS, child.start, child.end, child.whole)
@@ -274,7 +308,7 @@ class PrefixTree:
             return True
         parent = node.parent
         assert parent is not None
-        if parent is self.root or parent.ids or len(parent.children) > 1:
+        if parent is self.root or parent.ids or parent.branches:
             self._forget(node, seq_id)
             return False
         self._cells.trim(seq_id, node.start)
@@ -316,11 +350,11 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root."""
-        stack = list(self.root.children)
+        stack = list(self.root.every_child())
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(node.children)
+            stack.extend(node.every_child())
 
     def _cut(self, node: Node, keep: int) -> None:
         """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
@@ -347,33 +381,31 @@ class PrefixTree:
         at = length - node.start
         upper = Node(node.parent, node.start, node.tokens[:at])
         upper.locks, upper.used_at, upper.reuses = node.locks, node.used_at, node.reuses
-        upper.children = [node]
-        node.parent.children[node.parent.children.index(node)] = upper
-        node.parent, node.start, node.tokens = upper, length, node.tokens[at:]
+        node.parent.disown(node)
+        node.parent.adopt(upper)
+        node.start, node.tokens = length, node.tokens[at:]
+        upper.adopt(node)
         self.node_count += 1
         return upper
 
     def any_id(self, node: Node) -> int:
         """A sequence id that holds all cells from the root to the end of `node`."""
         while not node.ids:
-            node = node.children[0]
+            node = next(node.every_child())
         return next(iter(node.ids))
 
     def _is_redundant(self, tip: Node, seq_id: int) -> bool:
         """Whether another sequence holds all these tokens anyway."""
         if tip.children or tip.ids != {seq_id}:
             return True
-        assert tip.parent is not None
         return any(
-            each is not tip and common_length(each.tokens, tip.tokens) == len(tip.tokens)
-            for each in tip.parent.children
+            each is not tip and common_length(each.tokens, tip.tokens) == len(tip.tokens) for each in tip.twins()
         )
 
     def _drop_covered(self, tip: Node) -> None:
         """Cached ends that `tip` now holds too are given up: its beginnings, and the same tokens computed twice."""
-        assert tip.parent is not None
         covered = [node for node in tip.path() if node is not tip and node is not self.root]
-        for each in tip.parent.children:
+        for each in tip.twins():
             is_end = each is not tip and not each.children and each.locks == 0
             if is_end and common_length(each.tokens, tip.tokens) == len(each.tokens):
                 covered.append(each)
@@ -395,7 +427,7 @@ class PrefixTree:
             parent = node.parent
             if self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
-            parent.children.remove(node)
+            parent.disown(node)
             self._free(len(node.tokens))
             self.node_count -= 1
             node = parent
