@@ -175,6 +175,32 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
         assert watched.load == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "offload_kqv", "is_read"), [(-1, True, False), (-1, False, True), (2, True, True), (0, True, True)]
+)
+def test_where_a_gpu_computes_everything_no_counters_are_read(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, n_gpu_layers: int, offload_kqv: bool, is_read: bool
+) -> None:
+    monkeypatch.setattr(backend, "has_gpu", lambda: True)
+    write_counters(tmp_path, 1.0)
+    params = ContextParams(n_ctx=256, offload_kqv=offload_kqv)
+    with Model.load(tiny, n_gpu_layers=n_gpu_layers) as model, Context(model, params) as context:
+        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        samples, take = list[float](), neighbours._Reading.take
+
+        def noted(proc: Path, now: float) -> neighbours._Reading | None:
+            samples.append(now)
+            return take(proc, now)
+
+        monkeypatch.setattr(neighbours._Reading, "take", noted)
+        watched.has_rested(neighbours.MAX_QUIET_MS)
+        assert bool(samples) == is_read
+        samples.clear()
+        watched.ask_again()
+        watched.before_batch()
+        assert bool(samples) == is_read
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells each thread's priority")
 def test_every_thread_of_a_nice_process_is_as_nice() -> None:
     script = (

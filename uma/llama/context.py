@@ -147,6 +147,8 @@ class Context:
         """A GPU computes after `llama_decode` has returned, until a result is asked for."""
         self.returns_early = self._is_queued and model.is_on_gpu
         """Whether this thread is free between `begin` and `wait`, as a rule."""
+        self.computes_on_cpu = not (model.is_all_on_gpu and params.offload_kqv)
+        """Whether layers or attention are computed by this machine's cores."""
         model.retain()
         self._holds_model = True
         began_sec = time.monotonic()

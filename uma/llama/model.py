@@ -56,7 +56,7 @@ class Model:
         is_builtin: bool,
         vocab_only: bool = False,
         is_mapped: bool = False,
-        is_on_gpu: bool = False,
+        n_gpu_layers: int = 0,
     ) -> None:
         self._handle: int | None = handle
         self._parts = parts
@@ -67,8 +67,10 @@ class Model:
         self.vocab_only = vocab_only
         self.is_mapped = is_mapped
         """Whether the weights are pages of their file, and not memory of this process's own."""
-        self.is_on_gpu = is_on_gpu
+        self.is_on_gpu = n_gpu_layers != 0
         """Whether a GPU has layers of it."""
+        self.is_all_on_gpu = n_gpu_layers < 0
+        """Whether it has all of them."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         # (Of a vocabulary alone, llama.cpp says 0.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
@@ -136,9 +138,14 @@ class Model:
             raise ModelError(_why_not_loaded(parts[0], mark))
         try:
             _check_serves_text(handle, parts[0])
-            is_on_gpu = n_gpu_layers != 0 and backend.has_gpu()
+            n_gpu_layers = n_gpu_layers if backend.has_gpu() else 0
             model = cls(
-                handle, parts, is_builtin=is_builtin, vocab_only=vocab_only, is_mapped=is_mapped, is_on_gpu=is_on_gpu
+                handle,
+                parts,
+                is_builtin=is_builtin,
+                vocab_only=vocab_only,
+                is_mapped=is_mapped,
+                n_gpu_layers=n_gpu_layers,
             )
             if not vocab_only:
                 model.chat_template.start()

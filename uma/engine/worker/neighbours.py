@@ -3,7 +3,7 @@
 Linux counts for every thread how long it ran and how long it was runnable without a core (`schedstat`), and for every
 core how long it was idle, and on a virtual machine how long the host kept it waiting (`/proc/stat`); under a quota, how
 much of it the control group used. Reading these takes some 0.1 ms, a few times a second, between two batches. Systems
-without these counters keep all threads.
+without these counters keep all threads, and where a GPU computes everything nothing is read.
 
 Linux's pressure stall information (PSI: `/proc/pressure/cpu`, a group's `cpu.pressure`) is not read: it tells for which
 part of the time some thread of the machine or group waited for a core, and this process's own waits, those for a quota
@@ -69,8 +69,8 @@ class Neighbours:
         self._wanted = max(context.params.n_threads, context.params.n_threads_batch)
         """Threads that the configuration names; 0: as many as compute fastest on the CPUs at hand."""
         self._policy = ThreadPolicy(self._wanted or backend.core_count())
-        self.due_ms = now_ms() + SAMPLE_MS
-        """When `before_batch` samples next."""
+        self.due_ms = now_ms() + SAMPLE_MS if context.computes_on_cpu else math.inf
+        """When `before_batch` samples next; infinite: never."""
         self._cost_ms = 0.0
         """CPU time of the last sample."""
         self._last = _Reading.take(proc, now_ms())
