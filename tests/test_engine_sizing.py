@@ -206,6 +206,16 @@ def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:
     assert [found.n_batch, found.n_ubatch, draft.n_batch, draft.n_ubatch] == [32] * 4
 
 
+@pytest.mark.parametrize(("n_gpu_layers", "tokens"), [(-1, 256), (2, 64), (0, 64)])
+def test_prompts_alone_are_read_a_batch_at_a_time_only_where_a_gpu_computes_everything(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, n_gpu_layers: int, tokens: int
+) -> None:
+    monkeypatch.setattr(backend, "has_gpu", lambda: True)
+    params = ContextParams(n_ctx=512, n_batch=256, n_ubatch=64)
+    with Model.load(tiny, n_gpu_layers=n_gpu_layers) as model, Context(model, params) as context:
+        assert sizing.solo_tokens(context) == tokens
+
+
 @pytest.mark.parametrize(
     ("cores", "threads", "threads_batch", "at_once"),
     [(1, 1, 1, 1), (2, 1, 1, 1), (8, 0, 0, 1), (8, 2, 0, 1), (8, 6, 8, 1), (8, 2, 3, 4), (8, 4, 2, 3)],

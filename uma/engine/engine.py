@@ -332,7 +332,7 @@ def _targets(config: RuntimeConfig, context: Context) -> Targets:
         context.n_batch,
         config.start_target_tokens,
         config.slo_ttft_ms,
-        context.n_ubatch,
+        sizing.solo_tokens(context),
         mixes_prompts=context.params.kv_unified,
         has_flash_attention=context.params.flash_attn != "off",
         rereads=context.model.memory == "attention",

@@ -118,6 +118,13 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     )
 
 
+def solo_tokens(context: Context) -> int:
+    """Prefill tokens of one batch while nothing decodes. On a CPU more than an ubatch would be no faster; while a GPU
+    computes one, llama.cpp prepares the next of the same batch.
+    """
+    return context.n_ubatch if context.computes_on_cpu else context.n_batch
+
+
 def _streams(config: RuntimeConfig) -> int:
     """Ids for all sequences that can run, and one for health probes."""
     return min(config.max_sequences + 1, backend.MAX_SEQUENCES)

@@ -136,8 +136,8 @@ class Targets:
     slo_ttft_ms: float = 2_000.0
     """Time to first token to aim for where the request names none."""
     solo_tokens: int = 512
-    """Prefill tokens of one batch while nothing decodes: as many as are computed at once. More would be no faster, and
-    the next request would wait for all of it."""
+    """Prefill tokens of one batch while nothing decodes: more would be no faster, and the next request would wait for
+    all of it."""
     mixes_prompts: bool = True
     """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
     has_flash_attention: bool = True
