@@ -203,8 +203,9 @@ async def arrive_apart(
 
 
 async def test_a_request_waits_for_one_whose_frame_is_still_being_parsed(
-    tiny: Path, socket_dir: Path, batches: Batches, at_rest: Work
+    tiny: Path, socket_dir: Path, batches: Batches, at_rest: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("uma.net.inline.PLAIN_BYTES", 0)
     config = flash_config(tiny, socket=str(socket_dir / "s"), n_ctx=8_192, n_batch=4_096, n_ubatch=4_096)
     requests = [ask(tokens_for(number, 1_500), 4, id=str(number)) for number in range(2)]
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
@@ -220,8 +221,9 @@ async def test_a_request_waits_for_one_whose_frame_is_still_being_parsed(
 
 
 async def test_a_request_waits_for_one_whose_body_is_still_being_parsed(
-    tiny: Path, batches: Batches, at_rest: Work
+    tiny: Path, batches: Batches, at_rest: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("uma.net.inline.PLAIN_BYTES", 0)
     config = flash_config(tiny, n_ctx=8_192, n_batch=4_096, n_ubatch=4_096)
     bodies = [{"prompt": tokens_for(number, 1_500), "max_tokens": 4, "ignore_eos": True} for number in range(2)]
     async with open_engine(config) as engine:
