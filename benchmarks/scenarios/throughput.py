@@ -207,5 +207,5 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     checks=checks,
-    round_limit_s=1200,
+    round_limit_s=2400,
 )
