@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -242,12 +242,14 @@ MAX_LINES = 20
 
 
 def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
-    """Every way `value` is not a `hint`, each as a line that begins with its path; of a list, `MAX_LINES` and one."""
+    """Every way `value` is not a `hint`, each as a line that begins with its path. Of a list's items as many as are told,
+    and one that shows that there are more.
+    """
     origin = get_origin(hint)
     if origin is typing.Annotated:
         yield from _annotated_problems(value, hint, path)
     elif origin in (Union, types.UnionType):
-        found = [_first(problems(value, arg, path)) for arg in get_args(hint)]
+        found = [list(problems(value, arg, path)) for arg in get_args(hint)]
         if all(found):
             deepest = [lines for lines in found if lines and not lines[0].startswith(f"{path}: expected")]
             yield from (deepest[0] if deepest else [f"{path}: expected {name_of(hint)}, not {show(value)}"])
@@ -257,13 +259,8 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
         yield f"{path}: expected a finite number, not {value}"
     elif origin in (list, tuple):
         item = get_args(hint)[0]
-        for index in _suspects(value, item):
-            yield from problems(value[index], item, f"{path}[{index}]")
-
-
-def _first(lines: Iterator[str]) -> list[str]:
-    """As many as are told, and one that shows that there are more."""
-    return list(islice(lines, MAX_LINES + 1))
+        wrong = (problems(value[index], item, f"{path}[{index}]") for index in _suspects(value, item))
+        yield from islice(chain.from_iterable(wrong), MAX_LINES + 1)
 
 
 def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
@@ -275,7 +272,7 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
         if why:
             yield f"{path}: {show(value)} {why}"
             return
-    inner = _first(problems(value, base, path))
+    inner = list(problems(value, base, path))
     yield from inner
     if inner or value is None:
         return
@@ -286,18 +283,25 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
 
 def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
     """The indices that need a closer look. Whole numbers are sifted at once: a prompt has up to 100,000s of them."""
-    base, *constraints = _base_and_rest(item)
+    base = _base_and_rest(item)[0]
     if attrs.has(base):
         return (index for index, value in enumerate(values) if type(value) is not base)
-    if base is not int or not all(isinstance(each, Range) for each in constraints):
+    ranges = _ranges_of(item)
+    if ranges is None:
         return range(len(values))
-    if _are_whole_within(values, constraints):
+    if _are_whole_within(values, ranges):
         return ()
     return (
         index
         for index, value in enumerate(values)
-        if type(value) is not int or any(each.problem(value) for each in constraints)
+        if type(value) is not int or any(each.problem(value) for each in ranges)
     )
+
+
+def _ranges_of(item: Any) -> Sequence[Range] | None:
+    """The ranges of whole numbers; None where an item is something else, or is bound in other ways too."""
+    base, *rest = _base_and_rest(item)
+    return rest if base is int and all(isinstance(each, Range) for each in rest) else None
 
 
 def _are_whole_within(values: Sequence[Any], ranges: Sequence[Range]) -> bool:
@@ -362,9 +366,9 @@ def sieve(hint: Any) -> Callable[[Any], bool]:
 
 
 def _sieve_of_items(item: Any) -> Callable[[Sequence[Any]], bool]:
-    base, *rest = _base_and_rest(item)
-    if base is int and all(isinstance(each, Range) for each in rest):
-        return lambda values: _are_whole_within(values, rest)
+    ranges = _ranges_of(item)
+    if ranges is not None:
+        return lambda values: _are_whole_within(values, ranges)
     passes = sieve(item)
     return lambda values: all(map(passes, values))
 
@@ -407,6 +411,6 @@ def check(instance: Any) -> None:
     for name, hint, passes, default in _sieves_of(instance.__class__):
         value = getattr(instance, name)
         if value is not default and not passes(value):
-            wrong += _first(problems(value, hint, name))
+            wrong += problems(value, hint, name)
     if wrong:
         raise ValueError("\n".join(wrong))

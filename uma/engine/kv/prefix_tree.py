@@ -79,8 +79,9 @@ class Node:
             del self.children[child.tokens[0]]
 
     def twins(self) -> list[Node]:
-        """This run and those beside it that begin with the same token."""
-        return [] if self.parent is None else self.parent.children[self.tokens[0]]
+        """This run, which is not the root, and those beside it that begin with the same token."""
+        assert self.parent is not None
+        return self.parent.children[self.tokens[0]]
 
     def path(self) -> Iterator[Node]:
         """This node and all above it, the root last."""
