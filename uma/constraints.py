@@ -242,8 +242,8 @@ MAX_LINES = 20
 
 
 def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
-    """Every way `value` is not a `hint`, each as a line that begins with its path. Of a list's items as many as are told,
-    and one that shows that there are more.
+    """Every way `value` is not a `hint`, each as a line that begins with its path. Of a list's items as many as are
+    told, and one that shows that there are more.
     """
     origin = get_origin(hint)
     if origin is typing.Annotated:
