@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.machine import describe, folder_name
 from benchmarks.models import SHAPES, bench_model, parameters
 from benchmarks.report import machine_table
-from benchmarks.results_page import Results, every_page, publish
+from benchmarks.results_page import Results, publish
 from benchmarks.scenario import Bench, Row, Scenario
 from benchmarks.scenarios import ALL
 from benchmarks.store import ForeignResults, Store
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="less of everything, to see that it runs")
     parser.add_argument("--fresh", action="store_true", help="forget earlier rounds of the scenarios to run")
     parser.add_argument("--report", action="store_true", help="run nothing, show what is there")
-    parser.add_argument("--publish", action="store_true", help="run nothing, write the tables into README.md")
+    parser.add_argument("--publish", action="store_true", help="run nothing, write the tables into both README.md")
     parser.add_argument("--no-peers", action="store_true", help="UMA and raw only")
     parser.add_argument(
         "--threads",
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results.show(console)
     results.write(out, name)
     if args.publish:
-        publish(Path(__file__).parent / "README.md", every_page(RESULTS))
+        publish(RESULTS.parent.parent, RESULTS)
     return 0
 
 

@@ -73,12 +73,20 @@ def checks_table(checks: list[Check], where: str) -> Table:
         table.add_column(name, justify="left" if name in {"claim", "beside it"} else "right")
     for check in checks:
         verdict = "not measured" if not check.is_known else "[green]holds[/]" if check.holds else "[red]falls short[/]"
-        table.add_row(check.claim, _value(check), _bar(check), verdict, check.beside)
+        table.add_row(check.claim, value_of(check), _bar(check), verdict, check.beside)
     return table
 
 
-def _value(check: Check) -> str:
-    return f"{check.value:.3g} {check.unit}".strip() if check.is_known else "n/a"
+def value_of(check: Check) -> str:
+    """What was measured, with its unit: three digits, or one more where with three it would look like its bar."""
+    if not check.is_known:
+        return "n/a"
+    text = f"{check.value:#.3g}".removesuffix(".") if check.unit == "x" else f"{check.value:.3g}"
+    if abs(check.value) >= 1000:
+        text = f"{check.value:,.0f}"
+    elif not check.holds and float(text) == check.bar:
+        text = f"{check.value:.4g}"
+    return f"{text} {check.unit}".strip()
 
 
 def _bar(check: Check) -> str:
@@ -115,7 +123,7 @@ def checks_markdown(checks: list[Check], where: str) -> str:
     ]
     for check in checks:
         verdict = "not measured" if not check.is_known else "holds" if check.holds else "**falls short**"
-        lines.append(f"| {check.claim} | {_value(check)} | {_bar(check)} | {verdict} | {check.beside} |")
+        lines.append(f"| {check.claim} | {value_of(check)} | {_bar(check)} | {verdict} | {check.beside} |")
     return "\n".join(lines) + "\n"
 
 
@@ -126,7 +134,7 @@ def side_by_side(found: Mapping[str, Sequence[Check]]) -> str:
     lines = ["| claim | bar | " + " | ".join(found) + " |", "| --- | ---: |" + " ---: |" * len(found)]
     for claim, any_check in claims.items():
         known = [checks.get(claim) for checks in by_machine]
-        cells = ["" if each is None else _value(each) if each.holds else f"**{_value(each)}**" for each in known]
+        cells = ["" if each is None else value_of(each) if each.holds else f"**{value_of(each)}**" for each in known]
         lines.append(f"| {claim} | {_bar(any_check)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

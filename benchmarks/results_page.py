@@ -1,13 +1,14 @@
-"""Everything measured so far as one whole: on the terminal, as files beside the JSON, and as a part of README.md."""
+"""Everything measured so far as one whole: on the terminal, as files beside the JSON, and as parts of documents."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 from rich.console import Console
 
-from benchmarks import plots, report
+from benchmarks import headlines, plots, report
 from benchmarks.document import replace_between
 from benchmarks.machine import processor
 from benchmarks.scenario import Check, Scenario, Summary
@@ -60,7 +61,7 @@ class Results:
         plots.draw(self._summaries(), folder if name == "results" else folder / name)
 
     def page(self, machine: dict[str, str], figures: str) -> str:
-        """Its part of README.md: machine, claims, figures (from a folder beside README.md), tables."""
+        """Its part of the benchmarks' README.md: machine, claims, figures (from a folder beside it), tables."""
         images = [f"![{name}]({figures}/{name}.png)\n" for name in plots.PLOTS if name in self._summaries()]
         return "\n".join([f"### {self.where}\n", report.machine_markdown(machine), *images, self._tables()])
 
@@ -72,9 +73,19 @@ class Results:
         return {scenario.name: summary for scenario, summary, _ in self.measured}
 
 
-def every_page(results: Path) -> str:
-    """What was measured on each processor with each model: the claims side by side, then one after another."""
-    stores = [Store.read(path) for path in sorted(results.glob("*/results*.json"))]
+def every_store(results: Path) -> list[Store]:
+    """What was measured on each processor with each model."""
+    return [Store.read(path) for path in sorted(results.glob("*/results*.json"))]
+
+
+def headlines_of(stores: Sequence[Store]) -> str:
+    """The claims that README.md shows; the columns of the smallest model come first."""
+    every = sorted(map(Results.of, stores), key=lambda each: each.options)
+    return headlines.markdown({each.where: each.checks for each in every})
+
+
+def every_page(stores: Sequence[Store]) -> str:
+    """All measured figures: the claims side by side, then one machine and model after another."""
     every = [Results.of(store) for store in stores]
     note = "What falls short is bold; what has no figure was not measured there.\n"
     claims = report.side_by_side({each.where: each.checks for each in every})
@@ -88,6 +99,8 @@ def _figures(results: Path) -> str:
     return folder if results.stem == "results" else f"{folder}/{results.stem}"
 
 
-def publish(readme: Path, page: str) -> None:
-    """Replace the results in a document. Raises `ValueError` where their marks are missing."""
-    replace_between(readme, BEGIN, END, page)
+def publish(root: Path, results: Path) -> None:
+    """Replace the results in the documents of a source tree. Raises `ValueError` where their marks are missing."""
+    stores = every_store(results)
+    replace_between(root / "benchmarks" / "README.md", BEGIN, END, every_page(stores))
+    replace_between(root / "README.md", headlines.BEGIN, headlines.END, headlines_of(stores) + "\n")

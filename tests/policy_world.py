@@ -104,6 +104,17 @@ class World:
         self.ticks: list[Tick] = []
         self._next_key = 1
 
+    @classmethod
+    def of_known(cls, machine: Machine) -> World:
+        """A machine that the scheduler has seen decode and prefill, in batches of any size."""
+        world = cls(machine)
+        for _ in range(4):
+            for tokens in (8, 16, 32, 64, 128, 256, 512):
+                world.scheduler.cost.observe_prefill(tokens, 0, machine.prefill_ms(tokens, 0))
+            for rows in (1, 2, 8, 16, 32, 64):
+                world.scheduler.cost.observe_decode(rows, 500, machine.decode_ms(rows, 500))
+        return world
+
     def ask(
         self, prompt: int, output: int, *, lane: int = 0, tbt: float | None = None, ttft: float | None = None
     ) -> Asked:

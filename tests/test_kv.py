@@ -210,6 +210,10 @@ class PoolLives(RuleBasedStateMachine):
     def use_a_moment(self, parts: int) -> None:
         for _ in range(parts):
             self.pool.save_cached()
+        before = {seq_id: node.end for seq_id, node in self.pool.tree.cached.items()}
+        self.pool.trim_cache(until=lambda: True)
+        after = {seq_id: node.end for seq_id, node in self.pool.tree.cached.items()}
+        assert len(before.items() - after.items()) <= 1, "a request that came waited for more than one"
 
     @rule()
     def drop_cache(self) -> None:

@@ -13,20 +13,9 @@ QUICK = Machine(base_ms=2.0, row_ms=0.4, token_ms=0.8)
 MOST_MS = MOST_READ_ON * 2_000.0
 
 
-def world(machine: Machine) -> World:
-    """One that knows its machine."""
-    found = World(machine)
-    for _ in range(4):
-        for tokens in (8, 16, 32, 64, 128, 256, 512):
-            found.scheduler.cost.observe_prefill(tokens, 0, machine.prefill_ms(tokens, 0))
-        for rows in (1, 2, 8, 16, 32, 64):
-            found.scheduler.cost.observe_decode(rows, 500, machine.decode_ms(rows, 500))
-    return found
-
-
 def served(machine: Machine, crowd: int, prompt: int, *, tbt: float | None = None) -> list[Asked]:
     """A crowd of such prompts, to their ends."""
-    found = world(machine)
+    found = World.of_known(machine)
     asked = [found.ask(prompt, 12, tbt=tbt) for _ in range(crowd)]
     found.run()
     return asked
@@ -73,14 +62,14 @@ def test_a_target_that_a_request_names_is_kept_while_it_can_be() -> None:
 
 
 def test_streams_of_a_higher_lane_wait_for_none() -> None:
-    found = world(SLOW)
+    found = World.of_known(SLOW)
     higher, lower = [found.ask(16, 12, lane=1) for _ in range(32)], [found.ask(16, 12) for _ in range(32)]
     found.run()
     assert last_first_ms(higher) <= first_second_ms(higher) < last_first_ms(lower)
 
 
 def test_streams_that_were_there_before_go_on() -> None:
-    found = world(SLOW)
+    found = World.of_known(SLOW)
     before = [found.ask(16, 400) for _ in range(8)]
     while not all(len(each.given_ms) > 3 for each in before):
         found.tick()

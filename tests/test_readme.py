@@ -71,5 +71,9 @@ def test_every_option_named_exists() -> None:
 def test_every_link_leads_somewhere() -> None:
     pictures = re.findall(r' (?:src|srcset)="([^"]+)"', README)
     assert {f"docs/page-{view}-{theme}.png" for view in ("chat", "live") for theme in ("dark", "light")} <= {*pictures}
-    for target in (*pictures, *re.findall(r"\]\((?!https?:)([^)#]+)\)", README)):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)", README)
+    for target, section in (*((picture, "") for picture in pictures), *links):
         assert (ROOT / target).exists(), target
+        if section:
+            heads = re.findall(r"^#+ (.+)$", (ROOT / target).read_text(encoding="utf-8"), re.MULTILINE)
+            assert section in {re.sub(r"[^\w-]", "", head.lower().replace(" ", "-")) for head in heads}

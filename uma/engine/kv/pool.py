@@ -7,7 +7,7 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import attrs
 
@@ -256,8 +256,9 @@ class KvPool:
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         self.trim_cache()
 
-    def trim_cache(self) -> None:
-        """Let cache beyond `cache_cells` leave its cells, the oldest first, if it is not lost by it.
+    def trim_cache(self, until: Callable[[], bool] | None = None) -> None:
+        """Let cache beyond `cache_cells` leave its cells, the oldest first, if it is not lost by it; no more of it once
+        `until`, asked after each sequence, says so: to free the cells of hundreds takes longer than a request can wait.
 
         What is worth a snapshot that cannot be taken now stays until there is time or the room is needed; and what was
         used last stays: it is the conversation that goes on.
@@ -271,6 +272,8 @@ class KvPool:
             excess = self.tree.evictable_tokens - most
             if excess > 0 and seq_id != newest and self._save_before_drop(seq_id):
                 self.tree.shorten(seq_id, excess)
+                if until is not None and until():
+                    return
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that only this holding uses."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from uma.engine.policy.lead import pace_ms
+from uma.engine.policy.pace import MOST_DECODE_SHARE
 from uma.engine.policy.piece import Prompts, Streams
 from uma.engine.policy.state import Row, Targets
 
@@ -47,7 +48,7 @@ def reads_on(prompts: Prompts, streams: Streams, targets: Targets) -> bool:
     """Whether streams that have had their first token alone wait for the prompts that came with them, because no
     schedule gives them their tokens in time.
 
-    Beside steps that take a `share` of the time, the others' first tokens take `1 / (1 - share)` as long, and so does
+    Beside steps that take a share of the time, the others' first tokens take `1 / (1 - share)` as long, and so does
     all that follows; the streams themselves would wait as long as reading takes. So enough others have to wait. (Steps
     of few streams also take nearly as long as those of all.)
     """
@@ -59,8 +60,7 @@ def reads_on(prompts: Prompts, streams: Streams, targets: Targets) -> bool:
     others = [row for row in prompts.rows if row.lane == lane]
     # Those of the first batch, at each later one as well: what was begun is not broken off.
     first = _count_within((row.prompt_tokens for row in rows), targets.solo_tokens)
-    share = min(1.0, streams.step_ms / streams.pacing.pace_ms)
-    if share * (len(rows) + len(others) - first) <= (1 - share) * first:
+    if MOST_DECODE_SHARE * (len(rows) + len(others) - first) <= (1 - MOST_DECODE_SHARE) * first:
         return False
     wanted = sum(row.remaining for row in others)
     batch = min(wanted, targets.solo_tokens)

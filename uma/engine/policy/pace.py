@@ -9,12 +9,14 @@ A faster pace leaves the prompts less time, so a machine that is too slow for a 
 - A default target, which no request asked for, gives way earlier: prompts have two fifths of the time, or a fifth where
   all are of lower lanes than the streams; and seven eighths while another program takes a core, as long as tokens then
   come every `NEIGHBOUR_PACE_MS`.
+- Where decoding alone makes all readers late, as a large model does on few cores, the streams and the prompts that wait
+  share the time as evenly as they are many, within bounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -31,6 +33,8 @@ MOST_DECODE_SHARE = 0.6
 that is slow for a while would leave prompts no time."""
 LOWER_DECODE_SHARE = 0.8
 """The same where all prompts are of lower lanes than the streams, which come first there."""
+LEAST_DECODE_SHARE = 0.25
+"""Minimum share of the time for decoding, however many prompts wait: it bounds what they do to a stream."""
 NEIGHBOUR_LOAD = 0.75
 """Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
@@ -61,11 +65,10 @@ def choose_pacing(
     *,
     budget_ms: float = math.inf,
     neighbour_load: float = 0.0,
-    prompts_lane: int | None = None,
+    prompts: Sequence[Row] = (),
 ) -> Pacing:
     """The pacing of rows of which a decode step takes `step_ms`: at most `budget_ms` where one of them has no target of
-    its own and the machine allows that. `prompts_lane`: the highest lane of the prompts that are read meanwhile,
-    if there are any yet.
+    its own and the machine allows that. `prompts`: those that are read meanwhile or wait for it, if there are any yet.
 
     The targets of background rows, and of rows without a reader, throttle no prompt.
     """
@@ -76,9 +79,7 @@ def choose_pacing(
     if usual or not kept:
         aimed_ms = min((budget_ms, *(row.target_tbt_ms for row in usual)))
         pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
-        lanes = [row.lane for row in interactive]
-        is_above = bool(lanes) and prompts_lane is not None and min(lanes) > prompts_lane
-        share = LOWER_DECODE_SHARE if is_above else MOST_DECODE_SHARE
+        share = _decode_share(interactive, prompts, is_hopeless=not (kept or usual))
         pace = max(pace, _least_pace_ms(step_ms, neighbour_load, share))
     if kept:
         kept_ms = min(row.target_tbt_ms for row in kept)
@@ -89,6 +90,19 @@ def choose_pacing(
 def is_kept(target_ms: float, step_ms: float) -> bool:
     """Whether a target that a request names is kept beside prompts, where a decode step takes `step_ms`."""
     return step_ms <= (1 - LEAST_READ_SHARE) * target_ms
+
+
+def _decode_share(streams: list[Row], prompts: Sequence[Row], *, is_hopeless: bool) -> float:
+    """Maximum share of the time for decoding at default targets."""
+    if not (streams and prompts):
+        return MOST_DECODE_SHARE
+    lane = min(row.lane for row in streams)
+    beside = sum(row.lane >= lane for row in prompts)
+    if not beside:
+        return LOWER_DECODE_SHARE
+    if not is_hopeless:
+        return MOST_DECODE_SHARE
+    return max(LEAST_DECODE_SHARE, min(MOST_DECODE_SHARE, len(streams) / (len(streams) + beside)))
 
 
 def _least_pace_ms(step_ms: float, neighbour_load: float, decode_share: float) -> float:

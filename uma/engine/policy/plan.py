@@ -142,12 +142,10 @@ class Scheduler:
         return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < preferred_lead_ms(pause_ms, pacing.pace_ms, step_ms)
 
     def _pacing(
-        self, decode: Sequence[Row], step_ms: float, neighbour_load: float, prompts_lane: int | None = None
+        self, decode: Sequence[Row], step_ms: float, neighbour_load: float, prompts: Sequence[Row] = ()
     ) -> Pacing:
         budget_ms = self.targets.tick_budget_ms
-        return choose_pacing(
-            decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load, prompts_lane=prompts_lane
-        )
+        return choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=neighbour_load, prompts=prompts)
 
     def _is_everyday(self, state: State) -> bool:
         """Whether all rows decode, there are cells for all, and none must be held back: the shortest way will do.
@@ -218,7 +216,7 @@ class Scheduler:
         # What begins next waits with the others, or they would slow the streams down that it waits for.
         coming = waiting if state.queued is None else [*waiting, state.queued]
         step_ms = self.cost.decode_ms(len(decode), state.used_cells)
-        pacing = self._pacing(decode, step_ms, state.neighbour_load, max(row.lane for row in coming))
+        pacing = self._pacing(decode, step_ms, state.neighbour_load, coming)
         prompts = self._prompts(first_token_first(waiting), state)
         streams = Streams(decode, pacing, step_ms, state.used_cells, now_ms)
         if reads_on(prompts, streams, self.targets):

@@ -1,0 +1,78 @@
+"""The claims that README.md shows, of all machines side by side: a few rows, each with the figures of one question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.report import value_of
+from benchmarks.scenario import Check
+
+BEGIN, END = "<!-- measured: written by `python -m benchmarks --publish` -->", "<!-- end of measured -->"
+LEAST_SHARE = 0.4
+"""Minimum share of the rows that a machine has figures for, to have a column."""
+STREAMS = (1, 8, 32, 64, 256)
+PEER = "tokens/s of llama-server's better layout"
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "storm: the stream's worst gap": ("storm: the stream's worst gap",),
+    "storm: llama-server's worst gap, of UMA's": ("storm: times better than llama-server's worst gap",),
+    "storm: time until all prompts are read, of llama-server's": (
+        "storm: time until all prompts are read, of llama-server's",
+    ),
+    "storm: the same, of raw with such a stream": ("storm: the same, of `llama_decode` alone with such a stream",),
+    "prefix: llama-server's time until all is done, of UMA's": (
+        "shared prefix, cold: times faster than llama-server's better layout",
+    ),
+    "prefix, cached: llama-server's first tokens, of UMA's": (
+        "shared prefix, warm: times shorter TTFT p50 than llama-server's",
+    ),
+    "mixed: time until all is done, of llama-server's": ("mixed: everything done, of llama-server's",),
+    "mixed: worst gap in a chat": ("mixed: people's worst gap",),
+    "mixed: first tokens in a chat, 95 % within": ("mixed: people's TTFT p95",),
+    "chain: time of ten turns, of llama-server's": ("agent chain: time, of llama-server's",),
+    "8,192 tokens: first token, of llama-server's": ("8192 tokens in: first token, of llama-server's",),
+    "64 prompts at once: last first token, of llama-server's": (
+        "64 streams: TTFT p95, of llama-server's better layout",
+    ),
+    f"tokens/s of {' / '.join(map(str, STREAMS))} streams, of llama-server's": tuple(
+        f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in STREAMS
+    ),
+    "the same, of raw's": tuple(
+        f"{count} stream{'s' if count > 1 else ''}: tokens/s of raw's better layout" for count in STREAMS
+    ),
+    "the same over HTTP, of llama-server's": tuple(
+        f"{count} stream{'s' if count > 1 else ''} over HTTP: {PEER}" for count in STREAMS[:3]
+    ),
+    "1 / 8 streams beside a busy program, of llama-server's there": tuple(
+        f"1 loop, {count} streams: of llama-server's" for count in STREAMS[:2]
+    ),
+}
+"""What README.md calls a row, and the claims in it."""
+
+
+def markdown(found: Mapping[str, Sequence[Check]]) -> str:
+    """The rows, each machine with enough of them a column; what falls short of its bar is bold."""
+    columns: dict[str, list[str]] = {}
+    for machine, checks in found.items():
+        known = {check.claim: check for check in checks if check.is_known}
+        cells = [_cell([known.get(claim) for claim in claims]) for claims in ROWS.values()]
+        if sum(map(bool, cells)) >= LEAST_SHARE * len(ROWS):
+            columns[machine] = cells
+    lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+    for name, *cells in zip(ROWS, *columns.values(), strict=True):
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(checks: Sequence[Check | None]) -> str:
+    if not any(checks):
+        return ""
+    figures = ["-" if each is None else _figure(each) for each in checks]
+    while figures[-1] == "-":
+        figures.pop()
+    return " / ".join(figures)
+
+
+def _figure(check: Check) -> str:
+    text = value_of(check).removesuffix(" x")
+    return text if check.holds else f"**{text}**"

@@ -1,0 +1,68 @@
+"""The published figures are those of the results files: none is typed in, and none is out of date."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import headlines, results_page
+from benchmarks.document import between
+from benchmarks.report import value_of
+from benchmarks.results_page import Results, every_page, every_store, headlines_of
+from benchmarks.scenario import Check
+
+ROOT = Path(__file__).parent.parent
+STORES = every_store(ROOT / "benchmarks" / "results")
+
+
+def test_the_readme_s_table_is_what_was_measured() -> None:
+    published = between(ROOT / "README.md", headlines.BEGIN, headlines.END)
+    assert published.strip() == headlines_of(STORES)
+
+
+def test_the_benchmarks_page_is_what_was_measured() -> None:
+    published = between(ROOT / "benchmarks" / "README.md", results_page.BEGIN, results_page.END)
+    assert published.strip() == every_page(STORES).strip()
+
+
+def test_every_claim_of_the_readme_s_table_is_one_that_a_scenario_makes() -> None:
+    made = {check.claim for store in STORES for check in Results.of(store).checks}
+    # No CPU is measured with as many streams as a GPU, and the other way round.
+    assert {claim for claims in headlines.ROWS.values() for claim in claims} <= made
+
+
+@pytest.mark.parametrize(
+    ("value", "bar", "shown"),
+    [
+        (0.9166, 0.96, "0.917 x"),
+        (1.0, 0.97, "1.00 x"),
+        (14.94, 1.0, "14.9 x"),
+        (102.4, 18.0, "102 x"),
+        (1.0463, 1.05, "1.046 x"),
+        (2021.7, 1.0, "2,022 x"),
+        (math.nan, 1.0, "n/a"),
+    ],
+)
+def test_a_figure_has_three_digits_and_one_more_where_it_would_look_like_its_bar(
+    value: float, bar: float, shown: str
+) -> None:
+    assert value_of(Check("a claim", value, "≥", bar, "x")) == shown
+
+
+def checks(**measured: float) -> list[Check]:
+    return [Check(claim, value, "≥", 1.0, "x") for claim, value in measured.items()]
+
+
+def test_a_row_has_what_is_known_in_its_order_and_what_falls_short_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headlines, "ROWS", {"one": ("a",), "several": ("b", "c", "d"), "more": ("e",)})
+    found = {"first": checks(a=2.0, b=0.5, d=1.5), "second": checks(a=1.0, b=2.0), "third": checks(e=1.0)}
+    lines = [re.split(r" *\| *", line)[1:-1] for line in headlines.markdown(found).splitlines()]
+    assert lines[0] == ["", "first", "second"], "a machine with one figure of three has a column"
+    assert lines[2:] == [
+        ["one", "2.00", "1.00"],
+        ["several", "**0.500** / - / 1.50", "2.00"],
+        ["more", "", ""],
+    ]

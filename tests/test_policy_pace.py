@@ -1,0 +1,69 @@
+"""A machine that is too slow for its readers: streams and prompts share the time, evenly and within bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_world import Asked, Machine, World, make_row
+
+from uma.engine.policy.lead import SAFETY
+from uma.engine.policy.pace import HOPELESS, choose_pacing
+
+BUDGET = 80.0
+LARGE = Machine(base_ms=100.0, row_ms=8.0, token_ms=18.0, cell_ms=6e-4)
+"""As a model of 8 B parameters on a few cores: a decode step alone takes longer than its reader's target."""
+
+
+def decode_share(streams: int, prompts: int, *, step_ms: float = 150.0, lane: int = 0, prompts_lane: int = 0) -> float:
+    """Of the time, beside so many prompts."""
+    rows = [make_row(key, lane=lane) for key in range(streams)]
+    waiting = [make_row(100 + key, lane=prompts_lane, remaining=500) for key in range(prompts)]
+    return step_ms / choose_pacing(rows, step_ms, budget_ms=BUDGET, prompts=waiting).pace_ms
+
+
+@pytest.mark.parametrize(
+    ("streams", "prompts", "share"), [(1, 1, 0.5), (1, 2, 1 / 3), (2, 2, 0.5), (3, 2, 0.6), (8, 1, 0.6), (1, 60, 0.25)]
+)
+def test_streams_that_are_late_anyway_and_prompts_that_wait_share_the_time_evenly_within_bounds(
+    streams: int, prompts: int, share: float
+) -> None:
+    assert decode_share(streams, prompts) == pytest.approx(share)
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.floats(BUDGET / HOPELESS + 1, 5_000.0))
+def test_no_number_of_prompts_takes_more_than_three_quarters_or_less_than_two_fifths(
+    streams: int, prompts: int, step_ms: float
+) -> None:
+    assert 0.249 <= decode_share(streams, prompts, step_ms=step_ms) <= 0.601
+
+
+def test_prompts_of_lower_lanes_take_nothing_from_a_stream_by_their_number() -> None:
+    assert decode_share(1, 60, prompts_lane=-1) == decode_share(1, 1, prompts_lane=-1) == pytest.approx(0.8)
+
+
+def test_a_target_that_can_be_kept_is_not_given_up_for_many_prompts() -> None:
+    assert decode_share(1, 60, step_ms=40.0) == decode_share(1, 1, step_ms=40.0)
+
+
+def crowd(count: int) -> tuple[World, list[Asked]]:
+    """Prompts that came together, to their ends."""
+    world = World.of_known(LARGE)
+    asked = [world.ask(500, 200) for _ in range(count)]
+    world.run(most_ticks=50_000)
+    return world, asked
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_first_tokens_of_a_crowd_take_no_more_than_twice_as_long_as_reading_and_each_stream_goes_on(count: int) -> None:
+    world, asked = crowd(count)
+    reading_ms = count * LARGE.prefill_ms(500, 0)
+    assert max(each.given_ms[0] for each in asked) <= 2.1 * reading_ms
+    steps_ms = [max(each.gaps_ms) / LARGE.decode_ms(count, world.cells) for each in asked]
+    assert max(steps_ms) <= 4 + SAFETY
+
+
+def test_pieces_beside_streams_of_a_large_model_are_worth_the_weights_that_are_read_for_them() -> None:
+    world, _ = crowd(4)
+    pieces = [tick.prefill_tokens for tick in world.ticks if tick.prefill_tokens and tick.rows]
+    assert sum(pieces) / len(pieces) * LARGE.token_ms > 3 * LARGE.base_ms
