@@ -23,7 +23,7 @@ def decode_share(streams: int, prompts: int, *, step_ms: float = 150.0, lane: in
 
 
 @pytest.mark.parametrize(
-    ("streams", "prompts", "share"), [(1, 1, 0.5), (1, 2, 1 / 3), (2, 2, 0.5), (3, 2, 0.6), (8, 1, 0.6), (1, 60, 0.25)]
+    ("streams", "prompts", "share"), [(1, 1, 0.5), (1, 2, 1 / 3), (2, 3, 0.4), (8, 1, 0.5), (1, 60, 0.25)]
 )
 def test_streams_that_are_late_anyway_and_prompts_that_wait_share_the_time_evenly_within_bounds(
     streams: int, prompts: int, share: float
@@ -32,10 +32,10 @@ def test_streams_that_are_late_anyway_and_prompts_that_wait_share_the_time_evenl
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.floats(BUDGET / HOPELESS + 1, 5_000.0))
-def test_no_number_of_prompts_takes_more_than_three_quarters_or_less_than_two_fifths(
+def test_no_number_of_prompts_takes_more_than_three_quarters_or_less_than_half(
     streams: int, prompts: int, step_ms: float
 ) -> None:
-    assert 0.249 <= decode_share(streams, prompts, step_ms=step_ms) <= 0.601
+    assert 0.249 <= decode_share(streams, prompts, step_ms=step_ms) <= 0.501
 
 
 def test_prompts_of_lower_lanes_take_nothing_from_a_stream_by_their_number() -> None:

@@ -9,8 +9,8 @@ A faster pace leaves the prompts less time, so a machine that is too slow for a 
 - A default target, which no request asked for, gives way earlier: prompts have two fifths of the time, or a fifth where
   all are of lower lanes than the streams; and seven eighths while another program takes a core, as long as tokens then
   come every `NEIGHBOUR_PACE_MS`.
-- Where decoding alone makes all readers late, as a large model does on few cores, the streams and the prompts that wait
-  share the time as evenly as they are many, within bounds.
+- Where decoding alone makes all readers late, as a large model does on few cores, streams have their part of all that
+  stream or wait: half of the time at most, and a quarter at least.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ MOST_DECODE_SHARE = 0.6
 that is slow for a while would leave prompts no time."""
 LOWER_DECODE_SHARE = 0.8
 """The same where all prompts are of lower lanes than the streams, which come first there."""
-LEAST_DECODE_SHARE = 0.25
-"""Minimum share of the time for decoding, however many prompts wait: it bounds what they do to a stream."""
+LEAST_LATE_SHARE, MOST_LATE_SHARE = 0.25, 0.5
+"""Minimum and maximum share of the time for decoding that makes all readers late in any case. The minimum bounds what
+many prompts do to a stream; with the maximum the mean QoE (`delivery.experience`) of simulated crowds was best."""
 NEIGHBOUR_LOAD = 0.75
 """Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
@@ -102,7 +103,7 @@ def _decode_share(streams: list[Row], prompts: Sequence[Row], *, is_hopeless: bo
         return LOWER_DECODE_SHARE
     if not is_hopeless:
         return MOST_DECODE_SHARE
-    return max(LEAST_DECODE_SHARE, min(MOST_DECODE_SHARE, len(streams) / (len(streams) + beside)))
+    return max(LEAST_LATE_SHARE, min(MOST_LATE_SHARE, len(streams) / (len(streams) + beside)))
 
 
 def _least_pace_ms(step_ms: float, neighbour_load: float, decode_share: float) -> float:

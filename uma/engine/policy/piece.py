@@ -33,9 +33,9 @@ PATIENT = 2.0
 """Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
 MOST_PATIENT = 4.0
 """The same of a whole tile deep in a prompt, beside streams: in parts of one it would be read far more slowly."""
-LEAST_STEPS = 4
-"""Minimum of the usual limit, in decode steps of one row. Such a step mostly reads the weights, as every batch does:
-with a large model on few cores a piece of a quarter of a second would hardly do anything else."""
+LEAST_TTFT_STEPS = 32
+"""Minimum time to first token that the usual limit is a share of, in decode steps of one row. Such a step mostly reads
+the weights, as every batch does: with a large model on few cores a quarter of a second would go on little else."""
 WORTH_A_MOMENT = 0.25
 """Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
 piece of twice the limit must read 1.25 times as fast. Speed serves all requests that wait; excess time delays only
@@ -178,7 +178,7 @@ class PieceSizes:
 
     def _longest_ms(self, prompts: Prompts, targets: Targets) -> float:
         """The usual limit of a piece: for how long a new request can wait for its end."""
-        return max(_ttft_share(prompts) * targets.slo_ttft_ms, LEAST_STEPS * self._cost.decode_ms(1, 0))
+        return _ttft_share(prompts) * max(targets.slo_ttft_ms, LEAST_TTFT_STEPS * self._cost.decode_ms(1, 0))
 
     def _waits_for_lead(self, smallest_ms: float, covered_ms: float, pace: float, step_ms: float) -> bool:
         """Whether to decode ahead and read nothing in this tick, because a reader would wait for the smallest piece now
