@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.report import value_of
+from benchmarks.report import bar_of, value_of
 from benchmarks.scenario import Check
 
 BEGIN, END = "<!-- measured: written by `python -m benchmarks --publish` -->", "<!-- end of measured -->"
@@ -15,35 +15,35 @@ PEER = "tokens/s of llama-server's better layout"
 
 ROWS: dict[str, tuple[str, ...]] = {
     "storm: the stream's worst gap": ("storm: the stream's worst gap",),
-    "storm: llama-server's worst gap, of UMA's": ("storm: times better than llama-server's worst gap",),
-    "storm: time until all prompts are read, of llama-server's": (
+    "storm: llama-server's worst gap ÷ UMA's": ("storm: times better than llama-server's worst gap",),
+    "storm: time until all prompts are read ÷ llama-server's": (
         "storm: time until all prompts are read, of llama-server's",
     ),
-    "storm: the same, of raw with such a stream": ("storm: the same, of `llama_decode` alone with such a stream",),
-    "prefix: llama-server's time until all is done, of UMA's": (
+    "storm: the same ÷ raw's with such a stream": ("storm: the same, of `llama_decode` alone with such a stream",),
+    "prefix: llama-server's time until all is done ÷ UMA's": (
         "shared prefix, cold: times faster than llama-server's better layout",
     ),
-    "prefix, cached: llama-server's first tokens, of UMA's": (
+    "prefix, cached: llama-server's median first token ÷ UMA's": (
         "shared prefix, warm: times shorter TTFT p50 than llama-server's",
     ),
-    "mixed: time until all is done, of llama-server's": ("mixed: everything done, of llama-server's",),
+    "mixed: time until all is done ÷ llama-server's": ("mixed: everything done, of llama-server's",),
     "mixed: worst gap in a chat": ("mixed: people's worst gap",),
     "mixed: first tokens in a chat, 95 % within": ("mixed: people's TTFT p95",),
-    "chain: time of ten turns, of llama-server's": ("agent chain: time, of llama-server's",),
-    "8,192 tokens: first token, of llama-server's": ("8192 tokens in: first token, of llama-server's",),
-    "64 prompts at once: last first token, of llama-server's": (
+    "chain: time of ten turns ÷ llama-server's": ("agent chain: time, of llama-server's",),
+    "8,192 tokens: first token ÷ llama-server's": ("8192 tokens in: first token, of llama-server's",),
+    "64 prompts at once: first tokens, 95 % within ÷ llama-server's": (
         "64 streams: TTFT p95, of llama-server's better layout",
     ),
-    f"tokens/s of {' / '.join(map(str, STREAMS))} streams, of llama-server's": tuple(
+    f"tokens/s of {' / '.join(map(str, STREAMS))} streams ÷ llama-server's": tuple(
         f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in STREAMS
     ),
-    "the same, of raw's": tuple(
+    "the same ÷ raw's": tuple(
         f"{count} stream{'s' if count > 1 else ''}: tokens/s of raw's better layout" for count in STREAMS
     ),
-    "the same over HTTP, of llama-server's": tuple(
+    "the same over HTTP ÷ llama-server's": tuple(
         f"{count} stream{'s' if count > 1 else ''} over HTTP: {PEER}" for count in STREAMS[:3]
     ),
-    "1 / 8 streams beside a busy program, of llama-server's there": tuple(
+    "tokens/s of 1 / 8 streams beside a busy program ÷ llama-server's there": tuple(
         f"1 loop, {count} streams: of llama-server's" for count in STREAMS[:2]
     ),
 }
@@ -52,16 +52,25 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 def markdown(found: Mapping[str, Sequence[Check]]) -> str:
     """The rows, each machine with enough of them a column; what falls short of its bar is bold."""
-    columns: dict[str, list[str]] = {}
-    for machine, checks in found.items():
-        known = {check.claim: check for check in checks if check.is_known}
-        cells = [_cell([known.get(claim) for claim in claims]) for claims in ROWS.values()]
+    known = {machine: {check.claim: check for check in checks if check.is_known} for machine, checks in found.items()}
+    every = {claim: check for checks in known.values() for claim, check in checks.items()}
+    columns = {"bar": [_bars([every[claim] for claim in claims if claim in every]) for claims in ROWS.values()]}
+    for machine, checks in known.items():
+        cells = [_cell([checks.get(claim) for claim in claims]) for claims in ROWS.values()]
         if sum(map(bool, cells)) >= LEAST_SHARE * len(ROWS):
             columns[machine] = cells
     lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
     for name, *cells in zip(ROWS, *columns.values(), strict=True):
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _bars(checks: Sequence[Check]) -> str:
+    """One for all where they have one, and which side of it is the better."""
+    bars = [bar_of(check).removesuffix(" x") for check in checks]
+    if len(set(bars)) < 2:
+        return "".join(bars[:1])
+    return f"{checks[0].relation} {' / '.join(bar.removeprefix(checks[0].relation).strip() for bar in bars)}"
 
 
 def _cell(checks: Sequence[Check | None]) -> str:

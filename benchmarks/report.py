@@ -73,23 +73,24 @@ def checks_table(checks: list[Check], where: str) -> Table:
         table.add_column(name, justify="left" if name in {"claim", "beside it"} else "right")
     for check in checks:
         verdict = "not measured" if not check.is_known else "[green]holds[/]" if check.holds else "[red]falls short[/]"
-        table.add_row(check.claim, value_of(check), _bar(check), verdict, check.beside)
+        table.add_row(check.claim, value_of(check), bar_of(check), verdict, check.beside)
     return table
 
 
 def value_of(check: Check) -> str:
-    """What was measured, with its unit: three digits, or one more where with three it would look like its bar."""
+    """What was measured, with its unit: three digits, or as many as show that it falls short of its bar."""
     if not check.is_known:
         return "n/a"
-    text = f"{check.value:#.3g}".removesuffix(".") if check.unit == "x" else f"{check.value:.3g}"
-    if abs(check.value) >= 1000:
-        text = f"{check.value:,.0f}"
-    elif not check.holds and float(text) == check.bar:
-        text = f"{check.value:.4g}"
-    return f"{text} {check.unit}".strip()
+    if abs(check.value) >= 999.5:
+        return f"{check.value:,.0f} {check.unit}".strip()
+    texts = (f"{check.value:#.{digits}g}".removesuffix(".") for digits in range(3, 9))
+    text = next((text for text in texts if check.holds or float(text) != check.bar), repr(check.value))
+    # A ratio of 1.00 says that it was measured to be so; three milliseconds are three milliseconds.
+    return f"{text if check.unit == 'x' or '.' not in text else text.rstrip('0').rstrip('.')} {check.unit}".strip()
 
 
-def _bar(check: Check) -> str:
+def bar_of(check: Check) -> str:
+    """The bar, and on which side of it the claim holds."""
     return f"{check.relation} {check.bar:g} {check.unit}".strip()
 
 
@@ -123,7 +124,7 @@ def checks_markdown(checks: list[Check], where: str) -> str:
     ]
     for check in checks:
         verdict = "not measured" if not check.is_known else "holds" if check.holds else "**falls short**"
-        lines.append(f"| {check.claim} | {value_of(check)} | {_bar(check)} | {verdict} | {check.beside} |")
+        lines.append(f"| {check.claim} | {value_of(check)} | {bar_of(check)} | {verdict} | {check.beside} |")
     return "\n".join(lines) + "\n"
 
 
@@ -135,7 +136,7 @@ def side_by_side(found: Mapping[str, Sequence[Check]]) -> str:
     for claim, any_check in claims.items():
         known = [checks.get(claim) for checks in by_machine]
         cells = ["" if each is None else value_of(each) if each.holds else f"**{value_of(each)}**" for each in known]
-        lines.append(f"| {claim} | {_bar(any_check)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {claim} | {bar_of(any_check)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

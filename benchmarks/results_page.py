@@ -9,7 +9,7 @@ import attrs
 from rich.console import Console
 
 from benchmarks import headlines, plots, report
-from benchmarks.document import replace_between
+from benchmarks.document import between, replace_between
 from benchmarks.machine import processor
 from benchmarks.scenario import Check, Scenario, Summary
 from benchmarks.scenarios import ALL
@@ -102,5 +102,11 @@ def _figures(results: Path) -> str:
 def publish(root: Path, results: Path) -> None:
     """Replace the results in the documents of a source tree. Raises `ValueError` where their marks are missing."""
     stores = every_store(results)
-    replace_between(root / "benchmarks" / "README.md", BEGIN, END, every_page(stores))
-    replace_between(root / "README.md", headlines.BEGIN, headlines.END, headlines_of(stores) + "\n")
+    parts = [
+        (root / "benchmarks" / "README.md", BEGIN, END, every_page(stores)),
+        (root / "README.md", headlines.BEGIN, headlines.END, headlines_of(stores) + "\n"),
+    ]
+    for document, begin, end, _ in parts:
+        between(document, begin, end)  # nothing is written where any mark is missing
+    for part in parts:
+        replace_between(*part)

@@ -42,27 +42,29 @@ def test_every_claim_of_the_readme_s_table_is_one_that_a_scenario_makes() -> Non
         (14.94, 1.0, "14.9 x"),
         (102.4, 18.0, "102 x"),
         (1.0463, 1.05, "1.046 x"),
+        (0.99996, 1.0, "0.99996 x"),
+        (999.7, 1.0, "1,000 x"),
         (2021.7, 1.0, "2,022 x"),
         (math.nan, 1.0, "n/a"),
     ],
 )
-def test_a_figure_has_three_digits_and_one_more_where_it_would_look_like_its_bar(
+def test_a_figure_has_three_digits_and_more_where_it_would_look_like_its_bar(
     value: float, bar: float, shown: str
 ) -> None:
     assert value_of(Check("a claim", value, "≥", bar, "x")) == shown
 
 
 def checks(**measured: float) -> list[Check]:
-    return [Check(claim, value, "≥", 1.0, "x") for claim, value in measured.items()]
+    return [Check(claim, value, "≥", 0.9 if claim == "b" else 1.0, "x") for claim, value in measured.items()]
 
 
 def test_a_row_has_what_is_known_in_its_order_and_what_falls_short_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headlines, "ROWS", {"one": ("a",), "several": ("b", "c", "d"), "more": ("e",)})
     found = {"first": checks(a=2.0, b=0.5, d=1.5), "second": checks(a=1.0, b=2.0), "third": checks(e=1.0)}
     lines = [re.split(r" *\| *", line)[1:-1] for line in headlines.markdown(found).splitlines()]
-    assert lines[0] == ["", "first", "second"], "a machine with one figure of three has a column"
+    assert lines[0] == ["", "bar", "first", "second"], "a machine with one figure of three has a column"
     assert lines[2:] == [
-        ["one", "2.00", "1.00"],
-        ["several", "**0.500** / - / 1.50", "2.00"],
-        ["more", "", ""],
+        ["one", "≥ 1", "2.00", "1.00"],
+        ["several", "≥ 0.9 / 1", "**0.500** / - / 1.50", "2.00"],
+        ["more", "≥ 1", "", ""],
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
 from uma.engine.delivery.flow import CREDITS
+from uma.engine.kv.pool import KvPool
 from uma.engine.policy.overload import full_queue_retry_ms
+from uma.engine.worker.commands import Inspect
 from uma.errors import Overloaded, ShuttingDown
 from uma.llama.backend import MAX_SEQUENCES
 from uma.types import Finished, Slo, Token
@@ -270,6 +274,26 @@ async def test_an_idle_engine_is_drained_at_once(tiny: Path) -> None:
         with trio.move_on_after(PATIENCE_SEC) as patience:
             await engine.drained()
     assert not patience.cancelled_caught
+
+
+async def test_an_idle_engine_stops_trimming_its_cache_when_a_command_comes(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over: list[bool] = []
+    is_trimming, is_posted = threading.Event(), threading.Event()
+
+    def trim_cache(pool: KvPool, until: Callable[[], bool]) -> None:
+        is_over.append(until())
+        is_trimming.set()
+        assert is_posted.wait(PATIENCE_SEC)
+        is_over.append(until())
+
+    monkeypatch.setattr(KvPool, "trim_cache", trim_cache)
+    async with open_engine(config_for(tiny)) as engine:
+        assert await trio.to_thread.run_sync(is_trimming.wait, PATIENCE_SEC)
+        engine.worker.commands.post(Inspect(lambda: None))
+        is_posted.set()
+    assert is_over[:2] == [False, True]
 
 
 async def test_the_end_of_the_engine_is_an_error_for_streams_that_are_still_read(tiny: Path) -> None:

@@ -377,6 +377,13 @@ def test_on_a_slow_machine_streams_leave_two_fifths_of_the_time_to_prompts(step_
     assert plan.pace_ms == pytest.approx(max(72.0, min(2 * step_ms, 80.0), step_ms / 0.6))
 
 
+@pytest.mark.parametrize("step_ms", [100.0, 200.0])
+def test_a_stream_that_is_late_anyway_leaves_half_of_the_time_to_one_prompt(step_ms: float) -> None:
+    plan, piece_ms = beside(step_ms)
+    assert piece_ms >= 0.45 * (piece_ms + plan.steps * step_ms)
+    assert plan.pace_ms == pytest.approx(2 * step_ms)
+
+
 @pytest.mark.parametrize(
     ("step_ms", "neighbour_load", "named_ms", "pace_ms"),
     [
@@ -388,7 +395,7 @@ def test_on_a_slow_machine_streams_leave_two_fifths_of_the_time_to_prompts(step_
         (20.0, 1.0, 80.0, 72.0),
         (60.0, 0.0, 80.0, 72.0),
         (70.0, 0.0, 80.0, 70.0 / 0.9),
-        (75.0, 0.0, 80.0, 150.0),
+        (75.0, 0.0, 80.0, 75.0 / 0.53125),
     ],
 )
 def test_a_pace_by_default_is_given_up_beside_a_busy_program_and_one_that_is_named_only_where_it_starves_prompts(

@@ -257,8 +257,10 @@ class KvPool:
         self.trim_cache()
 
     def trim_cache(self, until: Callable[[], bool] | None = None) -> None:
-        """Let cache beyond `cache_cells` leave its cells, the oldest first, if it is not lost by it; no more of it once
-        `until`, asked after each sequence, says so: to free the cells of hundreds takes longer than a request can wait.
+        """Let cache beyond `cache_cells` leave its cells, the oldest first, if it is not lost by it.
+
+        With `until` no further sequence leaves once that is true: to free the cells of hundreds takes longer than a
+        request can wait.
 
         What is worth a snapshot that cannot be taken now stays until there is time or the room is needed; and what was
         used last stays: it is the conversation that goes on.

@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from uma.engine.policy.lead import pace_ms
-from uma.engine.policy.pace import MOST_DECODE_SHARE
 from uma.engine.policy.piece import Prompts, Streams
 from uma.engine.policy.state import Row, Targets
 
 EVEN_MEAN = 0.8
 """Share of the decoding share at which the mean first token comes as soon either way, from which on all prompts of a
 crowd are read at once: beside streams the mean would come a twentieth sooner, and the last 1.6 times as late."""
+READ_ON_SHARE = 0.6
+"""Share of the time for decoding with which waiting is compared. It is more than late streams have (`pace`), since
+steps of few of them take nearly as long as those of all do later."""
 MOST_READ_ON = 4.0
 """Maximum time from their first token for which streams wait for the prompts that came with them, as a multiple of
 `slo_ttft_ms`."""
@@ -48,9 +50,9 @@ def reads_on(prompts: Prompts, streams: Streams, targets: Targets) -> bool:
     """Whether streams that have had their first token alone wait for the prompts that came with them, because no
     schedule gives them their tokens in time.
 
-    Beside steps that take a share of the time, the others' first tokens take `1 / (1 - share)` as long, and so does
-    all that follows; the streams themselves would wait as long as reading takes. So enough others have to wait. (Steps
-    of few streams also take nearly as long as those of all.)
+    Beside steps that take a share of the time (`READ_ON_SHARE`), the others' first tokens take `1 / (1 - share)` as
+    long, and so does all that follows; the streams themselves would wait as long as reading takes. So enough others
+    have to wait.
     """
     lane, rows = prompts.rows[0].lane, streams.rows
     if lane < 0 or not rows or not streams.pacing.is_hopeless:
@@ -60,7 +62,7 @@ def reads_on(prompts: Prompts, streams: Streams, targets: Targets) -> bool:
     others = [row for row in prompts.rows if row.lane == lane]
     # Those of the first batch, at each later one as well: what was begun is not broken off.
     first = _count_within((row.prompt_tokens for row in rows), targets.solo_tokens)
-    if MOST_DECODE_SHARE * (len(rows) + len(others) - first) <= (1 - MOST_DECODE_SHARE) * first:
+    if READ_ON_SHARE * (len(rows) + len(others) - first) <= (1 - READ_ON_SHARE) * first:
         return False
     wanted = sum(row.remaining for row in others)
     batch = min(wanted, targets.solo_tokens)

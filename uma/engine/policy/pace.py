@@ -9,8 +9,8 @@ A faster pace leaves the prompts less time, so a machine that is too slow for a 
 - A default target, which no request asked for, gives way earlier: prompts have two fifths of the time, or a fifth where
   all are of lower lanes than the streams; and seven eighths while another program takes a core, as long as tokens then
   come every `NEIGHBOUR_PACE_MS`.
-- Where decoding alone makes all readers late, as a large model does on few cores, streams have their part of all that
-  stream or wait: half of the time at most, and a quarter at least.
+- Where decoding alone takes longer than that target, as with a large model on few cores, streams have as much of the
+  time as they are of all that stream or wait: half at most, and a quarter at least.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ MOST_DECODE_SHARE = 0.6
 that is slow for a while would leave prompts no time."""
 LOWER_DECODE_SHARE = 0.8
 """The same where all prompts are of lower lanes than the streams, which come first there."""
-LEAST_LATE_SHARE, MOST_LATE_SHARE = 0.25, 0.5
-"""Minimum and maximum share of the time for decoding that makes all readers late in any case. The minimum bounds what
-many prompts do to a stream; with the maximum the mean QoE (`delivery.experience`) of simulated crowds was best."""
+LEAST_LATE_SHARE = 0.25
+"""Minimum share of the time for decoding where it alone takes longer than the target: it bounds what many prompts do to
+a stream."""
+MOST_LATE_SHARE = 0.5
+"""Maximum share of the time for decoding there, which few streams have beside as few prompts."""
 NEIGHBOUR_LOAD = 0.75
 """Minimum load of other programs, in threads, that counts as a core taken."""
 NEIGHBOUR_DECODE_SHARE = 0.125
@@ -80,7 +82,7 @@ def choose_pacing(
     if usual or not kept:
         aimed_ms = min((budget_ms, *(row.target_tbt_ms for row in usual)))
         pace = max(pace_ms(aimed_ms, step_ms), min(step_ms / EVEN_SHARE, aimed_ms))
-        share = _decode_share(interactive, prompts, is_hopeless=not (kept or usual))
+        share = _decode_share(interactive, prompts, 0.0 if kept or usual else step_ms / aimed_ms)
         pace = max(pace, _least_pace_ms(step_ms, neighbour_load, share))
     if kept:
         kept_ms = min(row.target_tbt_ms for row in kept)
@@ -93,17 +95,22 @@ def is_kept(target_ms: float, step_ms: float) -> bool:
     return step_ms <= (1 - LEAST_READ_SHARE) * target_ms
 
 
-def _decode_share(streams: list[Row], prompts: Sequence[Row], *, is_hopeless: bool) -> float:
-    """Maximum share of the time for decoding at default targets."""
+def _decode_share(streams: list[Row], prompts: Sequence[Row], used: float) -> float:
+    """Maximum share of the time for decoding at default targets. `used`: what a decode step takes of the default one,
+    where no reader's target can be met.
+
+    A step's predicted time drifts, so from where it makes readers late (`HOPELESS`) to where it takes the whole target
+    the share changes little by little.
+    """
     if not (streams and prompts):
         return MOST_DECODE_SHARE
     lane = min(row.lane for row in streams)
     beside = sum(row.lane >= lane for row in prompts)
     if not beside:
         return LOWER_DECODE_SHARE
-    if not is_hopeless:
-        return MOST_DECODE_SHARE
-    return max(LEAST_LATE_SHARE, min(MOST_LATE_SHARE, len(streams) / (len(streams) + beside)))
+    late = max(LEAST_LATE_SHARE, min(MOST_LATE_SHARE, len(streams) / (len(streams) + beside)))
+    lateness = min(1.0, max(0.0, (used - 1 / HOPELESS) / (1 - 1 / HOPELESS)))
+    return MOST_DECODE_SHARE + lateness * (late - MOST_DECODE_SHARE)
 
 
 def _least_pace_ms(step_ms: float, neighbour_load: float, decode_share: float) -> float:

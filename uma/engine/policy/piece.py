@@ -34,8 +34,9 @@ PATIENT = 2.0
 MOST_PATIENT = 4.0
 """The same of a whole tile deep in a prompt, beside streams: in parts of one it would be read far more slowly."""
 LEAST_TTFT_STEPS = 32
-"""Minimum time to first token that the usual limit is a share of, in decode steps of one row. Such a step mostly reads
-the weights, as every batch does: with a large model on few cores a quarter of a second would go on little else."""
+"""Minimum time to first token that a piece's limit is a share of (`lead.TTFT_SHARE`) beside streams that are late
+anyway, in decode steps of one row. Such a step mostly reads the weights, as every batch does: with a large model on few
+cores a quarter of a second would go on little else."""
 WORTH_A_MOMENT = 0.25
 """Minimum gain in reading speed of a piece beyond the usual limit, as a multiple of its excess time, both as shares: a
 piece of twice the limit must read 1.25 times as fast. Speed serves all requests that wait; excess time delays only
@@ -151,7 +152,7 @@ class PieceSizes:
             return targets.solo_tokens
         if not self._cost.knows_prefill:
             return targets.start_chunk_tokens
-        longest_ms = self._longest_ms(prompts, targets)
+        longest_ms = _ttft_share(prompts) * targets.slo_ttft_ms
         return self._tokens_for_cycle(longest_ms, math.inf, prompts, min(prompts.tokens, targets.solo_tokens))
 
     def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int, most: int) -> Piece:
@@ -165,7 +166,10 @@ class PieceSizes:
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
         if self._waits_for_lead(prompts.ms(min(SMALLEST_CHUNK, wanted)), covered_ms, pace, step_ms):
             return Piece(0, max_steps, pace, lead)
-        longest_ms = min(self._longest_ms(prompts, targets), covered_ms)
+        aimed_ms = targets.slo_ttft_ms
+        if streams.pacing.is_hopeless:
+            aimed_ms = max(aimed_ms, LEAST_TTFT_STEPS * self._cost.decode_ms(1, 0))
+        longest_ms = min(_ttft_share(prompts) * aimed_ms, covered_ms)
         tokens = self._tokens_for_cycle(longest_ms, min(covered_ms, MOST_PATIENT * longest_ms), prompts, wanted)
         # A piece costs at least the time that a step leaves spare: one that would take less is made larger.
         spare_ms = min(longest_ms, pace - step_ms)
@@ -175,10 +179,6 @@ class PieceSizes:
         steps = min(max_steps, steps_before(piece_ms, lead, pace, step_ms))
         needed_ms = SAFETY * piece_ms + step_ms if piece_ms <= covered_ms else 0.0
         return Piece(tokens, steps, pace, lead, needed_ms)
-
-    def _longest_ms(self, prompts: Prompts, targets: Targets) -> float:
-        """The usual limit of a piece: for how long a new request can wait for its end."""
-        return _ttft_share(prompts) * max(targets.slo_ttft_ms, LEAST_TTFT_STEPS * self._cost.decode_ms(1, 0))
 
     def _waits_for_lead(self, smallest_ms: float, covered_ms: float, pace: float, step_ms: float) -> bool:
         """Whether to decode ahead and read nothing in this tick, because a reader would wait for the smallest piece now

@@ -118,7 +118,8 @@ class Scheduler:
     def _before_pause(self, state: State, now_ms: float, pause_ms: float) -> Plan:
         rows, preempted = self._make_room(state)
         step_ms = self.cost.decode_ms(len(rows), state.used_cells)
-        pacing = self._pacing(rows, step_ms, state.neighbour_load)
+        waiting = [row for row in state.prefilling if not row.is_paused]
+        pacing = self._pacing(rows, step_ms, state.neighbour_load, waiting)
         readers, pace = pacing.readers, pacing.pace_ms
         lead = lead_ms(readers, pace, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted)

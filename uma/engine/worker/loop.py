@@ -323,7 +323,7 @@ class DecodeWorker:
             return
         idle_sec = IDLE_SEC
         while not self.commands.wait(idle_sec):
-            idle_sec = 0.0  # between two parts of this, only a look at the inbox
+            idle_sec = 0.0  # between two parts of a snapshot, only a look at the inbox
             self._pool.has_decoding_rows = False
             if self._residency.active or not self._pool.save_cached():
                 self._pool.trim_cache(until=lambda: self.commands.wait(0.0))
