@@ -253,7 +253,9 @@ class PoolLives(RuleBasedStateMachine):
             held_now = [array("i", tokens) for tokens in (*held, *cache)]
             for lost in (kept.keys() if keeps_cache else set()) - cache.keys():
                 common = max(common_length(array("i", lost), tokens) for tokens in [array("i"), *held_now])
-                assert len(lost) - common < kv.WORTH_RESTORING_TOKENS, "cache was lost that takes long to compute again"
+                assert len(lost) - common < leaving.WORTH_RESTORING_TOKENS, (
+                    "cache was lost that takes long to compute again"
+                )
         self.running = [each for each in holdings if each is not None]
 
     @invariant()
