@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.report import bar_of, value_of
+from benchmarks.report import bar_of, marked
 from benchmarks.scenario import Check
 
 BEGIN, END = "<!-- measured: written by `python -m benchmarks --publish` -->", "<!-- end of measured -->"
@@ -76,12 +76,7 @@ def _bars(checks: Sequence[Check]) -> str:
 def _cell(checks: Sequence[Check | None]) -> str:
     if not any(checks):
         return ""
-    figures = ["-" if each is None else _figure(each) for each in checks]
+    figures = ["-" if each is None else marked(each).replace(" x", "") for each in checks]
     while figures[-1] == "-":
         figures.pop()
     return " / ".join(figures)
-
-
-def _figure(check: Check) -> str:
-    text = value_of(check).removesuffix(" x")
-    return text if check.holds else f"**{text}**"

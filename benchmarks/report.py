@@ -83,10 +83,16 @@ def value_of(check: Check) -> str:
         return "n/a"
     if abs(check.value) >= 999.5:
         return f"{check.value:,.0f} {check.unit}".strip()
-    texts = (f"{check.value:#.{digits}g}".removesuffix(".") for digits in range(3, 9))
+    # A ratio keeps its zeros: 1.00 says that it was measured to be so.
+    zeros = "#" if check.unit == "x" else ""
+    texts = (f"{check.value:{zeros}.{digits}g}".removesuffix(".") for digits in range(3, 9))
     text = next((text for text in texts if check.holds or float(text) != check.bar), repr(check.value))
-    # A ratio of 1.00 says that it was measured to be so; three milliseconds are three milliseconds.
-    return f"{text if check.unit == 'x' or '.' not in text else text.rstrip('0').rstrip('.')} {check.unit}".strip()
+    return f"{text} {check.unit}".strip()
+
+
+def marked(check: Check) -> str:
+    """What was measured, for a table of claims: bold where it falls short."""
+    return value_of(check) if check.holds else f"**{value_of(check)}**"
 
 
 def bar_of(check: Check) -> str:
@@ -135,7 +141,7 @@ def side_by_side(found: Mapping[str, Sequence[Check]]) -> str:
     lines = ["| claim | bar | " + " | ".join(found) + " |", "| --- | ---: |" + " ---: |" * len(found)]
     for claim, any_check in claims.items():
         known = [checks.get(claim) for checks in by_machine]
-        cells = ["" if each is None else value_of(each) if each.holds else f"**{value_of(each)}**" for each in known]
+        cells = ["" if each is None else marked(each) for each in known]
         lines.append(f"| {claim} | {bar_of(any_check)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

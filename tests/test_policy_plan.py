@@ -384,6 +384,18 @@ def test_a_stream_that_is_late_anyway_leaves_half_of_the_time_to_one_prompt(step
     assert plan.pace_ms == pytest.approx(2 * step_ms)
 
 
+@pytest.mark.parametrize("lane", [-1, 0])
+def test_late_streams_have_the_same_pace_before_a_pause_as_beside_the_prompts_that_wait(lane: int) -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64))
+    for _ in range(20):
+        scheduler.cost.observe_decode(1, 0, 150.0)
+        scheduler.cost.observe_prefill(64, 0, 300.0)
+    prompts = [make_row(key, lane=lane, remaining=500, prompt_tokens=500) for key in range(2, 5)]
+    state = state_of([make_row(1, last_token_ms=NOW), *prompts], 100_000)
+    paces = [scheduler.plan(state, NOW, pause_ms=pause_ms).pace_ms for pause_ms in (0.0, 300.0)]
+    assert paces == [pytest.approx(150.0 / (0.8 if lane < 0 else 0.25))] * 2
+
+
 @pytest.mark.parametrize(
     ("step_ms", "neighbour_load", "named_ms", "pace_ms"),
     [

@@ -37,7 +37,8 @@ MORE_LEAD_STEPS, MOST_LEAD_MS = 16, 2_000.0
 """Up to so many where they last no longer than this time. Enough to cover a whole tile of a prompt where a step takes
 half of its reader's target: a token in parts of a tile takes a model of 500 M parameters a third to a half longer."""
 TTFT_SHARE = 0.125
-"""Maximum length of a piece, as a share of `slo_ttft_ms`: a new request waits for the end of the piece that is read."""
+"""Usual maximum length of a piece, as a share of `slo_ttft_ms` (or of what `piece.LEAST_TTFT_STEPS` makes of it): a new
+request waits for the end of the piece that is read."""
 COMPANY_TTFT_SHARE = 0.075
 """The same while a reader's next request is expected (`returns.COMPANY_MS`)."""
 BACKGROUND_TTFT_SHARE = 0.15
