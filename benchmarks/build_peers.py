@@ -18,10 +18,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 from benchmarks.cache import LLAMA_CPP_PYTHON, cache_dir, peer_binary, peer_python
+from benchmarks.reference import fetch_source
 from uma.llama import library, trust
 from uma.llama.trust import Verdict
 
@@ -63,28 +63,9 @@ def flags_for(verdict: Verdict) -> tuple[str, ...]:
     return (*options, f"-DCMAKE_C_FLAGS={' '.join(macros)}", f"-DCMAKE_CXX_FLAGS={' '.join(macros)}")
 
 
-def source_package(cache: Path) -> Path:
-    """Download llama-cpp-python's source package (once) and unpack it; the path of its llama.cpp tree."""
-    downloads = cache / "src"
-    name = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
-    tree = downloads / name / "vendor" / "llama.cpp"
-    if (tree / "CMakeLists.txt").exists():
-        return tree
-    archive = downloads / f"{name}.tar.gz"
-    if not archive.exists():
-        wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
-        subprocess.run([*pip, "--dest", str(downloads), wanted], check=True)
-    with tarfile.open(archive) as tar:
-        # Python 3.11 has filters from 3.11.4 on.
-        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-        tar.extractall(downloads)
-    return tree
-
-
 def build_llama_cpp(cache: Path, jobs: int) -> None:
     """Configure and compile `TARGETS` into the cache's `build` folder; a second call is quick."""
-    tree = source_package(cache)
+    tree = fetch_source()
     build = cache / "build"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     subprocess.run(

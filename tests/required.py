@@ -1,6 +1,7 @@
-"""What some tests need of the machine: a browser, curl, frameworks. They are skipped by name where it is missing.
+"""What some tests need of the machine: a browser, curl, frameworks, llama.cpp's source, real models.
 
-`TEST_REQUIRED` names, with commas between, what has to be there: `browser`, `curl`, `clients`. Then these tests fail.
+They are skipped by name where it is missing. `TEST_REQUIRED` names, with commas between, what has to be there:
+`browser`, `curl`, `clients`, `reference`. Then these tests fail.
 """
 
 from __future__ import annotations
