@@ -44,6 +44,7 @@ _TYPES = {
     "too_large": "request_too_large",
     "rate": "rate_limit_error",
     "overloaded": "rate_limit_error",
+    "busy": "overloaded_error",
     "loading": "overloaded_error",
     "stopping": "overloaded_error",
     "fault": "api_error",

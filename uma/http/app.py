@@ -189,6 +189,7 @@ class _Entrance:
                     dialect_of(http), Problem(500, "fault", "a fault in the server itself; its log says more")
                 )
         finally:
+            http.release_body()
             self.gateway.count(http)
             log(
                 logger,
@@ -221,7 +222,7 @@ class _Entrance:
         config = self.gateway.config
         id = id_of(scope)
         bounds = config.max_http_body_bytes, config.http_timeout_sec
-        http = Exchange(scope, receive, send, id, *bounds, self.gateway.parsing)
+        http = Exchange(scope, receive, send, id, *bounds, self.gateway.parsing, self.gateway.bodies)
         http.extra_headers += headers_of(id)
         scope[EXCHANGE] = http
         return http

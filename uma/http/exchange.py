@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import attrs
@@ -14,10 +15,12 @@ from starlette.types import Message, Receive, Scope, Send
 from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
 from uma.errors import BadRequest, InvalidJson, UmaError
+from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
-from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem
+from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited
 from uma.net.arrivals import arrivals
+from uma.net.client import CLIENT
 from uma.net.inline import is_quick
 from uma.net.quota import Account
 from uma.version import __version__
@@ -77,6 +80,8 @@ class Exchange:
     timeout_sec: float
     parsing: trio.CapacityLimiter
     """For threads that read large bodies, shared by all exchanges."""
+    bodies: BodyBudget
+    """Of all exchanges."""
     extra_headers: list[Header] = attrs.field(factory=list)
     """Headers that the answer has, whatever it is."""
     ignored: list[str] = attrs.field(factory=list)
@@ -91,6 +96,10 @@ class Exchange:
     """Of the answer; 0 while it has not begun."""
     _post: Callable[[bytes], bool] | None = attrs.field(init=False)
     _has_body: bool = attrs.field(default=False, init=False)
+    _held_bytes: int = attrs.field(default=0, init=False)
+    """What this exchange's body has of the budget."""
+    _holder: Hashable = attrs.field(default=None, init=False)
+    """The client that it is counted on."""
 
     @_post.default
     def _post_of_connection(self) -> Callable[[bytes], bool] | None:
@@ -112,27 +121,39 @@ class Exchange:
         return self.status != 0
 
     async def body(self) -> bytes:
-        """The whole body. Raises `BodyTooLarge` before reading it where its length says so, `BodyEncoded` where it is
-        compressed, `BodyTimeout` where it does not come, and `ClientGoneError` where the client hangs up."""
+        """The whole body. Raises `BodyTooLarge` or `BodiesFull` before reading it where its length says so,
+        `BodyEncoded` where it is compressed, `BodyTimeout` where it does not come, `BodiesFull` where there is no more
+        memory for what comes, and `ClientGoneError` where the client hangs up.
+        """
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
             raise self._too_large()
         self._check_encoding()
+        self._holder = CLIENT.get()
+        self.bodies.check(self._holder, int(length) if length is not None and length.isdigit() else 0)
         body, expected = bytearray(), arrivals()
         with trio.move_on_after(self.timeout_sec) as patience, expected.receiving(self):
             while not self._has_body:
                 message = await self.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                body += message.get("body", b"")
-                if len(body) > self.max_body_bytes:
+                piece = message.get("body", b"")
+                if len(body) + len(piece) > self.max_body_bytes:
                     raise self._too_large()
+                self.bodies.take(self._holder, len(piece))
+                self._held_bytes += len(piece)
+                body += piece
                 self._has_body = not message.get("more_body", False)
                 if not self._has_body:
                     expected.came_in_part(self)
         if patience.cancelled_caught:
             raise BodyTimeout(f"the body did not come within {self.timeout_sec:g} s (http_timeout_sec)")
         return bytes(body)
+
+    def release_body(self) -> None:
+        """Give the budget back what this exchange's body has of it."""
+        held, self._held_bytes = self._held_bytes, 0
+        self.bodies.give_back(self._holder, held)
 
     def _check_encoding(self) -> None:
         given = b",".join(value for key, value in self.scope["headers"] if key == b"content-encoding").decode("latin-1")
@@ -145,19 +166,32 @@ class Exchange:
     async def built(self, build: Callable[[dict[str, Any]], T]) -> T:
         """What `build` makes of the body's JSON object, in another thread where the body is large.
 
-        Raises `InvalidJson` or `BadRequest` where the body is no object, `BadRequest` where it holds more than
-        `check_size` allows, and whatever `build` raises.
+        Raises `RateLimited` where the key has as many bodies on their way as it is given requests, `InvalidJson` or
+        `BadRequest` where the body is no object, `BadRequest` where it holds more than `check_size` allows, and
+        whatever `body` and `build` raise.
         """
-        data = await self.body()
-        if is_quick(data):
-            return build(_object(data))
+        with self._sending():
+            data = await self.body()
+            if is_quick(data):
+                return build(_object(data))
 
-        def read() -> T:
-            check_size(data)
-            return build(_object(data))
+            def read() -> T:
+                check_size(data)
+                return build(_object(data))
 
-        with arrivals().reading(len(data)):
-            return await trio.to_thread.run_sync(read, limiter=self.parsing)
+            with arrivals().reading(len(data)):
+                return await trio.to_thread.run_sync(read, limiter=self.parsing)
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """A block in which the key has another body on its way."""
+        if self.account is None:
+            yield
+            return
+        if (excess := self.account.sending_objection()) is not None:
+            raise RateLimited(excess.message, retry_after_ms=excess.retry_after_ms)
+        with self.account.sending_now():
+            yield
 
     async def wait_for_disconnect(self) -> None:
         """Return once the client is gone, or has closed its sending half."""
@@ -167,6 +201,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """ASGI's `send`, which gives the answer this exchange's own headers."""
         if message["type"] == "http.response.start":
+            self.release_body()
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self.extra_headers, *self._named()]}
         await self._send(message)
@@ -211,7 +246,7 @@ class Exchange:
         says that it ends.
         """
         headers = problem.headers
-        if problem.kind in ("too_large", "timeout") or not await self._leave_no_body():
+        if problem.kind in ("too_large", "timeout", "busy") or not await self._leave_no_body():
             headers.append((b"connection", b"close"))
         if problem.kind == "unauthorized":
             headers.append((b"www-authenticate", b"Bearer"))

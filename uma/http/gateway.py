@@ -13,6 +13,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.errors import ShuttingDown
+from uma.http.body_budget import BodyBudget
 from uma.http.dialect import Job
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
@@ -46,6 +47,8 @@ class Gateway:
     """Requests by the status of their answer; 0: the client went away before there was one."""
     parsing: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_PARSING), init=False)
     """For threads that read large bodies."""
+    bodies: BodyBudget = attrs.field(init=False)
+    """What the bodies of all requests take."""
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
     """For what outlives the connection that asked for it; there while the service runs."""
     unread: Unread = attrs.field(factory=Unread, init=False)
@@ -57,6 +60,10 @@ class Gateway:
     at_end: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called once nothing runs any more: frees what the endpoints hold."""
     _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
+
+    @bodies.default
+    def _budget(self) -> BodyBudget:
+        return BodyBudget.of(self.config.max_http_body_bytes)
 
     @classmethod
     def of(cls, source: Source | LoadProgress, config: RuntimeConfig) -> Gateway:

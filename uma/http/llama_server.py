@@ -48,6 +48,7 @@ _TYPES = {
     "unsupported": "not_supported_error",
     "rate": "rate_limit_error",
     "overloaded": "rate_limit_error",
+    "busy": "unavailable_error",
     "loading": "unavailable_error",
     "stopping": "unavailable_error",
     "fault": "server_error",

@@ -41,6 +41,7 @@ Kind = Literal[
     "encoded",
     "rate",
     "overloaded",
+    "busy",
     "loading",
     "stopping",
     "fault",
@@ -76,6 +77,12 @@ class BodyTooLarge(UmaError):
     """The body is over `max_http_body_bytes`; told before it is read."""
 
     code = "E_HTTP_BODY_TOO_LARGE"
+
+
+class BodiesFull(UmaError):
+    """The bodies of all requests take as much memory as they are given. Carries `retry_after_ms`."""
+
+    code = "E_HTTP_BODIES"
 
 
 class BodyEncoded(UmaError):
@@ -127,6 +134,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     RateLimited: (429, "rate"),
     Overloaded: (429, "overloaded"),
     TooManySessions: (429, "overloaded"),
+    BodiesFull: (503, "busy"),
     Loading: (503, "loading"),
     ShuttingDown: (503, "stopping"),
     ConnectionLost: (503, "stopping"),

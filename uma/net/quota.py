@@ -30,7 +30,8 @@ class Bounds:
     """
 
     max_concurrent: Annotated[int, Range(1)] | None = None
-    """Maximum requests that run or wait at once. An HTTP body with several prompts is as many."""
+    """Maximum requests that run or wait at once. An HTTP body with several prompts is as many. Also maximum HTTP bodies
+    that are sent and read at once."""
     max_tokens_per_minute: Annotated[int, Range(1)] | None = None
     """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
     max_priority: Lane | None = None
@@ -66,6 +67,8 @@ class Account:
     name: str
     bounds: Bounds = Bounds()
     running: int = attrs.field(default=0, init=False)
+    sending: int = attrs.field(default=0, init=False)
+    """Requests that are on their way: the bodies of HTTP that are not complete, or not parsed."""
     _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
     _used_tokens: int = attrs.field(default=0, init=False)
 
@@ -150,6 +153,23 @@ class Account:
             yield
         finally:
             self.end(requests)
+
+    def sending_objection(self) -> Excess | None:
+        """Why another request must not be sent now; None where it can be."""
+        most = self.bounds.max_concurrent
+        if most is None or self.sending < most:
+            return None
+        on_their_way = _requests(self.sending)
+        return Excess(f"{self.name} has {on_their_way} on the way and may have {most} (max_concurrent)", 1000)
+
+    @contextmanager
+    def sending_now(self) -> Iterator[None]:
+        """A block in which another request is on its way."""
+        self.sending += 1
+        try:
+            yield
+        finally:
+            self.sending -= 1
 
     def begin(self, requests: int) -> None:
         """So many requests run from now on; `end` takes them back."""

@@ -1,0 +1,151 @@
+"""What the bodies of all requests take together, and of one key: bounded, however many connections or streams send them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import attrs
+import pytest
+from engine_world import config_for
+from http_server import HostedHttp, RawHttp, hosted_http
+from http_two import http2
+
+from harness import until
+from uma.http.body_budget import CLIENTS, MAX_BODIES_BYTES
+from uma.http.keys import add
+
+MIB = 2**20
+BODY_BYTES = 7 * MIB
+SMALL = {"prompt": "Once", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}], "stream": False}
+PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/completion", "/tokenize"]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two keys, the second of which can have one request; under `file` where their hashes are."""
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    made = {"free": add(file, "free"), "single": add(file, "single"), "file": str(file)}
+    with file.open("a") as text:
+        text.write("max_concurrent = 1\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def open_to_all(tiny: Path) -> Iterator[HostedHttp]:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted:
+        yield hosted
+
+
+@pytest.fixture(scope="module")
+def locked(tiny: Path, keys: dict[str, str]) -> Iterator[HostedHttp]:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", http_keys=keys["file"])) as hosted:
+        yield hosted
+
+
+def held(hosted: HostedHttp) -> int:
+    return hosted.call(lambda: hosted.gateway.bodies.held_bytes)
+
+
+def until_held(hosted: HostedHttp, size: int) -> None:
+    until(lambda: held(hosted), lambda found: found == size)
+
+
+def begin_whole(raw: RawHttp, path: str, **headers: str) -> None:
+    """The head of a request, its length told, and most of its body."""
+    raw.send("POST", path, b" " * BODY_BYTES, **{"content-length": str(BODY_BYTES + 1), **headers})
+
+
+def begin_chunked(raw: RawHttp, path: str, **headers: str) -> None:
+    """The same without a length."""
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{told}transfer-encoding: chunked\r\n\r\n{BODY_BYTES:x}\r\n"
+    raw.sock.sendall(head.encode() + b" " * BODY_BYTES + b"\r\n")
+
+
+@pytest.mark.parametrize("begin", [begin_whole, begin_chunked])
+def test_unfinished_bodies_of_many_connections_take_no_more_than_all_are_given(
+    open_to_all: HostedHttp, begin: Callable[..., None]
+) -> None:
+    fitting = MAX_BODIES_BYTES // BODY_BYTES
+    with ExitStack() as stack:
+        for number in range(fitting):
+            begin(stack.enter_context(closing(RawHttp(open_to_all.port))), "/v1/completions")
+            until_held(open_to_all, (number + 1) * BODY_BYTES)
+        for path in PATHS:
+            raw = stack.enter_context(closing(RawHttp(open_to_all.port)))
+            begin(raw, path)
+            refused = raw.answer()
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert f"{MAX_BODIES_BYTES:,} bytes" in str(refused.json)
+            assert raw.is_closed()
+        assert held(open_to_all) == fitting * BODY_BYTES
+    until_held(open_to_all, 0)
+
+
+def test_unfinished_bodies_of_one_connection_s_streams_take_its_part(open_to_all: HostedHttp) -> None:
+    fitting = MAX_BODIES_BYTES // CLIENTS // BODY_BYTES
+    piece = b" " * 16_384
+    with http2(open_to_all.port) as client:
+        streams = [client.send("POST", "/v1/completions", b" ", is_whole=False) for _ in range(fitting + 2)]
+        unsent = dict.fromkeys(streams, BODY_BYTES)
+        while unsent and sum(client.streams[id].is_ended for id in streams) < 2:
+            for id in list(unsent):
+                if client.streams[id].is_ended or not unsent[id]:
+                    del unsent[id]
+                elif client.http.local_flow_control_window(id) >= len(piece):
+                    client.add(id, piece)
+                    unsent[id] -= len(piece)
+            if all(client.http.local_flow_control_window(id) < len(piece) for id in unsent):
+                client.take(client.receive())
+        client.read_until(lambda: sum(client.streams[id].is_ended for id in streams) == 2)
+        refused = [client.streams[id].answer for id in streams if client.streams[id].is_ended]
+        assert [each.status for each in refused] == [503, 503]
+        assert held(open_to_all) <= MAX_BODIES_BYTES // CLIENTS
+        with closing(RawHttp(open_to_all.port)) as other:
+            assert other.ask("POST", "/v1/completions", SMALL).status == 200
+    until_held(open_to_all, 0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_key_has_as_many_unfinished_bodies_as_it_can_have_requests(
+    locked: HostedHttp, keys: dict[str, str], path: str
+) -> None:
+    mine = {"authorization": f"Bearer {keys['single']}"}
+    fields = {**SMALL, "input": "Once", "content": "Once"}
+    if path == "/v1/responses":  # its `prompt` is something else
+        del fields["prompt"]
+    body = json.dumps(fields).encode()
+    with closing(RawHttp(locked.port)) as first, closing(RawHttp(locked.port)) as second:
+        first.send("POST", path, body[:-1], **mine, **{"content-length": str(len(body))})
+        until_held(locked, len(body) - 1)
+        second.send("POST", path, b"", **mine, **{"content-length": str(8 * MIB)})
+        refused = second.answer()
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert "max_concurrent" in str(refused.json)
+        with closing(RawHttp(locked.port)) as other:
+            theirs = {"authorization": f"Bearer {keys['free']}"}
+            assert other.ask("POST", "/v1/completions", SMALL, **theirs).status == 200
+        first.sock.sendall(body[-1:])
+        assert first.answer().status == 200
+    until_held(locked, 0)
+
+
+def test_a_body_counts_until_its_answer_begins(open_to_all: HostedHttp) -> None:
+    body = json.dumps({**SMALL, "stream": True, "ignore_eos": True, "max_tokens": 1500}).encode()
+    with closing(RawHttp(open_to_all.port)) as raw:
+        raw.send("POST", "/v1/completions", body[:-1], **{"content-length": str(len(body))})
+        until_held(open_to_all, len(body) - 1)
+        raw.sock.sendall(body[-1:])
+        assert raw.head()[0] == 200
+        assert held(open_to_all) == 0
+
+
+def test_one_client_can_always_send_the_longest_body(tiny: Path) -> None:
+    most = MAX_BODIES_BYTES + MIB
+    config = attrs.evolve(config_for(tiny, http="127.0.0.1:0"), max_http_body_bytes=most)
+    with hosted_http(config) as hosted, closing(RawHttp(hosted.port)) as raw:
+        refused = raw.ask("POST", "/tokenize", b'{"content": ""' + b" " * (most - 15) + b"}")
+        assert refused.status == 200
