@@ -1,4 +1,4 @@
-"""What the bodies of all requests take together, and of one key: bounded, however many connections or streams send them."""
+"""What the bodies of all requests take together, and those of one key: bounded, however many connections send them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A bound on the memory that the bodies of all requests take together.
 
-A body counts from its first byte until its answer begins: while it comes, while it waits for a thread that parses it, and
-while what was made of it waits for the engine. Bounds of a connection or a body alone leave gigabytes to a client that opens
-many connections, or many streams on one, and ends none of its bodies.
+A body counts from its first byte until its answer begins: while it comes, while it waits for a thread that parses it,
+and while what was made of it waits for the engine. Bounds of a connection or a body alone leave gigabytes to a client
+that opens many connections, or many streams on one, and ends none of its bodies.
 """
 
 from __future__ import annotations
