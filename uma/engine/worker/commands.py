@@ -110,14 +110,16 @@ Command = (
 
 
 class Commands:
-    """An inbox with many writers and one reader. `post`, `submit`, `credit` and `wake` can be called from any thread;
-    the other methods belong to the decode thread.
+    """An inbox with many writers and one reader. `post`, `cancel`, `submit`, `credit` and `wake` can be called from any
+    thread; the other methods belong to the decode thread.
     """
 
-    __slots__ = ("_commands", "_wakeup", "is_called")
+    __slots__ = ("_commands", "_on_cancel", "_wakeup", "is_called")
 
-    def __init__(self) -> None:
+    def __init__(self, on_cancel: Callable[[Sequence], None] = lambda _: None) -> None:
+        """`on_cancel` is called, by the thread that cancels, before the command is there."""
         self._commands: deque[Command] = deque()
+        self._on_cancel = on_cancel
         self._wakeup = threading.Event()
         self.is_called = False
         """A command has come for which no stride goes on."""
@@ -126,6 +128,11 @@ class Commands:
         """Have a command taken up after the batch that runs, or at once by a thread that rests."""
         self._commands.append(command)
         self.wake()
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Have a sequence ended, in the middle of a batch where that computes nothing else."""
+        self._on_cancel(sequence)
+        self.post(Cancel(sequence))
 
     def submit(self, sequence: Sequence) -> None:
         """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
@@ -170,8 +177,8 @@ class SequenceControl:
     sequence: Sequence
 
     def cancel(self) -> None:
-        """End the sequence at the next tick boundary."""
-        self.commands.post(Cancel(self.sequence))
+        """End the sequence at the next tick boundary: at once where the batch that runs computes nothing else."""
+        self.commands.cancel(self.sequence)
 
     def credit(self, events: int) -> None:
         """The reader has space for so many more events."""

@@ -195,7 +195,7 @@ class Executor:
             yield [Result(rows, given, at_ms)]
         elif not self._context.is_ended:
             rows = [each for each in rows if code == NO_ROOM or self._cut_back(each)]
-            yield from self._decode_at_once(rows, ONE_STEP, learns=False)
+            yield from self._decode_at_once([] if self._is_given_up else rows, ONE_STEP, learns=False)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
         """Decode rows of which some were given several tokens at once."""
@@ -242,6 +242,8 @@ class Executor:
             if code != NO_ROOM:
                 rows = [each for each in rows if self._cut_back(each)]
                 prefill = [each for each in prefill if self._cut_back(each[0])]
+            if self._is_given_up:
+                return
         if rows:
             yield from self._decode(attrs.evolve(tick, decode=rows, drafts=None))
         prefill = [each for each in prefill if each[0].holding is not None]
@@ -267,13 +269,18 @@ class Executor:
 
     # The retry ladder
 
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether the last batch, which was aborted, is not to be computed again."""
+        return self._context.is_ended or self._runner.is_withdrawn
+
     def _failed(self, code: int, work: Work, retry: Work) -> Iterator[Results]:
         """Deal with a batch that could not be computed; what to try instead is appended to `retry`."""
         if code == NO_ROOM:
             retry += self._with_less(work)
         elif code == ABORTED:
             back = [each for each in work if self._cut_back(each[0])]
-            retry += [] if self._context.is_ended else back
+            retry += [] if self._is_given_up else back
         else:
             yield from self._run_alone(work)
 

@@ -50,6 +50,7 @@ from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sampling import Sampling
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.waiting import WaitingRoom
+from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import InternalError, ShuttingDown
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
@@ -89,7 +90,8 @@ class DecodeWorker:
         self._metrics = metrics
         self._saves_at_end = saves_at_end
         self._trace = Trace(trace)
-        self.commands = Commands()
+        self._withdrawn = Withdrawn(context)
+        self.commands = Commands(self._withdrawn.add)
         self._outbox = Outbox(deliver, waits=not context.returns_early)
         self._output = Output(context.model.vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, max_active, scheduler.cost)
@@ -98,7 +100,15 @@ class DecodeWorker:
         )
         self._sampling = Sampling(context)
         self._runner = ModelRunner(
-            context, pool, scheduler.cost, metrics, self._outbox, self.commands, self._sampling, self._trace
+            context,
+            pool,
+            scheduler.cost,
+            metrics,
+            self._outbox,
+            self.commands,
+            self._withdrawn,
+            self._sampling,
+            self._trace,
         )
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
         self._model_drafter = draft and ModelDrafter(draft, context.model.vocab, self._runner.threads, metrics)
@@ -335,6 +345,7 @@ class DecodeWorker:
             case Submit(sequence):
                 self._residency.submit(sequence)
             case Cancel(sequence):
+                self._withdrawn.discard(sequence)
                 self._residency.finish(sequence, "cancelled")
             case Credit(sequence, events):
                 self._residency.credit(sequence, events)

@@ -27,6 +27,7 @@ from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.engine.worker.stall import StallWatch
 from uma.engine.worker.trace import Trace
+from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 from uma.metrics import EngineMetrics
@@ -68,6 +69,7 @@ class ModelRunner:
         metrics: EngineMetrics,
         outbox: Outbox,
         commands: Commands,
+        withdrawn: Withdrawn,
         sampling: Sampling,
         trace: Trace,
     ) -> None:
@@ -77,6 +79,7 @@ class ModelRunner:
         self._metrics = metrics
         self._outbox = outbox
         self._commands = commands
+        self._withdrawn = withdrawn
         self._sampling = sampling
         self._trace = trace
         self._neighbours = Neighbours(context, metrics)
@@ -90,6 +93,8 @@ class ModelRunner:
         """What the last batch of decode rows took: the next takes about as long."""
         self.code = DONE
         """llama.cpp's answer to the last batch."""
+        self.is_withdrawn = False
+        """All requests of the last batch were cancelled, so that it was aborted: none of it is to be tried again."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
         self._attention = AttentionSums()
@@ -142,7 +147,7 @@ class ModelRunner:
         self._outbox.flush_due(now_ms() + (self.decode_ms if is_apart else stride.lasts_ms(self.decode_ms)))
         count, last_ms = 0, math.inf if is_apart else self._outbox.due_ms
         self._prepare(sequences)
-        self._begin(self.decode_ms)
+        self._begin(sequences, self.decode_ms)
         while True:
             took_ms = self._wait()
             if self.code != DONE:
@@ -160,7 +165,7 @@ class ModelRunner:
             self._batch.advance(tokens)
             if not self._sampling.is_plain or at_ms >= self._neighbours.due_ms:
                 self._prepare(sequences)
-            self._begin(self.decode_ms)
+            self._begin(sequences, self.decode_ms)
             yield Step(given, at_ms, took_ms, is_last=False)
             if is_apart:
                 self._outbox.flush_due(now_ms() + self.decode_ms)
@@ -264,7 +269,8 @@ class ModelRunner:
         for sequence, draft in rows:
             self._batch.add_run([sequence.tokens[-1], *draft], sequence.computed, _seq_id(sequence))
         self._outbox.flush_due(now_ms() + drafting.batch_ms)
-        code, took_ms = self._compute([sequence for sequence, _ in rows], drafts=[draft for _, draft in rows])
+        sequences = [sequence for sequence, _ in rows]
+        code, took_ms = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
         if code != DONE:
             return code, [], 0.0
         given, at_ms = self._sampling.verify(rows), now_ms()
@@ -307,7 +313,7 @@ class ModelRunner:
         self._pool.make_room(1)
         self._batch.clear()
         self._batch.add_decode((max(self._context.model.vocab.bos, 0),), (0,), (seq_id,))
-        code, _ = self._compute([])
+        code, _ = self._compute([], [])
         self._pool.give_back_id(seq_id)
         if not self._context.model.is_causal:
             return code == DONE
@@ -333,7 +339,7 @@ class ModelRunner:
             if is_whole:
                 ends[sequence] = index
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        code, took_ms = self._compute(list(ends), expected_ms)
+        code, took_ms = self._compute([sequence for sequence, _ in work], list(ends), expected_ms)
         if code != DONE:
             return code, took_ms, {}
         cells = self._pool.used_cells
@@ -384,14 +390,23 @@ class ModelRunner:
         report.add(self._sampling.prompt_logprobs(sequence.tokens[first : first + count], report.count))
 
     def _compute(
-        self, sampled: list[Sequence], expected_ms: float = math.inf, drafts: list[list[int]] | None = None
+        self,
+        sequences: list[Sequence],
+        sampled: list[Sequence],
+        expected_ms: float = math.inf,
+        drafts: list[list[int]] | None = None,
     ) -> tuple[int, float]:
-        """llama.cpp's answer to the batch, and the milliseconds it took. `sampled` are the rows that have logits."""
+        """llama.cpp's answer to the batch of `sequences`, and the milliseconds it took. `sampled` have logits.
+
+        `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores, and
+        to one whose requests are all cancelled.
+        """
         self._prepare(sampled, drafts)
-        code, took_ms = self._run(expected_ms)
-        if code == DONE:
+        self._begin(sequences, expected_ms)
+        took_ms = self._wait()
+        if self.code == DONE:
             self._pool.batch_done()
-        return code, took_ms
+        return self.code, took_ms
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
         """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
@@ -401,27 +416,19 @@ class ModelRunner:
         params = self._context.params
         self._cost.use(threads, (params.kv_unified, params.flash_attn))
 
-    def _run(self, expected_ms: float) -> tuple[int, float]:
-        """llama.cpp's answer to the batch that is prepared, and the milliseconds it took.
-
-        `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores.
-        """
-        self._begin(expected_ms)
-        took_ms = self._wait()
-        return self.code, took_ms
-
-    def _begin(self, expected_ms: float) -> None:
+    def _begin(self, sequences: list[Sequence], expected_ms: float) -> None:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
-        self.code = self._context.begin(self._batch)
+        self.code = self._context.begin(self._batch) if self._withdrawn.begin(sequences) else ABORTED
 
     def _wait(self) -> float:
         """The milliseconds that the batch took which was begun."""
         self._context.wait()
-        is_stalled = self.stall_watch.end()
+        is_stalled, self.is_withdrawn = self.stall_watch.end(), self._withdrawn.end()
         took_ms = now_ms() - self.began_ms
-        if self.code == ABORTED or is_stalled:
+        if self.code == ABORTED or is_stalled or self.is_withdrawn:
             self._context.resume()
+        if (self.code == ABORTED and not self.is_withdrawn) or is_stalled:
             self._neighbours.ask_again()
             self._metrics.stalls_total += self.code == ABORTED and not self._context.is_ended
         return took_ms

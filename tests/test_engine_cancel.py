@@ -1,0 +1,157 @@
+"""A cancel in the middle of a batch aborts it where nothing that it computes is wanted any more, and only there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import trio
+from engine_world import Answer, answer, ask, config_for, settled, tokens_for
+
+from harness import PATIENCE_SEC
+from models import Kind, write_model
+from uma import Request, open_engine
+from uma.engine import Engine
+from uma.llama.batch import Batch
+from uma.llama.context import ABORTED, DONE, Context
+from uma.types import Finished, Token
+
+PROMPT = tokens_for(1, 1_500)
+
+
+class HaltingContext(Context):
+    """The real context. A batch that begins at `halt_at`, in any sequence, waits until it may go on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.halt_at = -1
+        self.is_there = threading.Event()
+        self.may_go_on = threading.Event()
+        self.codes: list[int] = []
+        """What llama.cpp answered to each batch."""
+
+    def begin(self, batch: Batch) -> int:
+        if self.halt_at in batch.pos[: batch.n_tokens]:
+            self.halt_at = -1
+            self.is_there.set()
+            assert self.may_go_on.wait(PATIENCE_SEC)
+        self.codes.append(super().begin(batch))
+        return self.codes[-1]
+
+    async def halted(self) -> None:
+        """Wait until that batch is there."""
+        assert await trio.to_thread.run_sync(self.is_there.wait, PATIENCE_SEC)
+
+
+@pytest.fixture
+def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HaltingContext]]:
+    """Those of the engines that are opened from now on."""
+    found: list[HaltingContext] = []
+
+    def make(*args: Any) -> HaltingContext:
+        found.append(HaltingContext(*args))
+        return found[-1]
+
+    monkeypatch.setattr("uma.engine.open.Context", make)
+    yield found
+    for context in found:
+        context.may_go_on.set()
+
+
+@pytest.fixture(scope="module", params=get_args(Kind))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each kind of memory."""
+    folder = tmp_path_factory.mktemp("cancel")
+    return write_model(folder / f"{request.param}.gguf", kind=request.param, context_length=2_048)
+
+
+async def cancelled_at(engine: Engine, context: HaltingContext, request: Request, position: int) -> None:
+    """Leave a request while the batch runs that computes its token at `position`."""
+    context.halt_at = position
+    async with engine.generate(request) as stream:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(context.halted)
+        assert stream is not None
+    context.may_go_on.set()
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_a_prompt_that_is_cancelled_while_it_is_read_is_read_no_further_and_later_exactly_as_ever(
+    model: Path, layout: str, contexts: list[HaltingContext]
+) -> None:
+    config = config_for(model, kv_unified=layout, n_ctx=8_192, max_sequences=4)
+    async with open_engine(config) as engine:
+        expected = await answer(engine, ask(PROMPT, 40))
+        whole = contexts[0].codes.count(DONE)
+    async with open_engine(config) as engine:
+        context = contexts[1]
+        await cancelled_at(engine, context, ask(PROMPT, 40), 1_024)
+        await settled(engine)
+        assert context.codes.count(ABORTED) == 1
+        assert context.codes.count(DONE) < whole
+        metrics = engine.snapshot()
+        assert metrics["requests_cancelled"] == 1
+        assert metrics["active_sequences"] == metrics["cache_protected_size"] == metrics["stalls_total"] == 0
+        again = await answer(engine, ask(PROMPT, 40))
+        other = await answer(engine, ask((*PROMPT[:1_200], *tokens_for(2, 100)), 40))
+    async with open_engine(config) as engine:
+        expected_other = await answer(engine, ask((*PROMPT[:1_200], *tokens_for(2, 100)), 40))
+    assert again.token_ids == expected.token_ids
+    assert other.token_ids == expected_other.token_ids
+
+
+async def test_what_was_read_before_the_batch_that_was_aborted_stays_in_cache(
+    tiny: Path, contexts: list[HaltingContext]
+) -> None:
+    async with open_engine(config_for(tiny, n_ctx=8_192)) as engine:
+        await cancelled_at(engine, contexts[0], ask(PROMPT, 40), 1_024)
+        read = (await settled(engine))["prefill_tokens_total"]
+        again = await answer(engine, ask(PROMPT, 1))
+    assert 0 < read <= 1_024
+    assert again.finished.usage.cached_tokens == read
+
+
+async def test_a_batch_with_one_request_that_is_still_wanted_goes_on(
+    tiny: Path, contexts: list[HaltingContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.policy.rows.MOST_APART", 1)  # else some rows go one by one, as time tells
+    wanted, unwanted = ask(tokens_for(3, 60), 200, id="wanted"), ask(tokens_for(4, 60), 200, id="unwanted")
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, wanted)
+    got: list[Answer] = []
+    async with open_engine(config_for(tiny)) as engine:
+        context = contexts[1]
+
+        async def read() -> None:
+            got.append(await answer(engine, wanted))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await cancelled_at(engine, context, unwanted, 120)
+        await settled(engine)
+    assert set(context.codes) == {DONE}
+    assert got[0].token_ids == expected.token_ids
+
+
+async def test_streams_that_are_all_cancelled_in_a_step_end_with_what_they_were_given(
+    tiny: Path, contexts: list[HaltingContext]
+) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        (context,) = contexts
+        context.halt_at = 40
+        given = 0
+        async with engine.generate(ask(tokens_for(5, 20), 200, n=2, temperature=1)) as stream:
+            await context.halted()
+            stream.cancel()
+            context.may_go_on.set()
+            async for event in stream:
+                given += isinstance(event, Token)
+        assert isinstance(event, Finished)
+        assert event.reason == "cancelled"
+        assert event.usage.completion_tokens == given
+        assert context.codes.count(ABORTED) == 1
+        metrics = await settled(engine)
+    assert metrics["active_sequences"] == metrics["cache_protected_size"] == 0

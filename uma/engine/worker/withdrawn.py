@@ -1,0 +1,61 @@
+"""Aborts a batch whose requests are all cancelled.
+
+A cancel is a command, and the decode thread takes commands up between two batches. A batch can take seconds, with a
+large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
+So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+from uma.engine.worker.sequence import Sequence
+from uma.llama.context import Context
+
+
+class Withdrawn:
+    """Sequences that are cancelled, and the batch that runs. `add` can be called from any thread; the other methods
+    belong to the decode thread.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._cancelled: set[Sequence] = set()
+        """Those whose command has not been taken up."""
+        self._running: Collection[Sequence] = ()
+        self._lock = threading.Lock()
+        """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
+        self._is_aborted = False
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence is cancelled; its command follows."""
+        with self._lock:
+            self._cancelled.add(sequence)
+            if self._is_unwanted(self._running):
+                self._is_aborted = True
+                self._context.request_retry()
+
+    def discard(self, sequence: Sequence) -> None:
+        """The command was taken up: the sequence is in no further batch."""
+        with self._lock:
+            self._cancelled.discard(sequence)
+
+    def begin(self, sequences: Collection[Sequence]) -> bool:
+        """A batch of these goes to llama.cpp; False where all of them are cancelled: then it must not."""
+        # Set before reading what was cancelled: a cancel that comes between the two sees the batch, and aborts it.
+        self._running = sequences
+        if self._cancelled and self._is_unwanted(sequences):
+            self._is_aborted = True
+        return not self._is_aborted
+
+    def end(self) -> bool:
+        """The batch has come back; whether it was to be aborted. Perhaps that came too late: then it is whole, and the
+        context must be told to `resume` all the same.
+        """
+        with self._lock:
+            self._running, is_aborted, self._is_aborted = (), self._is_aborted, False
+        return is_aborted
+
+    def _is_unwanted(self, sequences: Collection[Sequence]) -> bool:
+        return bool(sequences) and self._cancelled.issuperset(sequences)
