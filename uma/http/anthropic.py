@@ -22,12 +22,12 @@ from uma.http.anthropic_turns import (
     tool_use,
     turns_of,
 )
+from uma.http.content import text_of
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, first, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
-from uma.http.openai import text_of
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import Effort, reasoning
 from uma.http.usage import spoken, warnings
@@ -161,8 +161,8 @@ def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, A
     turns = turns_of(body.messages, able, http.ignored)
     return {
         "messages": (*([Message("system", system)] if system else []), *turns),
-        "reasoning": reasoning(thinking_wanted(body.thinking, http.ignored), "thinking", able),
-        **offered(body.tools or (), body.tool_choice, able, http.names),
+        "reasoning": reasoning(thinking_wanted(body.thinking, http.ignored), "thinking", able, http.ignored),
+        **offered(body.tools or (), body.tool_choice, able, http),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,15 +12,15 @@ import attrs
 from uma.chat.json_call import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
-from uma.http.openai import part_text, read_part, text_of
-from uma.http.problem import Unsupported
+from uma.http.content import part_text, question_start, read_part, text_of
+from uma.http.exchange import Exchange
 from uma.http.tools import MAX_TOOLS, Name, Schema, check_calls, name_schemas, named_choice, tool_fields, with_names
 from uma.types import Capabilities, CutCall, Message, Tool, ToolCall
 
 
 @attrs.frozen(kw_only=True)
 class ToolBody:
-    """An entry of `tools`. Those that run at Anthropic's have a `type` of their own."""
+    """An entry of `tools`. Those that Anthropic defines, and most of which run there, have a `type` of their own."""
 
     name: Name
     description: str | None = None
@@ -63,15 +64,16 @@ class _ToolResult:
     is_error: bool | None = None
 
 
-def offered(
-    tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities, names: dict[str, str]
-) -> dict[str, Any]:
-    """The fields of a `Request` for `tools` and `tool_choice`. `names` as `Exchange` has them."""
-    name_schemas(names, range(len(tools)), "input_schema")
-    for index, tool in enumerate(tools):
-        if tool.type not in (None, "custom"):
-            raise Unsupported(f"tools[{index}]: {tool.type} runs at Anthropic's; give a tool with an input_schema")
-    given = [Tool(tool.name, tool.description or "", tool.input_schema) for tool in tools]
+_OF_SERVER_TOOLS = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result|container_upload")
+"""Types of blocks about tools that run at Anthropic's: a conversation that began there has them."""
+
+
+def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities, http: Exchange) -> dict[str, Any]:
+    """The fields of a `Request` for `tools` and `tool_choice`. Tools that Anthropic defines are named as ignored."""
+    places = [index for index, tool in enumerate(tools) if tool.type in (None, "custom")]
+    http.ignored += [f"tools[{index}]" for index in range(len(tools)) if index not in places]
+    name_schemas(http.names, places, "input_schema")
+    given = [Tool(tools[at].name, tools[at].description or "", tools[at].input_schema) for at in places]
     if choice is None:
         return tool_fields(given, "auto", able, is_parallel=True)
     if choice.type == "tool":
@@ -86,19 +88,30 @@ def offered(
 def turns_of(bodies: Sequence[TurnBody], able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
     """The messages, with a message of its own for each result of a tool. Unknown fields are added to `ignored`."""
     turns: list[Message] = []
+    question = question_start(["tool" if _has_result(body.content) else body.role for body in bodies])
     for number, body in enumerate(bodies):
-        turns += _turns(body, f"messages[{number}].content", able, ignored)
+        turns += _turns(body, f"messages[{number}].content", able, ignored, is_question=number >= question)
     return with_names(turns)
 
 
-def _turns(body: TurnBody, path: str, able: Capabilities, ignored: list[str]) -> Iterator[Message]:
+def _has_result(content: Any) -> bool:
+    return isinstance(content, list) and any(_kind(block) == "tool_result" for block in content)
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _turns(
+    body: TurnBody, path: str, able: Capabilities, ignored: list[str], *, is_question: bool
+) -> Iterator[Message]:
     if not isinstance(body.content, list):
         yield Message(body.role, text_of(body.content, path, ignored))
         return
     texts, calls, results = [], [], 0
     for index, block in enumerate(body.content):
         here = f"{path}[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else None
+        kind = _kind(block)
         if kind == "tool_use":
             check_calls(able, here)
             use = read_part(block, _ToolUse, here, ignored)
@@ -109,8 +122,10 @@ def _turns(body: TurnBody, path: str, able: Capabilities, ignored: list[str]) ->
             text = text_of(result.content, f"{here}.content", ignored)
             results += 1
             yield Message("tool", f"Error: {text}" if result.is_error else text, (), result.tool_use_id)
+        elif isinstance(kind, str) and _OF_SERVER_TOOLS.fullmatch(kind):
+            ignored.append(here)
         elif kind not in ("thinking", "redacted_thinking"):  # templates leave old thinking out as well
-            texts.append(part_text(block, here, ignored))
+            texts.append(part_text(block, here, ignored, is_question=is_question))
     if texts or calls or not results:
         yield Message(body.role, "\n".join(texts), tuple(calls))
 

@@ -207,7 +207,7 @@ class Exchange:
         await self._send(message)
 
     def _named(self) -> list[Header]:
-        shown = ", ".join(self.ignored[:MAX_NAMED]).encode("ascii", "backslashreplace")
+        shown = ", ".join(list(dict.fromkeys(self.ignored))[:MAX_NAMED]).encode("ascii", "backslashreplace")
         return [(b"x-uma-ignored", shown.replace(b"\r", b"").replace(b"\n", b""))] if shown else []
 
     async def start(self, status: int, media_type: bytes, headers: Iterable[Header] = ()) -> None:

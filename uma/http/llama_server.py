@@ -13,6 +13,7 @@ import trio
 from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http import abilities, openai_chat
+from uma.http.content import checked_text
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import (
@@ -29,7 +30,6 @@ from uma.http.fields import (
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.logprobs import Unshown, shown
-from uma.http.openai import checked_text
 from uma.http.openai_completions import is_one_prompt, prompts
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition

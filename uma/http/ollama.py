@@ -15,6 +15,7 @@ import attrs
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
+from uma.http.content import question_start, stand_in
 from uma.http.dialect import NDJSON, Body, dumps
 from uma.http.exchange import Exchange
 from uma.http.fields import (
@@ -168,22 +169,24 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
     model = gateway.names.check(body.model)
     able = gateway.source.info.capabilities
     for index, message in enumerate(body.messages):
-        if message.images:
-            abilities.media("images", f"messages[{index}].images")
         if message.tool_calls:
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
         return model
     name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
-    prompt = {"messages": with_names(list(_messages(body.messages))), **offered}
+    prompt = {"messages": with_names(list(_messages(body.messages, http.ignored))), **offered}
     return _job(gateway, body, http, model, prompt, _chat_piece)
 
 
-def _messages(bodies: Sequence[ChatMessage]) -> Iterator[Message]:
+def _messages(bodies: Sequence[ChatMessage], ignored: list[str]) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
-    count, waiting = 0, _Unanswered()
-    for body in bodies:
+    count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
+    for index, body in enumerate(bodies):
+        text = body.content
+        if body.images:
+            seen = stand_in("image", f"messages[{index}].images", ignored, is_question=index >= question)
+            text = f"{text}\n{seen}" if text else seen
         calls = []
         for call in body.tool_calls or ():
             arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
@@ -191,7 +194,7 @@ def _messages(bodies: Sequence[ChatMessage]) -> Iterator[Message]:
             waiting.add(calls[-1])
             count += 1
         of = waiting.take(body.tool_name or body.name) if body.role == "tool" else None
-        yield Message(body.role, body.content, tuple(calls), None if of is None else of.id, body.tool_name or body.name)
+        yield Message(body.role, text, tuple(calls), None if of is None else of.id, body.tool_name or body.name)
 
 
 class _Unanswered:
@@ -270,7 +273,7 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
         sampling=_sampling(gateway, body, options, http),
         stream=stream,
         **how,
-        reasoning=reasoning(None if body.think is None else bool(body.think), "think", able) if is_chat else None,
+        reasoning=reasoning(body.think and bool(body.think), "think", able, http.ignored) if is_chat else None,
         **prompt,
     )
     return OllamaJob([request], stream, model, piece, is_unbounded=not _has_bound(options))

@@ -14,11 +14,11 @@ import trio
 
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
+from uma.http.content import checked_text
 from uma.http.embedding import Asked, Input, answer_vectors, asked, embed
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
-from uma.http.openai import checked_text
 from uma.net.quota import Lane
 
 _NS_PER_SEC = 1_000_000_000

@@ -1,23 +1,15 @@
-"""What OpenAI's endpoints share: the form of errors, message contents, and the list of models."""
+"""What OpenAI's endpoints share: the form of errors, roles, and the list of models."""
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
 import attrs
 
-from uma.constraints import Text, show
-from uma.errors import BadRequest
-from uma.http import abilities
 from uma.http.dialect import Body
-from uma.http.exchange import MAX_NAMED
 from uma.http.gateway import Gateway
 from uma.http.problem import Problem
-from uma.protocol.converter import structure, unknown_fields
 from uma.types import SamplerSettings
-
-T = TypeVar("T")
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 """Of a message. A template takes any, and with it whatever it spells."""
@@ -76,61 +68,6 @@ class StreamOptions:
     """`stream_options`."""
 
     include_usage: bool | None = None
-
-
-@attrs.frozen(kw_only=True)
-class _TextPart:
-    type: str
-    text: Annotated[str, Text()]
-    annotations: Any = None
-    """As in a message that was an answer; so are the next two."""
-    logprobs: Any = None
-    citations: Any = None
-
-
-def read_part(part: Any, cls: type[T], path: str, ignored: list[str]) -> T:
-    """A part of a body as a `cls`; fields that it does not have are added to `ignored`. Raises `BadRequest`."""
-    try:
-        found = structure(part, cls)
-    except BadRequest as error:
-        raise BadRequest(f"{path}.{error.message}") from None
-    ignored += islice(unknown_fields(part, cls, f"{path}."), max(0, MAX_NAMED - len(ignored)))
-    return found
-
-
-def text_of(content: Any, path: str, ignored: list[str]) -> str:
-    """A message's content, a string or a list of text parts, as one string; parts are lines.
-
-    Fields of a part that are not known are added to `ignored`. Raises `BadRequest` for another type, and `Unsupported`
-    for images, audio and files.
-    """
-    if isinstance(content, str):
-        return checked_text(content, path)
-    if content is None:
-        return ""
-    if not isinstance(content, list):
-        raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
-    return "\n".join(part_text(part, f"{path}[{index}]", ignored) for index, part in enumerate(content))
-
-
-def checked_text(text: str, path: str) -> str:
-    """`text`. Raises `BadRequest` where it cannot be tokenized."""
-    if (problem := Text().problem(text)) is not None:
-        raise BadRequest(f"{path}: {problem}")
-    return text
-
-
-def part_text(part: Any, path: str, ignored: list[str]) -> str:
-    """The text of one part; see `text_of`."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("text", "input_text", "output_text"):
-        return read_part(part, _TextPart, path, ignored).text
-    if kind in _MEDIA:
-        abilities.media(str(kind), path)
-    raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
-
-
-_MEDIA = ("image_url", "input_image", "input_audio", "file", "input_file", "image", "document", "video_url")
 
 
 def model(gateway: Gateway, name: str) -> dict[str, Any]:

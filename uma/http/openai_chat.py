@@ -11,12 +11,13 @@ import attrs
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities
+from uma.http.content import question_start, text_of
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, chat_form, spelling
-from uma.http.openai import DEFAULTS, Role, StreamOptions, text_of
+from uma.http.openai import DEFAULTS, Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.tools import (
     Calls,
@@ -143,7 +144,11 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, An
     able = gateway.source.info.capabilities
     legacy(body.functions, "functions")
     legacy(body.function_call, "function_call")
-    messages = [_message(each, f"messages[{index}]", http.ignored) for index, each in enumerate(body.messages)]
+    question = question_start(["tool" if each.role == "function" else each.role for each in body.messages])
+    messages = [
+        _message(each, f"messages[{index}]", http.ignored, is_question=index >= question)
+        for index, each in enumerate(body.messages)
+    ]
     if any(each.tool_calls for each in messages):
         check_calls(able, "messages")
     tools = [each.function.tool for each in body.tools or ()]
@@ -151,7 +156,7 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, An
     name_schemas(http.names, places, "function.parameters")
     return {
         "messages": with_names(messages),
-        "reasoning": reasoning(_thinks(body, http), "chat_template_kwargs.enable_thinking", able),
+        "reasoning": reasoning(_thinks(body, http), "chat_template_kwargs.enable_thinking", able, http.ignored),
         **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     }
 
@@ -163,11 +168,11 @@ def _thinks(body: Conversation, http: Exchange) -> bool | None:
     return by_effort
 
 
-def _message(message: ChatMessage, path: str, ignored: list[str]) -> Message:
+def _message(message: ChatMessage, path: str, ignored: list[str], *, is_question: bool) -> Message:
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
-    text = text_of(message.content, f"{path}.content", ignored)
+    text = text_of(message.content, f"{path}.content", ignored, is_question=is_question)
     calls = [
         past_call(
             each.id, each.function.name, each.function.arguments, f"{path}.tool_calls[{at}].function.arguments", ignored

@@ -12,12 +12,13 @@ import attrs
 from uma.constraints import Length, Range, Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
+from uma.http.content import question_start, read_part, text_of
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
-from uma.http.openai import DEFAULTS, ERRORS, read_part, text_of
+from uma.http.openai import DEFAULTS, ERRORS
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import (
@@ -175,7 +176,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         sampling=params,
         stream=bool(body.stream),
         **how,
-        reasoning=reasoning(effort_wanted(effort, "reasoning.effort", http.ignored), "reasoning", able),
+        reasoning=reasoning(effort_wanted(effort, "reasoning.effort", http.ignored), "reasoning", able, http.ignored),
         **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
     held = params.over(gateway.config.sampler).settled
@@ -213,14 +214,25 @@ def _messages(body: ResponsesBody, able: Capabilities, ignored: list[str]) -> tu
     if len(body.input) > MAX_MESSAGES:
         raise BadRequest(f"input: {len(body.input):,} messages are more than {MAX_MESSAGES:,}")
     turns = list(system)
+    question = question_start([_speaker(item) for item in body.input])
     for index, item in enumerate(body.input):
-        _add(turns, item, f"input[{index}]", able, ignored)
+        _add(turns, item, f"input[{index}]", able, ignored, is_question=index >= question)
     if not turns:
         raise BadRequest("input: has no message")
     return with_names(turns)
 
 
-def _add(turns: list[Message], item: Any, path: str, able: Capabilities, ignored: list[str]) -> None:
+def _speaker(item: Any) -> str:
+    """As `question_start` has it: a call and thinking are the assistant's, what a call brought is the tool's."""
+    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    if kind == "message":
+        return str(item.get("role")) if isinstance(item, dict) else ""
+    return "tool" if str(kind).endswith("_output") else "assistant"
+
+
+def _add(
+    turns: list[Message], item: Any, path: str, able: Capabilities, ignored: list[str], *, is_question: bool
+) -> None:
     """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "reasoning":  # templates leave old thinking out as well
@@ -238,7 +250,7 @@ def _add(turns: list[Message], item: Any, path: str, able: Capabilities, ignored
     elif kind == "message":
         message = read_part(item, _Item, path, ignored)
         role = "system" if message.role == "developer" else message.role
-        turns.append(Message(role, text_of(message.content, f"{path}.content", ignored)))
+        turns.append(Message(role, text_of(message.content, f"{path}.content", ignored, is_question=is_question)))
     else:
         raise BadRequest(f"{path}: expected a message, a function_call or its output, not {show(item)}")
 

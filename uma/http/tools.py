@@ -198,10 +198,13 @@ def effort_wanted(effort: Effort | None, field: str, ignored: list[str]) -> bool
     return False if effort == "none" else None
 
 
-def reasoning(wanted: bool | None, field: str, able: Capabilities) -> ReasoningMode | None:
-    """Thinking told apart from the answer, where the model thinks; None: as the model does by itself."""
+def reasoning(wanted: bool | None, field: str, able: Capabilities, ignored: list[str]) -> ReasoningMode | None:
+    """Thinking told apart from the answer, where the model thinks; None: as the model does by itself.
+
+    Adds `field` to `ignored` where it asks a model to think that does not: programs ask whatever the model is.
+    """
     if able.reasoning:
         return "off" if wanted is False else "auto"
     if wanted:
-        raise Unsupported(f"{field}: this model's thinking cannot be told from its text; leave it out")
+        ignored.append(field)
     return None

@@ -106,7 +106,7 @@ class Page:
             id=f"page-{http.id}",
             messages=body.messages,
             sampling=body.sampling,
-            reasoning=reasoning(thinks, "reasoning", self.gateway.source.info.capabilities),
+            reasoning=reasoning(thinks, "reasoning", self.gateway.source.info.capabilities, http.ignored),
             **wish,
         )
         (request,) = self.gateway.admitted(http, [request])

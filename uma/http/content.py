@@ -1,0 +1,157 @@
+"""Message contents, of all dialects: strings and lists of parts, to the text that a model reads.
+
+A model reads text alone. What is none in the question itself is refused, so that nobody takes the answer for one about
+it. Elsewhere, in a tool's result or an earlier turn, a text stands in its place: a program sends it again with every
+turn, and would never get an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+import attrs
+
+from uma.constraints import Text, show
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.exchange import MAX_NAMED
+from uma.protocol.converter import structure, unknown_fields
+
+T = TypeVar("T")
+
+_IMAGE, _SOUND = "[an image, which this model cannot see]", "[a sound, which this model cannot hear]"
+_FILE, _VIDEO = "[a file, which this model cannot read]", "[a video, which this model cannot see]"
+STAND_INS: Mapping[str, str] = {
+    "image_url": _IMAGE,
+    "input_image": _IMAGE,
+    "image": _IMAGE,
+    "input_audio": _SOUND,
+    "file": _FILE,
+    "input_file": _FILE,
+    "document": _FILE,
+    "video_url": _VIDEO,
+}
+"""What stands in the place of a part that is no text, by the part's type."""
+
+
+@attrs.frozen(kw_only=True)
+class _TextPart:
+    type: str
+    text: Annotated[str, Text()]
+    annotations: Any = None
+    """As in a message that was an answer; so are the next two."""
+    logprobs: Any = None
+    citations: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _Reference:
+    """A tool that a search among tools found."""
+
+    type: str
+    tool_name: Annotated[str, Text()]
+
+
+@attrs.frozen(kw_only=True)
+class _SearchResult:
+    type: str
+    content: Any
+    source: Annotated[str, Text()] | None = None
+    title: Annotated[str, Text()] | None = None
+    citations: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _Document:
+    type: str
+    source: dict[str, Any]
+    title: Annotated[str, Text()] | None = None
+    context: Annotated[str, Text()] | None = None
+    citations: Any = None
+
+
+def question_start(speakers: Sequence[str]) -> int:
+    """Where the question begins in a conversation of these speakers: behind the last `assistant`; at the end where a
+    `tool` speaks behind it, for then an answer has begun, and a program shows the model what its tools brought.
+    """
+    start = max((index for index, speaker in enumerate(speakers) if speaker == "assistant"), default=-1) + 1
+    return len(speakers) if "tool" in speakers[start:] else start
+
+
+def read_part(part: Any, cls: type[T], path: str, ignored: list[str]) -> T:
+    """A part of a body as a `cls`; fields that it does not have are added to `ignored`. Raises `BadRequest`."""
+    try:
+        found = structure(part, cls)
+    except BadRequest as error:
+        raise BadRequest(f"{path}.{error.message}") from None
+    ignored += islice(unknown_fields(part, cls, f"{path}."), max(0, MAX_NAMED - len(ignored)))
+    return found
+
+
+def text_of(content: Any, path: str, ignored: list[str], *, is_question: bool = False) -> str:
+    """A message's content, a string or a list of parts, as one string; parts are lines.
+
+    Fields of a part that are not known are added to `ignored`, and so are images, audio and files, in whose place one
+    of `STAND_INS` stands. Raises `Unsupported` for these where the content is the question itself, and `BadRequest` for
+    a type that is none of a part.
+    """
+    if isinstance(content, str):
+        return checked_text(content, path)
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
+    return "\n".join(
+        part_text(part, f"{path}[{index}]", ignored, is_question=is_question) for index, part in enumerate(content)
+    )
+
+
+def checked_text(text: str, path: str) -> str:
+    """`text`. Raises `BadRequest` where it cannot be tokenized."""
+    if (problem := Text().problem(text)) is not None:
+        raise BadRequest(f"{path}: {problem}")
+    return text
+
+
+def part_text(part: Any, path: str, ignored: list[str], *, is_question: bool = False) -> str:
+    """The text of one part; see `text_of`."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "input_text", "output_text"):
+        return read_part(part, _TextPart, path, ignored).text
+    if kind == "tool_reference":
+        return read_part(part, _Reference, path, ignored).tool_name
+    if kind == "search_result":
+        found = read_part(part, _SearchResult, path, ignored)
+        return _lines(found.title, found.source, text_of(found.content, f"{path}.content", ignored))
+    if kind == "document" and (text := _document(part, path, ignored, is_question=is_question)) is not None:
+        return text
+    if isinstance(kind, str) and kind in STAND_INS:
+        return stand_in(kind, path, ignored, is_question=is_question)
+    raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
+
+
+def stand_in(kind: str, path: str, ignored: list[str], *, is_question: bool) -> str:
+    """The text in the place of what is none; `path` is added to `ignored`. Raises `Unsupported` in a question."""
+    if is_question:
+        abilities.media(kind, path)
+    ignored.append(path)
+    return STAND_INS[kind]
+
+
+def _document(part: Any, path: str, ignored: list[str], *, is_question: bool) -> str | None:
+    """The text of Anthropic's `document`; None for one that is no text."""
+    found = read_part(part, _Document, path, ignored)
+    source, here = found.source, f"{path}.source"
+    if source.get("type") == "text":
+        text = text_of(source.get("data"), f"{here}.data", ignored)
+    elif source.get("type") == "content":
+        text = text_of(source.get("content"), f"{here}.content", ignored, is_question=is_question)
+    else:
+        return None
+    return _lines(found.title, found.context, text)
+
+
+def _lines(*texts: str | None) -> str:
+    return "\n".join(text for text in texts if text)
