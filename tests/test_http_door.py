@@ -295,9 +295,10 @@ def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: Htt
     assert "max_tokens_per_minute" in refused.json["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[]"]
-)
+FOREIGN = ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
+
+
+@pytest.mark.parametrize("host", [*FOREIGN, "", ":80", "[]", "[", "[::1", "[::1]x"])
 def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], host: str) -> None:
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 403
 
@@ -344,7 +345,9 @@ def test_a_body_that_is_said_to_be_as_it_is_is_read(locked: HttpServer, keys: di
 
 def test_a_page_of_another_origin_can_neither_read_nor_send(locked: HttpServer, keys: dict[str, str]) -> None:
     before = locked.process.metrics()["requests_total"]
-    for origin in ("https://evil.example", "null", "http://localhost:1"):
+    foreign = ("https://evil.example", "null", "http://localhost:1")
+    malformed = ("http://[", "http://[::1", "http://]", "[", "://", "http://", "//localhost", "localhost", "\xb2")
+    for origin in (*foreign, *malformed):
         answer = locked.ask("POST", "/v1/completions", SMALL, origin=origin, **bearer(keys, "free"))
         assert answer.status == 403
         assert "access-control-allow-origin" not in answer.headers

@@ -51,7 +51,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
     """The app, ready to be served."""
     endpoints = (*ENDPOINTS, *Page(gateway).endpoints())
     routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
     return _Entrance(gateway, Door.of(gateway.config), inner)
 
 
@@ -151,6 +151,20 @@ async def _no_route(request: Any, error: Exception) -> Any:
     return answer
 
 
+async def _fault(request: Any, error: Exception) -> Any:
+    """The answer to a request that has met a fault, in place of Starlette's text. `_Entrance` has it in the log."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await _tell_fault(request.scope[EXCHANGE])
+
+    return answer
+
+
+async def _tell_fault(http: Exchange) -> None:
+    if not http.is_started:
+        await http.fail(dialect_of(http), Problem(500, "fault", "a fault in the server itself; its log says more"))
+
+
 def _advice(path: str) -> str:
     """What to ask instead of a path that there is not."""
     if path == "/infill":
@@ -182,12 +196,14 @@ class _Entrance:
             await self._let_in(http)
         except UmaError as error:
             await _fail(http, error)
+        except BaseExceptionGroup as group:
+            if group.split(trio.Cancelled)[1] is None:
+                raise
+            logger.exception("event=http.crashed request=%s", http.id)
+            await _tell_fault(http)
         except Exception:
             logger.exception("event=http.crashed request=%s", http.id)
-            if not http.is_started:
-                await http.fail(
-                    dialect_of(http), Problem(500, "fault", "a fault in the server itself; its log says more")
-                )
+            await _tell_fault(http)
         finally:
             http.release_body()
             self.gateway.count(http)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import attrs
 
@@ -58,7 +57,7 @@ class Door:
             return
         if origin.lower() in self.origins or "*" in self.origins:
             http.extra_headers += _cors(origin, is_any="*" in self.origins)
-        elif urlsplit(origin).netloc.lower() != (host or "").lower():
+        elif origin.lower().partition("://")[2] != (host or "").lower():  # "null" has no host
             raise Forbidden(f"Origin: pages of {origin[:200]!r} may not use this server; --http-cors allows them")
 
     def _is_ours(self, host: str) -> bool:
@@ -110,8 +109,10 @@ def _listed(text: str) -> Iterator[str]:
 
 
 def _without_port(host: str) -> str:
+    """The name or address; empty where the brackets around an address are not closed."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, end, rest = host[1:].partition("]")
+        return name if end and (not rest or rest.startswith(":")) else ""
     return host.partition(":")[0]
 
 
