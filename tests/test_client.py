@@ -16,6 +16,7 @@ from uma.errors import (
     BadRequest,
     ConnectionLost,
     FrameTooLarge,
+    InternalError,
     PromptTooLarge,
     ShuttingDown,
     TooManySessions,
@@ -291,3 +292,23 @@ def test_two_servers_and_a_plain_session_beside_a_client(server: ServerProcess, 
 
     with running_server(socket_dir / "s", "--model", str(tiny)):
         trio.run(both)
+
+
+async def test_a_tap_that_raises_ends_its_own_stream_alone(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(token: Token) -> bool:
+        raise ZeroDivisionError("on purpose")
+
+    async with connect(server.socket) as client:
+        async with client.generate(ask("bad", 400)) as events, client.generate(ask("good", 100)) as others:
+            events.tap = fail
+            with pytest.raises(InternalError, match="on purpose"):
+                async for _ in events:
+                    pass
+            got = [event async for event in others]
+        assert len(got) == 101
+        assert (await nothing_runs(client))["active_sequences"] == 0
+        tokens, _ = await collect(client, ask("bad"))
+        assert len(tokens) == 8, "the id cannot be used again"
+    assert "Traceback" in caplog.text

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from engine_world import EarlyContext, answer, answers, ask, config_for, settled, tokens_for
@@ -21,7 +22,7 @@ from uma.errors import InternalError, from_code
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.llama.sampler import Sampler
-from uma.types import Token
+from uma.types import Slo, Token
 
 BAD = ask(tokens_for(99, 12), 20, id="bad", temperature=0.7, seed=3)
 
@@ -87,6 +88,41 @@ async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_i
     assert from_code("E_RUNTIME_INTERNAL", "x").code == error.code
     assert "Traceback" in caplog.text and "on purpose" in caplog.text
     assert (metrics["requests_error"], metrics["active_sequences"], metrics["cache_protected_size"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("context", [Context, EarlyContext])
+async def test_a_fault_and_a_batch_that_is_aborted_in_one_stride_end_one_request(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, context: type[Context]
+) -> None:
+    monkeypatch.setattr("uma.engine.open.Context", context)
+    monkeypatch.setattr("uma.engine.policy.rows.MOST_APART", 1)  # else some rows go one by one, as time tells
+    patient = Slo(target_tbt_ms=3_600_000.0)
+    good, bad = (attrs.evolve(ask(tokens_for(seed, 12), 30, id=id), slo=patient) for seed, id in ((1, "a"), (9, "bad")))
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, good)
+    fail_in_text(monkeypatch)  # in its sixth token, which comes of what is computed at position 16
+    begin, aborted = context.begin, list[int]()
+
+    def disturbed(self: Context, batch: Batch) -> int:
+        if list(batch.pos[: batch.n_tokens]) == [17, 17] and not aborted:
+            aborted.append(batch.n_tokens)
+            self.request_retry()
+        return begin(self, batch)
+
+    monkeypatch.setattr(context, "begin", disturbed)
+    got: list[tuple[int, ...]] = []
+    async with open_engine(config_for(tiny)) as engine:
+
+        async def read_good() -> None:
+            got.append((await answer(engine, good)).token_ids)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_good)
+            await fails(engine, bad)
+        metrics = await settled(engine)
+    assert got == [expected.token_ids]
+    assert (metrics["requests_error"], metrics["active_sequences"], metrics["cache_protected_size"]) == (1, 0, 0)
+    assert aborted
 
 
 async def test_a_fault_of_the_whole_thread_is_told_logged_raised_and_saves_nothing(

@@ -94,10 +94,10 @@ class Tapped:
         return self.events
 
 
-def asked() -> tuple[Scope, Receive]:
+def asked(max_tokens: int = 2_000) -> tuple[Scope, Receive]:
     """A stream that is asked for, by a client that stays."""
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
-    body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
     async def receive() -> Message:
@@ -235,3 +235,28 @@ async def test_a_reader_that_takes_nothing_costs_no_turn_of_the_loop(
         assert steps.count < 150  # a hundred are this task's own
         trio.lowlevel.remove_instrument(steps)
         nursery.cancel_scope.cancel()
+
+
+async def test_nothing_comes_after_the_end_of_an_answer_whose_reader_is_slow_to_take_it(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    scope, receive = asked(max_tokens=4)
+    said: list[bytes] = []
+    is_taking, takes = trio.Event(), trio.Event()
+
+    async def write(message: Message) -> None:
+        said.append(message.get("body", b""))
+        if b"[DONE]" in said[-1]:
+            is_taking.set()
+            await takes.wait()
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(build_app(Gateway.of(engine, engine.config)), scope, receive, write)
+        await is_taking.wait()
+        for _ in range(3):
+            mock_clock.jump(HEARTBEAT_SEC)
+            await trio.testing.wait_all_tasks_blocked()
+        takes.set()
+    whole = b"".join(said)
+    assert whole.count(b"data: ") > 4
+    assert whole.endswith(b"data: [DONE]\n\n")

@@ -28,6 +28,7 @@ from uma.errors import (
 from uma.protocol.codec import encode_message, parse_event
 from uma.protocol.frames import HEADER_BYTES, FrameDecoder, encode_frame
 from uma.protocol.messages import (
+    ActivityQuery,
     Cancel,
     EosEvent,
     ErrorEvent,
@@ -38,12 +39,13 @@ from uma.protocol.messages import (
     HelloEvent,
     MetricsEvent,
     MetricsQuery,
+    RerankQuery,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
 )
-from uma.protocol.session import ClientSession, Incoming, Refused, ServerSession
+from uma.protocol.session import ClientSession, Incoming, Query, QueryResult, Refused, ServerSession
 from uma.protocol.states import (
     AFTER_ERROR,
     PHASES,
@@ -54,7 +56,18 @@ from uma.protocol.states import (
     State,
     Step,
 )
-from uma.types import Grammar, Health, Request, SamplingParams, Speculation, Token, Tokenized
+from uma.types import (
+    Activity,
+    Grammar,
+    Health,
+    Ranking,
+    Request,
+    RerankRequest,
+    SamplingParams,
+    Speculation,
+    Token,
+    Tokenized,
+)
 
 HELLO = {"type": "hello", "versions": ["1.0"], "client": "test/1"}
 
@@ -753,6 +766,27 @@ def test_a_client_uses_an_id_once_at_a_time() -> None:
     server.receive(client.send(Cancel("a")))
     talk(client, server)
     assert client.send(Generate(Request("a", prompt="y")))
+
+
+@pytest.mark.parametrize(
+    ("query", "result"),
+    [
+        (MetricsQuery("a"), {"tokens_generated_total": 1}),
+        (ActivityQuery("a"), Activity((), 0, 0, 0)),
+        (HealthQuery("a"), Health("ok", 0.0, 0)),
+        (TokenizeQuery(Request("a", prompt="x")), Tokenized((1, 2))),
+        (RerankQuery(RerankRequest("a", "x", ("y",))), Ranking("a", (), 3)),
+    ],
+)
+def test_an_id_can_be_used_again_once_its_question_is_answered(query: Query, result: QueryResult) -> None:
+    client, server = ClientSession(), ServerSession()
+    server.receive(client.hello())
+    talk(client, server)
+    for _ in range(3):
+        server.receive(client.send(query))
+        assert server.next_message() is not None
+        client.receive(server.answer(query, result))
+        assert client.next_event() is not None
 
 
 def test_a_client_does_not_send_what_would_cost_it_the_session() -> None:

@@ -7,6 +7,7 @@ went away is lost, and says so.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
@@ -16,7 +17,7 @@ import attrs
 import trio
 
 from uma.client.stream import Stream
-from uma.errors import ConnectionLost, UmaError, from_code
+from uma.errors import ConnectionLost, InternalError, UmaError, from_code
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
 from uma.protocol.messages import (
@@ -48,6 +49,7 @@ from uma.types import (
     Activity,
     Embeddings,
     EmbedRequest,
+    Event,
     EventStream,
     Health,
     Ranking,
@@ -56,6 +58,8 @@ from uma.types import (
     ServerInfo,
     Tokenized,
 )
+
+_log = logging.getLogger("uma.client")
 
 Answer = MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
 Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
@@ -246,15 +250,11 @@ class Client:
         if type(event) is TokenEvent:
             stream = self._streams.get(event.id)
             if stream is not None:
-                stream.put(event.token)
-                if stream.is_full:
-                    self._overfull = stream
+                self._give(stream, event.token)
         elif isinstance(event, PromptEvent | ReasoningEvent | ToolCallEvent):
             stream = self._streams.get(event.id)
             if stream is not None:
-                stream.put(event.prompt if isinstance(event, PromptEvent) else event.delta)
-                if stream.is_full:
-                    self._overfull = stream
+                self._give(stream, event.prompt if isinstance(event, PromptEvent) else event.delta)
         elif isinstance(event, EosEvent):
             if (stream := self._streams.pop(event.id, None)) is not None:
                 stream.put(event.finished)
@@ -264,6 +264,16 @@ class Client:
             self._greeted.set()
         elif isinstance(event, Answer) and event.id in self._questions:
             self._questions[event.id].resolve(event)
+
+    def _give(self, stream: Stream, event: Event) -> None:
+        """Hand an event to its stream. A fault in the stream's tap ends that stream alone."""
+        try:
+            stream.put(event)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this stream's alone)
+            _log.error("a stream failed: a fault while an event was delivered", exc_info=fault)
+            stream.give_up(InternalError(f"a fault ended this stream ({type(fault).__name__}: {fault})"))
+        if stream.is_full:
+            self._overfull = stream
 
     def _take_error(self, event: ErrorEvent) -> None:
         error = from_code(event.code, event.message, event.retry_after_ms)

@@ -95,18 +95,25 @@ class Stream:
             await self._ended.park()
 
     def put(self, event: Event) -> None:
-        """Hand an event to the caller."""
+        """Hand an event to the caller. What the tap raises comes through: then `give_up` has to follow."""
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
             return
         if type(event) is Finished:
             self._end()
-        if not self.is_left:
+        if not self.is_left and self._error is None:
             self._events.append(event)
             self._arrived.ring()
 
+    def give_up(self, error: UmaError) -> None:
+        """Cancel it at the server, and have the caller see an error next."""
+        self.tap = None
+        self._error = error
+        self.cancel()
+        self._arrived.ring()
+
     def fail(self, error: UmaError) -> None:
         """End it with an error, which the caller sees after the events that came before."""
-        self._error = error
+        self._error = self._error or error
         self._end()
 
     def _end(self) -> None:

@@ -240,11 +240,12 @@ class _Streamed:
 
     async def _beat(self, source: Source) -> None:
         due = self._wrote_at + HEARTBEAT_SEC
-        while True:
+        while not self._is_over:
             await trio.sleep_until(due)
             if self._wrote_at + HEARTBEAT_SEC <= due and not self._unsent:
                 progress = await self._progress(source)
-                if progress:
+                # The answer can have ended meanwhile, and a slow reader not have taken its end yet.
+                if progress and not self._is_over:
                     self._wrote_at = trio.current_time()
                     self._open()
                     self._push(self.job.heartbeat(progress))

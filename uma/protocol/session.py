@@ -541,7 +541,10 @@ class ClientSession:
 
 _Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery
 """Messages whose id is that of the request in them."""
-_LastEvent = EosEvent | ErrorEvent | MetricsEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
+_LastEvent = (
+    EosEvent | ErrorEvent | MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
+)
+"""Events with which what was asked under their id is over."""
 _STOPPING = "the server is stopping; start it again with `uma run`"
 
 

@@ -275,7 +275,13 @@ class Executor:
         return self._context.is_ended or self._runner.is_withdrawn
 
     def _failed(self, code: int, work: Work, retry: Work) -> Iterator[Results]:
-        """Deal with a batch that could not be computed; what to try instead is appended to `retry`."""
+        """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
+
+        A fault can have ended some of its sequences: those of a stride, in a step before.
+        """
+        work = [each for each in work if each[0].holding is not None]
+        if not work:
+            return
         if code == NO_ROOM:
             retry += self._with_less(work)
         elif code == ABORTED:
