@@ -30,8 +30,10 @@ from hypothesis import strategies as st
 
 from harness import short_directory, until
 from uma.engine.delivery.flow import CREDITS
+from uma.http.exchange import LINES
 from uma.http.protocols import Http2
 from uma.net.link import FAIR_BYTES
+from uma.net.throttle import ClientLines, Throttle
 
 LIMIT = 60_000
 """Of a body. The window that a client has before it must wait is larger."""
@@ -338,7 +340,8 @@ async def test_a_reader_has_as_long_as_it_takes_8_kb_in_its_time(mock_clock: tri
     app: Any = endless_app
     client = H2Connection(H2Configuration())
     async with TaskGroup() as tasks:
-        around: Any = (ASGIWrapper(app), Config(), WorkerContext(None), tasks, ConnectionState({}))
+        state = ConnectionState({LINES: ClientLines(Throttle())})
+        around: Any = (ASGIWrapper(app), Config(), WorkerContext(None), tasks, state)
         peers: Any = True, ("127.0.0.1", 1), ("127.0.0.1", 2)
         http = Http2(*around, *peers, send, stall_timeout_sec=STALL_SEC)
         await http.initiate()

@@ -20,7 +20,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.kv.disk import FOLDER
 from uma.llama.model import Model
-from uma.server import connection, server
+from uma.net import throttle
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
@@ -33,9 +33,9 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert len(told) == 14
     assert told == {name: str(defaults[name]) for name in told}
     assert f"`--cache-disk-mb` ({defaults['cache_disk_mb']})" in PAGE
-    assert f"{connection.FAILURE_LINES} lines and one a second for a session" in PAGE
-    assert f"{server.FAILURE_LINES} and {server.FAILURE_LINES_PER_SEC:.0f} a second for all" in PAGE
-    assert connection.FAILURE_LINES_PER_SEC == 1
+    assert f"{throttle.LINES_OF_ONE} lines and one a second for a session or an HTTP" in PAGE
+    assert f"{throttle.LINES_OF_ALL} and {throttle.LINES_OF_ALL_PER_SEC:.0f} a second for all" in PAGE
+    assert throttle.LINES_OF_ONE_PER_SEC == 1
 
 
 def test_every_option_named_exists() -> None:

@@ -21,8 +21,8 @@ from uma.client import connect
 from uma.engine import Engine
 from uma.engine.policy.overload import full_queue_retry_ms
 from uma.net.inline import PLAIN_BYTES, is_quick
+from uma.net.throttle import LINES_OF_ONE, LINES_OF_ONE_PER_SEC
 from uma.protocol.session import Parsed, ServerSession
-from uma.server.connection import FAILURE_LINES, FAILURE_LINES_PER_SEC
 from uma.server.json_connection import MAX_QUERIES
 from uma.types import Health
 
@@ -188,7 +188,7 @@ def test_a_flood_of_bad_frames_is_a_few_lines_in_the_log_which_say_how_many_ther
             raw.hello()
             began_sec = time.monotonic()
             assert len(flood(raw, frame({"id": "a", "prompt": 5}) * 5_000, 5_000)) == 5_000
-            most_lines = FAILURE_LINES + FAILURE_LINES_PER_SEC * (time.monotonic() - began_sec)
+            most_lines = LINES_OF_ONE + LINES_OF_ONE_PER_SEC * (time.monotonic() - began_sec)
         assert server.stop() == 0
         lines = [line for line in server.log.join().splitlines() if "request.failed" in line]
         told = sum(int(line.partition("suppressed=")[2] or 0) for line in server.log.text.splitlines())

@@ -31,13 +31,14 @@ from uma.http import (
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
-from uma.http.exchange import ClientGoneError, Exchange, headers_of, id_of
+from uma.http.exchange import LINES, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, client_at
 from uma.net.logfmt import log
+from uma.net.throttle import ClientLines
 
 logger = logging.getLogger("uma.http")
 
@@ -129,7 +130,7 @@ class _Endpoint:
 
 async def _fail(http: Exchange, error: UmaError) -> None:
     problem = http.problem(error)
-    log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
+    http.lines.log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
     if not http.is_started:
         await http.fail(dialect_of(http), problem)
 
@@ -141,7 +142,7 @@ async def _no_route(request: Any, error: Exception) -> Any:
     if status == 405:
         allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
         http.extra_headers.append((b"allow", allowed.encode()))
-        failure: UmaError = WrongMethod(f"{http.path[:200]} takes {allowed}, not {http.scope['method']}")
+        failure: UmaError = WrongMethod(f"{http.path[:200]} takes {allowed}, not {http.scope['method'][:200]}")
     else:
         failure = NotFound(f"no such path: {http.path[:200]}{_advice(http.path)}")
 
@@ -207,17 +208,7 @@ class _Entrance:
         finally:
             http.release_body()
             self.gateway.count(http)
-            log(
-                logger,
-                logging.INFO,
-                "http.request",
-                request=http.id,
-                method=scope["method"],
-                path=http.path,
-                status=http.status or None,
-                key=http.account.name if http.account else None,
-                ms=1000 * (trio.current_time() - began),
-            )
+            _log_request(http, 1000 * (trio.current_time() - began))
 
     async def _let_in(self, http: Exchange) -> None:
         self.door.check_place(http)
@@ -244,11 +235,29 @@ class _Entrance:
         return http
 
 
+def _log_request(http: Exchange, ms: float) -> None:
+    """Log how a request ended. What has made the engine work is always logged, and all else within bounds."""
+    method = http.scope["method"]
+    write = log if method == "POST" and 200 <= http.status < 400 else http.lines.log
+    write(
+        logger,
+        logging.INFO,
+        "http.request",
+        request=http.id,
+        method=method,
+        path=http.path,
+        status=http.status or None,
+        key=http.account.name if http.account else None,
+        ms=ms,
+    )
+
+
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
     """WebSockets have no endpoint here; a lifespan has no effect."""
     if scope["type"] == "websocket":
         id = id_of(scope)
-        log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
+        lines: ClientLines = scope["state"][LINES]
+        lines.log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
         headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
         await send({"type": "websocket.http.response.start", "status": 403, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": b""})

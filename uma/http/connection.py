@@ -17,9 +17,10 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.trio.tcp_server import TCPServer
 
-from uma.http.exchange import POST
+from uma.http.exchange import LINES, POST
 from uma.http.protocols import Http1, Protocols
 from uma.net.link import Link
+from uma.net.throttle import ClientLines
 
 TAKE_UP_SEC = 1.0
 """Behind a client's end, maximum time for what it has sent before to reach its request."""
@@ -119,14 +120,17 @@ class HttpConnection(TCPServer):
     speaks this server's `Protocols`.
     """
 
-    def __init__(self, *args: Any, transport: LinkStream, max_body_bytes: int) -> None:
-        """`transport`: what the stream is, or what is under its TLS. `max_body_bytes`: as `Exchange` has it."""
+    def __init__(self, *args: Any, transport: LinkStream, max_body_bytes: int, lines: ClientLines) -> None:
+        """`transport`: what the stream is, or what is under its TLS. `max_body_bytes`: as `Exchange` has it.
+        `lines`: for what is logged of this connection.
+        """
         self._transport = transport
         self._max_body_bytes = max_body_bytes
         self._is_over = False
         """The client has closed its sending half, or is gone."""
         super().__init__(*args)
         self.state[POST] = self.post
+        self.state[LINES] = lines
 
     @property
     def protocol(self) -> Protocols:

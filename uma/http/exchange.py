@@ -23,6 +23,7 @@ from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.net.inline import is_quick
 from uma.net.quota import Account
+from uma.net.throttle import ClientLines
 from uma.version import __version__
 
 Header = tuple[bytes, bytes]
@@ -34,6 +35,9 @@ ID = "uma.id"
 
 POST = "uma.post"
 """The entry of the scope's `state` by which a connection takes a part of a body at once: `Callable[[bytes], bool]`."""
+
+LINES = "uma.lines"
+"""The entry of the scope's `state` that bounds what the connection has logged: `ClientLines`."""
 
 MAX_LEFT_BYTES, LEFT_SEC = 65_536, 1.0
 """Maximum length of a body that is read only to be dropped behind an error, and for how long that is waited for."""
@@ -105,6 +109,12 @@ class Exchange:
     def _post_of_connection(self) -> Callable[[bytes], bool] | None:
         post: Callable[[bytes], bool] | None = self.scope.get("state", {}).get(POST)
         return post
+
+    @property
+    def lines(self) -> ClientLines:
+        """For what is logged of it."""
+        lines: ClientLines = self.scope["state"][LINES]
+        return lines
 
     def header(self, name: bytes) -> str | None:
         """The request's header; the first of several."""

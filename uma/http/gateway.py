@@ -21,6 +21,7 @@ from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
+from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.types import EmbedRequest, Finished, LoadProgress, Request, RerankRequest, Source, Usage
 
@@ -47,6 +48,8 @@ class Gateway:
     """Requests by the status of their answer; 0: the client went away before there was one."""
     parsing: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_PARSING), init=False)
     """For threads that read large bodies."""
+    lines: Throttle = attrs.field(factory=Throttle, init=False)
+    """For log lines that clients can bring about at no cost of their own."""
     bodies: BodyBudget = attrs.field(init=False)
     """What the bodies of all requests take."""
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -34,9 +34,9 @@ from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.worker_context import EventWrapper
 from starlette.types import Scope
 
-from uma.http.exchange import Header, headers_of, id_of, new_id
+from uma.http.exchange import LINES, Header, headers_of, id_of, new_id
 from uma.net.link import FAIR_BYTES
-from uma.net.logfmt import log
+from uma.net.throttle import ClientLines
 
 logger = logging.getLogger("uma.http")
 
@@ -84,19 +84,22 @@ class Protocols(ProtocolWrapper):
         return tuple(getattr(self, name) for name in names)
 
 
-def noted(status: int, stream: Any) -> list[Header]:
-    """The headers of an answer that is not the app's, once it is in the log. `stream`: its request's, or None."""
+def noted(status: int, stream: Any, state: Mapping[str, Any]) -> list[Header]:
+    """The headers of an answer that is not the app's, once it is in the log. `stream`: its request's, or None. `state`:
+    the connection's.
+    """
     # A body can turn bad after its head has reached the app, which logs the same id.
     id = new_id() if stream is None else id_of(cast("Scope", stream.scope))
-    log(logger, logging.WARNING, "http.malformed", request=id, status=status)
+    lines: ClientLines = state[LINES]
+    lines.log(logger, logging.WARNING, "http.malformed", request=id, status=status)
     return headers_of(id)
 
 
-def identified(event: Response, stream: Any) -> Response:
-    """The answer, with an id where it has none."""
+def identified(event: Response, stream: Any, state: Mapping[str, Any]) -> Response:
+    """The answer, with an id where it has none. `stream` and `state` as `noted` has them."""
     if any(name == b"x-request-id" for name, _ in event.headers):
         return event
-    return Response(event.stream_id, [*event.headers, *noted(event.status_code, stream)], event.status_code)
+    return Response(event.stream_id, [*event.headers, *noted(event.status_code, stream, state)], event.status_code)
 
 
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]*)(.*)", re.IGNORECASE)
@@ -154,7 +157,7 @@ class Http1(H11Protocol):
     async def stream_send(self, event: StreamEvent) -> None:
         """As Hypercorn's, whose stream refuses an invalid WebSocket handshake itself and leaves the connection open."""
         if isinstance(event, Response):
-            event = identified(event, self.stream)
+            event = identified(event, self.stream, self.connection_state)
         await super().stream_send(event)
         if isinstance(event, EndBody) and isinstance(self.stream, WSStream):
             await super().stream_send(StreamClosed(event.stream_id))
@@ -184,7 +187,8 @@ class Http1(H11Protocol):
         await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
-        headers = [(b"content-length", b"0"), (b"connection", b"close"), *noted(status_code, self.stream)]
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        headers += noted(status_code, self.stream, self.connection_state)
         headers += self.config.response_headers("h11")
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.EndOfMessage())
@@ -258,7 +262,7 @@ class Http2(H2Protocol):
         """As Hypercorn's. A stream whose reader stalls is reset, and its request is cancelled."""
         id = event.stream_id
         if isinstance(event, Response):
-            event = identified(event, self.streams.get(id))
+            event = identified(event, self.streams.get(id), self.connection_state)
         if isinstance(event, Body | EndBody):
             await self._send_in_time(event)
         else:
@@ -278,7 +282,8 @@ class Http2(H2Protocol):
             finally:
                 del self._waits[id]
         if patience.cancelled_caught:
-            log(logger, logging.WARNING, "http.stalled", unsent_bytes=self._unsent_bytes(id))
+            lines: ClientLines = self.connection_state[LINES]
+            lines.log(logger, logging.WARNING, "http.stalled", unsent_bytes=self._unsent_bytes(id))
             await self._end(id, ErrorCodes.CANCEL)
 
     async def _send_data(self, stream_id: int) -> None:
@@ -305,7 +310,7 @@ class Http2(H2Protocol):
                 await self.send(Updated(idle=self.idle))
             elif isinstance(event, TrailersReceived):
                 if not is_well_formed(event):
-                    noted(400, self.streams.get(event.stream_id))
+                    noted(400, self.streams.get(event.stream_id), self.connection_state)
                     await self._end(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
             elif not isinstance(event, PriorityUpdated):  # RFC 9113 has no priorities any more: all streams are equal
                 await super()._handle_events([event])
@@ -325,7 +330,7 @@ class Http2(H2Protocol):
 
     def _refuse(self, stream_id: int) -> None:
         """Answer a request that is malformed, unless its client has taken it back in the same turn."""
-        headers = [(b":status", b"400"), (b"content-length", b"0"), *noted(400, None)]
+        headers = [(b":status", b"400"), (b"content-length", b"0"), *noted(400, None, self.connection_state)]
         with suppress(ProtocolError):
             self.connection.send_headers(stream_id, headers + self.config.response_headers("h2"), end_stream=True)
         if self._is_open(stream_id):

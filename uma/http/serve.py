@@ -28,6 +28,7 @@ from uma.http.gateway import Gateway
 from uma.net.accept import accept_forever
 from uma.net.link import Flusher, Link, ReaderStalledError
 from uma.net.logfmt import log
+from uma.net.throttle import ClientLines
 from uma.types import LoadProgress, Source
 
 logger = logging.getLogger("uma.http")
@@ -90,6 +91,7 @@ class HttpService:
             listener.close()
             for end in self.gateway.at_end:
                 end()
+            log(logger, logging.INFO, "http.stopped", suppressed=self.gateway.lines.suppressed or None)
 
     def be_ready(self, source: Source) -> None:
         """The model is loaded: take requests from now on."""
@@ -126,12 +128,13 @@ class HttpService:
         link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec, self._flusher)
         try:
             async with trio.open_nursery() as nursery:
-                stream = LinkStream(link)
-                nursery.start_soon(_write, stream, nursery.cancel_scope)
+                stream, lines = LinkStream(link), ClientLines(self.gateway.lines)
+                nursery.start_soon(_write, stream, lines, nursery.cancel_scope)
                 await HttpConnection(
                     *(self._app, self._http, self._context, ConnectionState({}), self._dressed(stream)),
                     transport=stream,
                     max_body_bytes=self._config.max_http_body_bytes,
+                    lines=lines,
                 ).run()
                 nursery.cancel_scope.cancel()
         except Exception:
@@ -150,14 +153,14 @@ class HttpService:
         return cast("trio.SSLStream[trio.SocketStream]", dressed)
 
     def _note_shortage(self, error: OSError) -> None:
-        log(logger, logging.ERROR, "http.cannot_accept", reason=error.strerror)
+        self.gateway.lines.log(logger, logging.ERROR, "http.cannot_accept", reason=error.strerror)
 
 
-async def _write(stream: LinkStream, connection: trio.CancelScope) -> None:
+async def _write(stream: LinkStream, lines: ClientLines, connection: trio.CancelScope) -> None:
     try:
         await stream.write()
     except ReaderStalledError:
-        log(logger, logging.WARNING, "http.stalled", unsent_bytes=stream.link.unsent_bytes)
+        lines.log(logger, logging.WARNING, "http.stalled", unsent_bytes=stream.link.unsent_bytes)
         connection.cancel()
     except OSError:
         connection.cancel()  # hung up: what ran for it has no reader

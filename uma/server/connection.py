@@ -23,11 +23,11 @@ from uma.net.client import CLIENT
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import uid_of_peer
 from uma.net.quota import Excess
+from uma.net.throttle import ClientLines, Throttle
 from uma.net.unread import Unread
 from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log
-from uma.server.throttle import Throttle
 from uma.server.users import Users
 from uma.types import EmbedRequest, EventStream, Finished, Health, Request, RerankRequest, ServerInfo
 
@@ -38,10 +38,6 @@ W = TypeVar("W", EmbedRequest, RerankRequest)
 LINGER_SEC = 0.5
 """After the last event the peer can still be sending. Reading on for a moment spares it a broken pipe before it has
 read why."""
-FAILURE_LINES, FAILURE_LINES_PER_SEC = 20, 1.0
-"""Maximum log lines about what this session was refused or failed at: at once, and a second in the long run."""
-MAX_LOGGED_CHARS = 400
-"""Maximum logged characters of an error's message, which can quote 20 wrong fields."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
@@ -122,7 +118,7 @@ class Connection(ABC):
         self.account = server.users.account(uid_of_peer(sock))
         """What the user at the other end can use; None: no bounds of its own."""
         self.work: dict[object, Work] = {}
-        self._failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
+        self._log_lines = ClientLines(server.failures)
         self._saw_eof = False
         self._tasks: trio.Nursery
 
@@ -316,15 +312,11 @@ class Connection(ABC):
 
     def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
         """Note what a request, or a frame that was none, was refused or ended with."""
-        failure = {"code": error.code, "message": error.message[:MAX_LOGGED_CHARS]}
-        self.log_often(logging.WARNING, "request.failed", request=id, **failure)
+        self.log_often(logging.WARNING, "request.failed", request=id, code=error.code, message=error.message)
 
     def log_often(self, level: int, event: str, **fields: Any) -> None:
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""
-        if self._failures.lets_through():
-            self.server.failures.log(logger, level, event, session=self.name, **fields)
-        else:
-            self.server.failures.suppressed += 1
+        self._log_lines.log(logger, level, event, session=self.name, **fields)
 
     def _wind(self, *, had_frame: bool) -> None:
         self.clock.wind(is_idle=self.is_idle, is_mid_frame=self.is_mid_frame, had_frame=had_frame)

@@ -20,13 +20,13 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import Loading, Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
 from uma.net.accept import accept_forever
+from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.server import socketfile
 from uma.server.connection import Connection
 from uma.server.json_connection import JsonConnection
 from uma.server.logs import log
 from uma.server.newline import NewlineConnection
-from uma.server.throttle import Throttle
 from uma.server.users import Users
 from uma.types import Health, LoadProgress
 
@@ -36,8 +36,6 @@ FAREWELL_SEC = 2.0
 """Maximum time for the last words of a stopping server to be read."""
 MAX_PARSING = 2
 """Maximum threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
-FAILURE_LINES, FAILURE_LINES_PER_SEC = 200, 50.0
-"""Maximum log lines about failures, of all sessions together: at once, and a second in the long run."""
 
 
 class Server:
@@ -63,7 +61,7 @@ class Server:
         self.users = Users.load(config.socket_users)
         self.unread = Unread()
         """Embeddings and rankings that wait to be read."""
-        self.failures = Throttle(FAILURE_LINES, FAILURE_LINES_PER_SEC)
+        self.failures = Throttle()
         """For log lines that clients can bring about at no cost of their own."""
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()

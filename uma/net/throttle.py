@@ -8,7 +8,14 @@ from typing import Any
 
 import attrs
 
-from uma.server.logs import log
+from uma.net.logfmt import log
+
+LINES_OF_ALL, LINES_OF_ALL_PER_SEC = 200, 50.0
+"""Maximum log lines that all clients together can bring about at will: at once, and a second in the long run."""
+LINES_OF_ONE, LINES_OF_ONE_PER_SEC = 20, 1.0
+"""The same of one session or connection."""
+MAX_LOGGED_CHARS = 400
+"""Maximum logged characters of what a client has written, or of a message that quotes it."""
 
 
 @attrs.define(eq=False)
@@ -18,8 +25,8 @@ class Throttle:
     What a client gets refused costs it next to nothing, so without a bound one client could fill a disk.
     """
 
-    burst: float
-    per_sec: float
+    burst: float = LINES_OF_ALL
+    per_sec: float = LINES_OF_ALL_PER_SEC
     suppressed: int = 0
     """Lines not let through since the last one that says how many there were."""
     _left: float = attrs.field(default=attrs.Factory(lambda self: self.burst, takes_self=True), init=False)
@@ -42,3 +49,22 @@ class Throttle:
             return
         log(logger, level, event, **fields, suppressed=self.suppressed or None)
         self.suppressed = 0
+
+
+@attrs.define(eq=False)
+class ClientLines:
+    """The log lines that one session or connection can bring about, bounded by its own throttle and that of all."""
+
+    all: Throttle
+    _own: Throttle = attrs.field(factory=lambda: Throttle(LINES_OF_ONE, LINES_OF_ONE_PER_SEC), init=False)
+
+    def log(self, logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
+        """Log a line if there is room for it. Texts are cut to `MAX_LOGGED_CHARS`."""
+        if not self._own.lets_through():
+            self.all.suppressed += 1
+            return
+        self.all.log(logger, level, event, **{name: _cut(value) for name, value in fields.items()})
+
+
+def _cut(value: Any) -> Any:
+    return value[:MAX_LOGGED_CHARS] if isinstance(value, str) else value
