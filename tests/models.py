@@ -11,6 +11,8 @@
     path = write_causal_reranker(tmp_path / "qwen.gguf", template)     # Qwen 3: it generates, and ranks
     first, *_ = write_split_model(tmp_path / "big", count=3)           # the same Llama in three files
 
+`hybrids.py` has further kinds.
+
 Their vocabulary is the 256 bytes (token `n` is byte `n`), a few merged pairs, and the specials of `SPECIALS`; so every
 text can be tokenized, and greedy output is some fixed nonsense that depends on every token before it. `metadata` adds
 or replaces keys; `TOKENIZER_NONE` as `tokenizer` leaves the vocabulary out.
@@ -70,11 +72,11 @@ def write_model(
 ) -> Path:
     """Write a model and return its path. `architecture` only changes what the file says of itself."""
     writer = gguf.GGUFWriter(path, architecture or _ARCHITECTURE[kind])
-    _write_metadata(writer, kind, context_length, feed_forward, dict(metadata or {}))
-    _write_tokenizer(writer, tokenizer, pre_tokenizer, add_bos, chat_template)
+    write_metadata(writer, kind, context_length, feed_forward, dict(metadata or {}))
+    write_tokenizer(writer, tokenizer, pre_tokenizer, add_bos, chat_template)
     for name, tensor in _tensors(kind, np.random.default_rng(seed), feed_forward).items():
         writer.add_tensor(name, tensor)
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -94,8 +96,8 @@ def write_large_cells(path: Path, *, layers: int, kv_heads: int, context_length:
         "attention.value_length": head,
         "rope.dimension_count": head,
     }
-    _write_metadata(writer, "attention", context_length, embed, {f"llama.{key}": value for key, value in shape.items()})
-    _write_tokenizer(writer, "gpt2", "gpt-2", True, None)
+    write_metadata(writer, "attention", context_length, embed, {f"llama.{key}": value for key, value in shape.items()})
+    write_tokenizer(writer, "gpt2", "gpt-2", True, None)
     shapes = {
         "attn_q": (heads * head, embed), "attn_k": (kv_heads * head, embed), "attn_v": (kv_heads * head, embed),
         "attn_output": (embed, heads * head), "ffn_gate": (embed, embed), "ffn_up": (embed, embed),
@@ -105,7 +107,7 @@ def write_large_cells(path: Path, *, layers: int, kv_heads: int, context_length:
     weights |= {"token_embd": (N_VOCAB, embed), "output": (N_VOCAB, embed), "output_norm": (embed,)}
     for name, size in weights.items():
         writer.add_tensor(f"{name}.weight", np.zeros(size, np.float32))
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -123,8 +125,8 @@ def write_causal_reranker(path: Path, template: str, *, has_classifier: bool = T
         "qwen3.classifier.output_labels": ["yes", "no"],
         "tokenizer.chat_template.rerank": template,
     }
-    _write_metadata(writer, "attention", 512, FF, extra)
-    _write_tokenizer(writer, "gpt2", "gpt-2", True, None)
+    write_metadata(writer, "attention", 512, FF, extra)
+    write_tokenizer(writer, "gpt2", "gpt-2", True, None)
     tensors = _tensors("attention", np.random.default_rng(0))
     for index in range(LAYERS):
         tensors |= {f"blk.{index}.attn_{name}_norm.weight": np.ones(HEAD, np.float32) for name in ("q", "k")}
@@ -132,7 +134,7 @@ def write_causal_reranker(path: Path, template: str, *, has_classifier: bool = T
         tensors["cls.output.weight"] = tensors["output.weight"][[YES, NO]]
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -170,7 +172,7 @@ def write_encoder(
     _write_word_pieces(writer, pieces)
     for name, tensor in _encoder_tensors(rng, len(pieces), context_length, ranks=pooling == "rank").items():
         writer.add_tensor(name, tensor)
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -235,9 +237,9 @@ def write_vocabulary(
     `words` are further tokens, as GPT-2 spells them, to which no merges lead.
     """
     writer = gguf.GGUFWriter(path, "llama")
-    _write_metadata(writer, "attention", 512, FF, {})
-    _write_tokenizer(writer, "gpt2", pre_tokenizer, True, None, merges, words)
-    _finish(writer)
+    write_metadata(writer, "attention", 512, FF, {})
+    write_tokenizer(writer, "gpt2", pre_tokenizer, True, None, merges, words)
+    finish(writer)
     return path
 
 
@@ -254,7 +256,7 @@ def write_sentence_pieces(path: Path, text: str, unknown: str = "") -> Path:
     those of `unknown`, and any two that stand side by side there.
     """
     writer = gguf.GGUFWriter(path, "llama")
-    _write_metadata(writer, "attention", 512, FF, {})
+    write_metadata(writer, "attention", 512, FF, {})
     spelled = [each for each in text.replace(" ", "\u2581") if each not in unknown]
     pairs = [left + right for left, right in pairwise(spelled)]
     pieces = list(dict.fromkeys(["\u2581", *spelled, *pairs, *(left + right[1] for left, right in pairwise(pairs))]))
@@ -270,7 +272,7 @@ def write_sentence_pieces(path: Path, text: str, unknown: str = "") -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -282,25 +284,25 @@ def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Pa
     for part, path in enumerate(paths):
         writer = gguf.GGUFWriter(path, "llama")
         if part == 0:
-            _write_metadata(writer, "attention", 512, FF, {})
-            _write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
+            write_metadata(writer, "attention", 512, FF, {})
+            write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
         writer.add_uint16("split.no", part)
         writer.add_uint16("split.count", count)
         writer.add_int32("split.tensors.count", len(tensors))
         for name, tensor in tensors[part * share : (part + 1) * share]:
             writer.add_tensor(name, tensor)
-        _finish(writer)
+        finish(writer)
     return paths
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _write_metadata(
+def write_metadata(
     writer: gguf.GGUFWriter, kind: Kind, context_length: int, feed_forward: int, extra: dict[str, Any]
 ) -> None:
     name = writer.arch
@@ -353,7 +355,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def _write_tokenizer(
+def write_tokenizer(
     writer: gguf.GGUFWriter,
     tokenizer: str,
     pre_tokenizer: str,

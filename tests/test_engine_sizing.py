@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 from engine_world import answer, ask, config_for
+from hybrids import write_hybrid
 
 from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
@@ -137,6 +139,63 @@ async def test_a_model_beside_which_no_context_fits_is_refused_with_what_there_i
 ) -> None:
     with pytest.raises(ConfigError, match="n_ctx: beside the weights there is memory for 286 tokens only"):
         async with open_engine(fitting(0.1)):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"n_ctx": 1_000_000_000}, "n_ctx: a context of 1,000,000,000 tokens takes"),
+        ({"n_ctx": 100_000, "max_sequences": 2, "kv_unified": "off"}, "n_ctx: a context of 100,000 tokens takes"),
+        ({"n_batch": 8_192, "n_ubatch": 8_192}, "n_ctx: a context of 16,384 tokens takes"),
+        ({"use_mmap": "off"}, "use_mmap: the weights of --model take 0.01 GiB, and 0.00 GiB of memory are free"),
+        ({"use_mlock": True}, "use_mlock: the weights of --model take"),
+    ],
+)
+async def test_what_takes_more_memory_than_there_is_is_refused_in_one_sentence(
+    fitting: Callable[[float], RuntimeConfig], settings: dict[str, Any], named: str
+) -> None:
+    # The weights are mapped from their file, but where the settings keep them.
+    spare_mib = -7.0 if {"use_mmap", "use_mlock"} & settings.keys() else 8.0
+    config = attrs.evolve(fitting(spare_mib), **settings)
+    with pytest.raises(ConfigError) as refused:
+        async with open_engine(config):
+            pass
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+async def test_a_context_that_the_user_has_named_can_have_all_the_memory_that_is_free(
+    fitting: Callable[[float], RuntimeConfig],
+) -> None:
+    async with open_engine(attrs.evolve(fitting(32.0), n_ctx=16_384)) as engine:
+        assert engine.snapshot()["kv_cells_total"] == 16_384
+
+
+@pytest.mark.parametrize(("states", "max_sequences", "is_told"), [(100, 64, False), (9, 9, True), (64, 64, False)])
+async def test_as_many_sequences_run_as_there_is_memory_for_their_states(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    states: int,
+    max_sequences: int,
+    is_told: bool,
+) -> None:
+    path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
+    with Model.load(path) as model:
+        free_bytes = sizing.MEMORY_SHARE * states * model.state_bytes
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes)
+    async with open_engine(RuntimeConfig(model=str(path), use_mmap="off")) as engine:
+        assert engine.info.limits.max_sequences == max_sequences
+        assert len((await answer(engine, ask(max_tokens=4))).tokens) == 4
+    assert (f"--max-sequences is {max_sequences}, and not 64" in caplog.text) == is_told
+
+
+async def test_a_model_whose_one_state_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_hybrid(tmp_path / "model.gguf", "granitehybrid", state=64)
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: path.stat().st_size)
+    with pytest.raises(ConfigError, match="a sequence's state alone takes"):
+        async with open_engine(RuntimeConfig(model=str(path), use_mmap="on")):
             pass
 
 

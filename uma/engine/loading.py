@@ -31,8 +31,10 @@ class Loader:
         self._total_bytes = sum(_size_bytes(found) for found in (self._model, self._draft) if found is not None)
 
     def model(self) -> Model:
-        """The model that answers. Raises `ModelError`."""
-        model = self._load(self._model)
+        """The model that answers. Raises `ModelError`, and `ConfigError` where its weights are to be kept in memory and
+        do not fit.
+        """
+        model = self._load(self._model, "model")
         try:
             model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
         except BaseException:
@@ -41,12 +43,13 @@ class Loader:
         return model
 
     def draft(self) -> Model:
-        """The model that drafts. Raises `ModelError`."""
+        """The model that drafts. Raises the same."""
         assert self._draft is not None
-        return self._load(self._draft)
+        return self._load(self._draft, "draft")
 
-    def _load(self, found: ResolvedModel) -> Model:
+    def _load(self, found: ResolvedModel, name: str) -> Model:
         config, size_bytes = self._config, _size_bytes(found)
+        sizing.check_weights(size_bytes, config, name)
 
         def go_on(fraction: float) -> bool:
             self._progress.report((self._loaded_bytes + fraction * size_bytes) / self._total_bytes)

@@ -63,6 +63,8 @@ EXACT_BATCH_TOKENS = 2_048
 """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
 EMBED_SEQUENCES, EMBED_STATES = 64, 8
 """Maximum texts of one batch, where memory has cells, and where each sequence has a state of its own."""
+DEFAULT_UBATCH_TOKENS = RuntimeConfig().n_ubatch
+"""What computing an ubatch takes in memory is not asked of a machine up to this size."""
 CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
@@ -83,6 +85,12 @@ COSTED_HEAD_SIZE = 64
 """Values of a head that `AttentionCost` speaks of."""
 SCORE_BYTES = 4
 """Of a token and a cell in each head: plain attention keeps the scores of a whole ubatch, layer by layer."""
+MASK_BYTES = 2
+"""Of a cell and a token of an ubatch: llama.cpp's mask of what a token can attend to, in F16."""
+LOGIT_BYTES = 4
+"""Of a token of the vocabulary and one of an ubatch."""
+ROUNDED_TOKENS = 256
+"""llama.cpp rounds the cells of a buffer up to a multiple of it."""
 MOST_SCORE_BYTES = 256 * 2**20
 """Maximum memory for these; where a share is so long that they need more, attention stays flash attention."""
 
@@ -93,15 +101,15 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
     if not model.is_causal:
         return embed_params(model, config)
-    streams = _streams(config)
+    streams = _streams(model, config)
     # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
     # nothing is lost by it, and `auto` takes it.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
-    n_ctx = config.n_ctx or _pool_tokens(model, config, is_unified=unified)
+    n_ctx = config.n_ctx or _pool_tokens(model, config, streams, is_unified=unified)
     has_cells = model.memory in CUTTABLE
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
     n_batch = min(max(_most_batch_tokens(model, config), streams + SIZES[0]), n_ctx)
-    return ContextParams(
+    params = ContextParams(
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
@@ -116,6 +124,42 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         offload_kqv=config.offload_kqv,
         swa_full=config.swa_full,
     )
+    if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
+        _check_fits(model, config, params)
+    return params
+
+
+def _check_fits(model: Model, config: RuntimeConfig, params: ContextParams) -> None:
+    """Raise `ConfigError` where a context of the size that the user has named needs more memory than is free: Linux
+    gives it out, and ends the process, or another one, once it is written.
+    """
+    free_bytes = free_kv_bytes(config) - params.n_seq_max * model.state_bytes
+    heads = model.attention_heads // max(1, model.n_layers) if params.flash_attn == "off" else 0
+    work_bytes = params.n_ubatch * (MASK_BYTES + SCORE_BYTES * heads)
+    cell_bytes = model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v) + work_bytes
+    logit_bytes = params.n_ubatch * model.vocab.n_tokens * LOGIT_BYTES
+    cells = params.n_ctx
+    if not params.kv_unified:
+        cells = params.n_seq_max * math.ceil(cells / params.n_seq_max / ROUNDED_TOKENS) * ROUNDED_TOKENS
+    if (needed_bytes := cells * cell_bytes + logit_bytes) <= free_bytes:
+        return
+    most = max(0, free_bytes - logit_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
+    raise ConfigError(
+        f"n_ctx: a context of {params.n_ctx:,} tokens takes {needed_bytes / 2**30:,.2f} GiB of memory, {cell_bytes:,} "
+        f"bytes a token with --n-ubatch {params.n_ubatch}, and {max(0, free_bytes) / 2**30:,.2f} GiB are free, which "
+        f"{most:,} tokens fit into; use a smaller --n-ctx, --n-ubatch, or --cache-type-k and --cache-type-v"
+    )
+
+
+def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
+    """Raise `ConfigError` where the user wants weights kept in memory that it cannot hold: those that `name` sets."""
+    is_kept = config.use_mmap == "off" or config.use_mlock
+    if is_kept and not _computes_on_gpu(config) and size_bytes > (free_bytes := free_memory_bytes()):
+        setting = "use_mlock" if config.use_mlock else "use_mmap"
+        raise ConfigError(
+            f"{setting}: the weights of --{name} take {size_bytes / 2**30:,.2f} GiB, and {free_bytes / 2**30:,.2f} GiB "
+            "of memory are free; leave them mapped (--use-mmap on, no --use-mlock), or use a smaller model"
+        )
 
 
 def solo_tokens(context: Context) -> int:
@@ -125,9 +169,36 @@ def solo_tokens(context: Context) -> int:
     return context.n_ubatch if context.computes_on_cpu else context.n_batch
 
 
-def _streams(config: RuntimeConfig) -> int:
-    """Ids for all sequences that can run, and one for health probes."""
-    return min(config.max_sequences + 1, backend.MAX_SEQUENCES)
+def _streams(model: Model, config: RuntimeConfig) -> int:
+    """Ids for all sequences that can run, and one for health probes. Where each has a recurrent state, which is there
+    from the start, as many as there is memory for. Raises `ConfigError` where that is none.
+    """
+    wanted = min(config.max_sequences + 1, backend.MAX_SEQUENCES)
+    if not model.state_bytes:
+        return wanted
+    free_bytes = _bytes_beside_weights(model, config)
+    affordable = free_bytes // MEMORY_SHARE // model.state_bytes
+    if affordable < 1:
+        raise ConfigError(
+            f"model: beside the weights {free_bytes // 2**20:,} MiB of memory are free, and a sequence's state alone "
+            f"takes {model.state_bytes / 2**20:,.0f} MiB; use a smaller model"
+        )
+    if affordable < config.max_sequences:
+        _log.warning(
+            "--max-sequences is %s, and not %s: a sequence's state takes %.1f MiB, and beside the weights %s MiB of "
+            "memory are free",
+            f"{affordable:,}", f"{config.max_sequences:,}", model.state_bytes / 2**20, f"{free_bytes // 2**20:,}",
+        )  # fmt: skip
+    return min(wanted, affordable)
+
+
+def _bytes_beside_weights(model: Model, config: RuntimeConfig) -> int:
+    """Memory for KV and states that the weights leave."""
+    free_bytes = free_kv_bytes(config)
+    if model.is_mapped and not _keeps_kv_on_gpu(config):
+        # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
+        free_bytes = max(0, free_bytes - model.info.size_bytes)
+    return free_bytes
 
 
 def _most_batch_tokens(model: Model, config: RuntimeConfig) -> int:
@@ -147,7 +218,8 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         # in pieces there is always space for a batch of whole ones.
         n_batch = config.n_ubatch
         cell_bytes = max(1, model.kv_bytes_per_token("f16", "f16"))
-        longest = min(longest, free_kv_bytes(config) // MEMORY_SHARE // cell_bytes - n_batch)
+        spare_bytes = free_kv_bytes(config) // MEMORY_SHARE - EMBED_STATES * model.state_bytes
+        longest = min(longest, spare_bytes // cell_bytes - n_batch)
         if longest < min(LEAST_TEXT_TOKENS, max_tokens):
             raise ConfigError(f"there is no memory for a context to embed texts in ({cell_bytes:,} bytes a token)")
         n_ctx = longest + n_batch
@@ -288,7 +360,7 @@ def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
     )
 
 
-def _pool_tokens(model: Model, config: RuntimeConfig, *, is_unified: bool) -> int:
+def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
     if is_unified:
         most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * config.max_sequences)
@@ -298,11 +370,8 @@ def _pool_tokens(model: Model, config: RuntimeConfig, *, is_unified: bool) -> in
             most = min(most, changeable)
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
     else:
-        wanted = _streams(config) * min(model.n_ctx_train, MOST_STREAM_TOKENS)
-    free_bytes = free_kv_bytes(config)
-    if model.is_mapped and not _keeps_kv_on_gpu(config):
-        # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
-        free_bytes = max(0, free_bytes - model.info.size_bytes)
+        wanted = streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
+    free_bytes = _bytes_beside_weights(model, config) - streams * model.state_bytes
     affordable = free_bytes // MEMORY_SHARE // cell_bytes
     least = min(wanted, LEAST_CONVERSATIONS * min(model.n_ctx_train, MOST_STREAM_TOKENS))
     if affordable < least:

@@ -56,6 +56,7 @@ _type = _function("gguf_get_kv_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.
 _text = _function("gguf_get_val_str", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
 _array_length = _function("gguf_get_arr_n", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
 _array_type = _function("gguf_get_arr_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
+_array_data = _function("gguf_get_arr_data", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_void_p)
 _array_text = _function("gguf_get_arr_str", [ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t], ctypes.c_char_p)
 _data_offset = _function("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t)
 _n_tensors = _function("gguf_get_n_tensors", [ctypes.c_void_p], ctypes.c_int64)
@@ -66,21 +67,23 @@ _tensor_size = _function("gguf_get_tensor_size", [ctypes.c_void_p, ctypes.c_int6
 _tensor_shape = _function("gguf_get_tensor_ne", [ctypes.c_void_p, ctypes.c_int64], ctypes.POINTER(ctypes.c_int64))
 _type_name = _function("ggml_type_name", [ctypes.c_int], ctypes.c_char_p)
 
+_NUMBERS: dict[int, tuple[str, Any]] = {
+    0: ("u8", ctypes.c_uint8),
+    1: ("i8", ctypes.c_int8),
+    2: ("u16", ctypes.c_uint16),
+    3: ("i16", ctypes.c_int16),
+    4: ("u32", ctypes.c_uint32),
+    5: ("i32", ctypes.c_int32),
+    6: ("f32", ctypes.c_float),
+    7: ("bool", ctypes.c_bool),
+    10: ("u64", ctypes.c_uint64),
+    11: ("i64", ctypes.c_int64),
+    12: ("f64", ctypes.c_double),
+}
+"""By `gguf_type`: the end of its functions' names, and C's type."""
 _SCALARS: dict[int, Callable[[int, int], Any]] = {
     number: _function(f"gguf_get_val_{name}", [ctypes.c_void_p, ctypes.c_int64], ctype)
-    for number, (name, ctype) in {
-        0: ("u8", ctypes.c_uint8),
-        1: ("i8", ctypes.c_int8),
-        2: ("u16", ctypes.c_uint16),
-        3: ("i16", ctypes.c_int16),
-        4: ("u32", ctypes.c_uint32),
-        5: ("i32", ctypes.c_int32),
-        6: ("f32", ctypes.c_float),
-        7: ("bool", ctypes.c_bool),
-        10: ("u64", ctypes.c_uint64),
-        11: ("i64", ctypes.c_int64),
-        12: ("f64", ctypes.c_double),
-    }.items()
+    for number, (name, ctype) in _NUMBERS.items()
 }
 
 
@@ -99,12 +102,19 @@ class Header:
     """The least size of a whole file with this header."""
     data_offset: int
     """Where the weights begin."""
-    has_classifier: bool = False
-    """Whether there are weights that turn a text's state into scores: some of a reranker's."""
+    by_layer: dict[str, tuple[float, ...]]
+    """Arrays of numbers by key, with the architecture's name left out: as a rule a figure for each layer."""
+    tensor_names: frozenset[str]
+    """Names of the tensors in this file."""
 
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether there are weights that turn a text's state into scores: some of a reranker's."""
+        return any(name.startswith("cls.") for name in self.tensor_names)
 
     @property
     def parameters(self) -> int:
@@ -259,16 +269,22 @@ class _Reader:
         handle = self._handle
         keys = [(_key(handle, index).decode("utf-8", "replace"), index) for index in range(_n_keys(handle))]
         types: dict[str, int] = {}
-        has_classifier = False
+        names: list[str] = []
         data_offset = end = int(_data_offset(handle))
         for index in range(_n_tensors(handle)):
             name = _type_name(_tensor_type(handle, index)).decode()
             shape = _tensor_shape(handle, index)
             types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
-            has_classifier |= _tensor_name(handle, index).startswith(b"cls.")
+            names.append(_tensor_name(handle, index).decode("utf-8", "replace"))
             end = max(end, data_offset + _tensor_offset(handle, index) + _tensor_size(handle, index))
         metadata = {key: self._value(index) for key, index in keys}
-        return Header(self._path, size, metadata, types, int(end), data_offset, has_classifier)
+        own = f"{metadata.get('general.architecture')}."
+        by_layer = {
+            key.removeprefix(own): self._numbers(index)
+            for key, index in keys
+            if key.startswith(own) and _type(handle, index) == ARRAY and _array_type(handle, index) in _NUMBERS
+        }
+        return Header(self._path, size, metadata, types, int(end), data_offset, by_layer, frozenset(names))
 
     def check_vocabulary(self) -> None:
         """Raise `ModelError` where a token is there twice: llama.cpp's loader would end the process by an assertion."""
@@ -298,6 +314,12 @@ class _Reader:
         if kind == ARRAY:
             return int(_array_length(self._handle, index))
         return _SCALARS[kind](self._handle or 0, index)
+
+    def _numbers(self, index: int) -> tuple[float, ...]:
+        """A short array of numbers or booleans."""
+        ctype = _NUMBERS[_array_type(self._handle, index)][1]
+        length = int(_array_length(self._handle, index))
+        return tuple((ctype * length).from_address(_array_data(self._handle, index))) if length else ()
 
     def __enter__(self) -> _Reader:
         return self

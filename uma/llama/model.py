@@ -21,6 +21,7 @@ from uma.config import Toggle
 from uma.errors import ModelError
 from uma.llama import backend, header, trust
 from uma.llama.extra_buffers import names, only
+from uma.llama.footprint import Footprint, footprint
 from uma.llama.header import Header
 from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
@@ -194,23 +195,23 @@ class Model:
     @property
     def head_size(self) -> int:
         """Values of a head's key."""
-        return self._head_size("key")
-
-    def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
-        """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention.
-
-        An upper bound where layers differ: the largest number of KV heads is taken for all.
-        """
-        return int(
-            lib.llama_model_n_layer(self.handle)
-            * max(0, lib.llama_model_n_head_kv(self.handle))
-            * (self._head_size("key") * ELEMENT_BYTES[type_k] + self._head_size("value") * ELEMENT_BYTES[type_v])
-        )
-
-    def _head_size(self, which: str) -> int:
-        stated = self._parts[0].metadata.get(f"{self._parts[0].architecture}.attention.{which}_length")
+        stated = self._parts[0].metadata.get(f"{self._parts[0].architecture}.attention.key_length")
         heads = max(1, lib.llama_model_n_head(self.handle))
         return int(stated) if isinstance(stated, int) else int(lib.llama_model_n_embd(self.handle)) // heads
+
+    def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
+        """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
+        kept = self._footprint
+        return int(kept.key_values * ELEMENT_BYTES[type_k] + kept.value_values * ELEMENT_BYTES[type_v])
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's recurrent state, whatever its length; 0 for a model without one."""
+        return self._footprint.state_bytes
+
+    @cached_property
+    def _footprint(self) -> Footprint:
+        return footprint(self._parts, self.n_layers)
 
     def _read_info(self, is_builtin: bool) -> ModelInfo:
         metadata = self._parts[0].metadata

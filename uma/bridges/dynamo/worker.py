@@ -206,6 +206,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._worker_id = worker_id
         self._engine = await self._host.start()
         info, size = self._engine.info, self._options.block_size
+        self._max_running = info.limits.max_sequences
         cells = self._engine.snapshot()["kv_cells_total"]
         runtime = CardRuntime(cells // size, self._max_running, None)
         card = card_of(info, block_size=size, context_length=self._card.context_length, runtime=runtime)

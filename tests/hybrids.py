@@ -1,0 +1,159 @@
+"""Tiny GGUF files of the kinds in which only some layers attend, for what llama.cpp makes of their shapes.
+
+    path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
+
+The keys of their headers and the shapes of their tensors are such as real ones have; the weights are zeros.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import gguf
+import numpy as np
+
+from models import (
+    CHATML,
+    CONV,
+    EMBED,
+    FF,
+    HEAD,
+    HEADS,
+    INNER,
+    KV_HEADS,
+    N_VOCAB,
+    finish,
+    write_metadata,
+    write_tokenizer,
+)
+
+Hybrid = Literal["qwen35", "qwen3next", "nemotron_h", "granitehybrid", "lfm2"]
+Sizes = dict[str, tuple[int, ...]]
+
+PLANS: dict[Hybrid, str] = {
+    "qwen35": "SSSASSSA",
+    "qwen3next": "SSSASSSA",
+    "nemotron_h": "SFSFAF",
+    "granitehybrid": "SSAS",
+    "lfm2": "SSAS",
+}
+"""What each layer is: with a state, with attention, or a feed-forward network alone."""
+DELTA_NETS = ("qwen35", "qwen3next")
+VALUE_HEADS, EXPERTS, EXPERT_FF = 2, 4, 32
+
+
+def write_hybrid(path: Path, kind: Hybrid, *, state: int = 16, context_length: int = 512) -> Path:
+    """Write a model and return its path. `state` sets how large a sequence's state is; that of `lfm2` has one size."""
+    writer = gguf.GGUFWriter(path, kind)
+    shape = {f"{kind}.{key}": value for key, value in _shape(kind, state).items()}
+    write_metadata(writer, "attention", context_length, FF, shape)
+    write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
+    sizes: Sizes = {"token_embd": (N_VOCAB, EMBED), "output": (N_VOCAB, EMBED)}
+    sizes["token_embd_norm" if kind == "lfm2" else "output_norm"] = (EMBED,)
+    for index, layer in enumerate(PLANS[kind]):
+        sizes |= {f"blk.{index}.{name}": size for name, size in _layer(kind, layer, state).items()}
+    for name, size in sizes.items():
+        is_bare = name.endswith((".bias", "ssm_a", "ssm_d"))
+        writer.add_tensor(name if is_bare else f"{name}.weight", np.zeros(size, np.float32))
+    finish(writer)
+    return path
+
+
+def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
+    plan = PLANS[kind]
+    shape: dict[str, Any] = {
+        "block_count": len(plan),
+        "attention.head_count_kv": [KV_HEADS if layer == "A" else 0 for layer in plan],
+        "rope.dimension_count": HEAD,
+    }
+    if kind == "lfm2":
+        return shape | {"shortconv.l_cache": 3}
+    shape |= {
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "ssm.conv_kernel": CONV,
+        "ssm.state_size": state,
+        "ssm.group_count": 1,
+        "ssm.inner_size": state * VALUE_HEADS if kind in DELTA_NETS else INNER,
+        "ssm.time_step_rank": VALUE_HEADS,
+    }
+    if kind in DELTA_NETS:
+        shape |= {"full_attention_interval": 4, "attention.head_count_kv": KV_HEADS}
+    return shape | {
+        "qwen35": {"rope.dimension_sections": [6, 5, 5, 0]},
+        "qwen3next": {
+            "expert_count": EXPERTS,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": EXPERT_FF,
+            "expert_shared_feed_forward_length": EXPERT_FF,
+        },
+        "granitehybrid": {"embedding_scale": 1.0, "residual_scale": 1.0, "attention.scale": 0.125, "logit_scale": 1.0},
+        "nemotron_h": {
+            "attention.layer_norm_epsilon": 1e-5,
+            "feed_forward_length": [FF if layer == "F" else 0 for layer in plan],
+        },
+    }.get(kind, {})
+
+
+def _layer(kind: Hybrid, layer: str, state: int) -> Sizes:
+    sizes: Sizes = {"attn_norm": (EMBED,)}
+    if kind != "nemotron_h":
+        sizes["post_attention_norm" if kind in DELTA_NETS else "ffn_norm"] = (EMBED,)
+    if layer == "A":
+        sizes |= _attention(kind)
+    elif layer == "S":
+        sizes |= _recurrent(kind, state)
+    if kind == "nemotron_h":
+        return sizes | ({"ffn_up": (FF, EMBED), "ffn_down": (EMBED, FF)} if layer == "F" else {})
+    return sizes | (_experts() if kind == "qwen3next" else _feed_forward(FF, ""))
+
+
+def _attention(kind: Hybrid) -> Sizes:
+    gate = 2 if kind in DELTA_NETS else 1
+    norms = {"attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,)} if kind in (*DELTA_NETS, "lfm2") else {}
+    return norms | {
+        "attn_q": (HEADS * HEAD * gate, EMBED),
+        "attn_k": (KV_HEADS * HEAD, EMBED),
+        "attn_v": (KV_HEADS * HEAD, EMBED),
+        "attn_output": (EMBED, HEADS * HEAD),
+    }
+
+
+def _recurrent(kind: Hybrid, state: int) -> Sizes:
+    if kind == "lfm2":
+        return {
+            "shortconv.conv": (EMBED, 3),
+            "shortconv.in_proj": (3 * EMBED, EMBED),
+            "shortconv.out_proj": (EMBED, EMBED),
+        }
+    if kind in DELTA_NETS:
+        value = state * VALUE_HEADS
+        mixed, heads = 2 * state + value, (VALUE_HEADS, EMBED)
+        own: Sizes = (
+            {"ssm_beta": heads, "ssm_alpha": heads} if kind == "qwen35" else {"ssm_ba": (2 * VALUE_HEADS, EMBED)}
+        )
+        return own | {
+            "attn_qkv": (mixed, EMBED), "attn_gate": (value, EMBED), "ssm_conv1d": (mixed, CONV), "ssm_norm": (state,),
+            "ssm_dt.bias": (VALUE_HEADS,), "ssm_a": (VALUE_HEADS,), "ssm_out": (EMBED, value),
+        }  # fmt: skip
+    mixed = INNER + 2 * state
+    return {
+        "ssm_in": (INNER + mixed + VALUE_HEADS, EMBED), "ssm_conv1d": (mixed, CONV), "ssm_conv1d.bias": (mixed,),
+        "ssm_dt.bias": (VALUE_HEADS,), "ssm_a": (VALUE_HEADS, 1), "ssm_d": (VALUE_HEADS, 1), "ssm_norm": (1, INNER),
+        "ssm_out": (EMBED, INNER),
+    }  # fmt: skip
+
+
+def _feed_forward(width: int, suffix: str) -> Sizes:
+    return {
+        f"ffn_gate{suffix}": (width, EMBED),
+        f"ffn_up{suffix}": (width, EMBED),
+        f"ffn_down{suffix}": (EMBED, width),
+    }
+
+
+def _experts() -> Sizes:
+    each = {name: (EXPERTS, *size) for name, size in _feed_forward(EXPERT_FF, "_exps").items()}
+    routers = {"ffn_gate_inp": (EXPERTS, EMBED), "ffn_gate_inp_shexp": (1, EMBED)}
+    return each | _feed_forward(EXPERT_FF, "_shexp") | routers

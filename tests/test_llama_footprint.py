@@ -1,0 +1,66 @@
+"""What a model is said to keep of a token and of a sequence is what llama.cpp's own buffers take, whatever its kind."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hybrids import Hybrid, write_hybrid
+from reference import real_model
+
+from benchmarks.reference import RealModel
+from models import Kind, write_large_cells, write_model
+from uma.llama.context import Context, ContextParams
+from uma.llama.model import Model
+
+MIB = 2**20
+CELLS, SEQUENCES = 65_536, 64
+"""llama.cpp logs its buffers in hundredths of a MiB: so many that these are a small part."""
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    **{kind: partial(write_hybrid, kind=kind, state=64) for kind in get_args(Hybrid)},
+    **{kind: partial(write_model, kind=kind) for kind in get_args(Kind)},
+    "grouped heads": partial(write_large_cells, layers=3, kv_heads=8),
+}
+
+
+@pytest.fixture
+def buffers(caplog: pytest.LogCaptureFixture) -> Callable[[Model, ContextParams], dict[str, float]]:
+    """Bytes of llama.cpp's buffers for cells and for states, as it logs them when a context is made."""
+
+    def measure(model: Model, params: ContextParams) -> dict[str, float]:
+        found = {"KV": 0.0, "RS": 0.0}
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, "uma.llama"), Context(model, params):
+            for match in re.finditer(r"(KV|RS) buffer size = *([\d.]+) MiB", caplog.text):
+                found[match[1]] += float(match[2]) * MIB
+        return found
+
+    return measure
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planned_bytes_of_cells_and_states_are_those_of_llamas_buffers(
+    tmp_path: Path, buffers: Callable[[Model, ContextParams], dict[str, float]], kind: str
+) -> None:
+    params = ContextParams(n_ctx=CELLS, n_ubatch=32, n_batch=64, n_seq_max=SEQUENCES)
+    with Model.load(KINDS[kind](tmp_path / "model.gguf")) as model:
+        actual = buffers(model, params)
+        assert CELLS * model.kv_bytes_per_token("f16", "f16") == pytest.approx(actual["KV"], rel=0.02)
+        assert SEQUENCES * model.state_bytes == pytest.approx(actual["RS"], rel=0.02, abs=MIB / 100)
+        assert (model.state_bytes > 0) == (model.memory in ("recurrent", "hybrid"))
+
+
+@pytest.mark.parametrize("name", get_args(RealModel))
+def test_planned_bytes_of_real_models_are_those_of_llamas_buffers(
+    buffers: Callable[[Model, ContextParams], dict[str, float]], name: RealModel
+) -> None:
+    params = ContextParams(n_ctx=2_048, n_ubatch=32, n_batch=64, cache_type_k="q8_0", cache_type_v="q4_0")
+    with Model.load(real_model(name)) as model:
+        planned = 2_048 * model.kv_bytes_per_token("q8_0", "q4_0")
+        assert planned == pytest.approx(buffers(model, params)["KV"], rel=0.02)

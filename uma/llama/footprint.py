@@ -1,0 +1,101 @@
+"""What a model keeps in memory of each token and of each sequence, by its header, as llama.cpp lays it out.
+
+llama.cpp makes a tensor of keys and one of values for each layer that attends, and two tensors of states for each that
+is recurrent. Which layers these are, and how large, it takes from the header; its own interface tells of the first
+layer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from uma.llama.header import Header
+
+STATE_TENSORS = ("ssm_conv1d", "shortconv.", "time_mix_")
+"""Beginnings of the names of tensors that only a recurrent layer has: Mamba's and the delta nets', LFM2's, RWKV's."""
+KEY_TENSORS = ("attn_k.", "attn_kv_a_mqa.")
+"""Of those that only a layer has whose keys are kept. Delta nets have an `attn_qkv`."""
+STATE_BYTES = 4
+"""Of a state's figure: llama.cpp keeps them in F32."""
+TOKEN_SHIFTS = 2
+"""Of an RWKV whose header does not say, as llama.cpp takes it."""
+
+
+@attrs.frozen
+class Footprint:
+    """Figures kept, over all layers."""
+
+    key_values: int
+    """Of a token: its keys."""
+    value_values: int
+    """Of a token: its values."""
+    state_bytes: int
+    """Of a sequence, whatever its length; 0 without recurrent layers."""
+
+
+def footprint(parts: Iterable[Header], n_layers: int) -> Footprint:
+    """What a model of these parts keeps. `n_layers` leaves out those that only guess further tokens."""
+    parts = list(parts)
+    figures = _Figures(parts[0])
+    names = frozenset().union(*(part.tensor_names for part in parts))
+    total_layers = figures.number("block_count", n_layers)
+    # Of the last layers, those that read the keys and values of others.
+    with_keys = total_layers - figures.number("attention.shared_kv_layers")
+    keys = values = states = 0
+    for layer in range(n_layers):
+        own = [name.removeprefix(f"blk.{layer}.") for name in names if name.startswith(f"blk.{layer}.")]
+        is_recurrent = any(name.startswith(STATE_TENSORS) for name in own)
+        states += is_recurrent
+        if layer < with_keys and (not is_recurrent or any(name.startswith(KEY_TENSORS) for name in own)):
+            keys += figures.key_values(layer)
+            values += figures.value_values(layer)
+    return Footprint(keys, values, states * figures.state_values * STATE_BYTES)
+
+
+class _Figures:
+    """Figures of a header, by llama.cpp's rules for what it leaves out."""
+
+    def __init__(self, first: Header) -> None:
+        self._first = first
+
+    def number(self, name: str, otherwise: int = 0, layer: int = 0) -> int:
+        """A figure of one layer, where layers differ, or of all."""
+        by_layer = self._first.by_layer.get(name, ())
+        if layer < len(by_layer):
+            return int(by_layer[layer])
+        stated = self._first.metadata.get(f"{self._first.architecture}.{name}")
+        return int(stated) if isinstance(stated, (int, float)) and not by_layer else otherwise
+
+    def key_values(self, layer: int) -> int:
+        """Of a token, in a layer that attends."""
+        return self._kv_heads(layer) * self._head_size("key", layer)
+
+    def value_values(self, layer: int) -> int:
+        """The same. Of latent attention only a key is kept."""
+        return 0 if self.number("attention.key_length_mla") else self._kv_heads(layer) * self._head_size("value", layer)
+
+    @property
+    def state_values(self) -> int:
+        """Of a sequence, in a recurrent layer: of its convolution, and of what it has read."""
+        embed, heads = self.number("embedding_length"), self.number("attention.head_count")
+        if wkv := self.number("wkv.head_size"):
+            return embed * (self.number("token_shift_count", TOKEN_SHIFTS) + wkv)
+        if length := self.number("shortconv.l_cache"):
+            return embed * (length - 1)
+        kernel = self.number("ssm.conv_kernel")
+        if head := self.number("kda.head_dim"):
+            return heads * head * (3 * (kernel - 1 if kernel else 3) + head)
+        inner, size = self.number("ssm.inner_size"), self.number("ssm.state_size")
+        return max(0, kernel - 1) * (inner + 2 * self.number("ssm.group_count") * size) + inner * size
+
+    def _kv_heads(self, layer: int) -> int:
+        return self.number("attention.head_count_kv", self.number("attention.head_count", layer=layer), layer)
+
+    def _head_size(self, which: str, layer: int) -> int:
+        heads = self.number("attention.head_count")
+        size = self.number(f"attention.{which}_length", self.number("embedding_length") // heads if heads else 0)
+        in_window = self.number("attention.sliding_window_pattern", layer=layer)
+        is_stated_by_layer = "attention.sliding_window_pattern" in self._first.by_layer
+        return self.number(f"attention.{which}_length_swa", size) if is_stated_by_layer and in_window else size
