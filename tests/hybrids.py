@@ -80,7 +80,7 @@ def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
     }
     if kind in DELTA_NETS:
         shape |= {"full_attention_interval": 4, "attention.head_count_kv": KV_HEADS}
-    return shape | {
+    own: dict[Hybrid, dict[str, Any]] = {
         "qwen35": {"rope.dimension_sections": [6, 5, 5, 0]},
         "qwen3next": {
             "expert_count": EXPERTS,
@@ -93,7 +93,8 @@ def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
             "attention.layer_norm_epsilon": 1e-5,
             "feed_forward_length": [FF if layer == "F" else 0 for layer in plan],
         },
-    }.get(kind, {})
+    }
+    return shape | own.get(kind, {})
 
 
 def _layer(kind: Hybrid, layer: str, state: int) -> Sizes:
