@@ -9,38 +9,31 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Length, Range, Text, show
-from uma.errors import BadRequest
+from uma.constraints import Length, Range, Text
 from uma.http import abilities
-from uma.http.content import question_start, read_part, text_of
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
+from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
 from uma.http.openai import DEFAULTS, ERRORS
+from uma.http.openai_input import INPUT, messages_of
 from uma.http.openai_items import ItemKind, OutputItem
+from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import (
     MAX_TOOLS,
     Effort,
-    Function,
-    Name,
-    check_calls,
     effort_wanted,
-    name_schemas,
     openai_choice,
-    past_call,
     reasoning,
     tool_fields,
-    with_names,
 )
 from uma.http.usage import finish_reason, spoken, timings, warnings
 from uma.types import (
     Capabilities,
     CutCall,
     Finished,
-    Message,
     ReasoningDelta,
     Request,
     SamplerSettings,
@@ -82,16 +75,6 @@ Includable = Literal[
 
 
 @attrs.frozen(kw_only=True)
-class ToolBody(Function):
-    """An entry of `tools`: a function, described in the entry itself."""
-
-    type: Literal["function"] = "function"
-
-
-INPUT = "a string or a list of messages"
-
-
-@attrs.frozen(kw_only=True)
 class ResponsesBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
@@ -102,7 +85,7 @@ class ResponsesBody(Common):
     max_output_tokens: Annotated[int, Range(1)] | None = None
     temperature: Temperature | None = None
     text: TextFormat | None = None
-    tools: Annotated[tuple[ToolBody, ...], Length(0, MAX_TOOLS, "tools")] | None = None
+    tools: Annotated[tuple[Any, ...], Length(0, MAX_TOOLS, "tools")] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningBody | None = None
@@ -113,35 +96,6 @@ class ResponsesBody(Common):
     conversation: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
-
-
-@attrs.frozen(kw_only=True)
-class _Item:
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Any = None
-    type: str = "message"
-    id: Any = None
-    """As in an item that was output; so is the next one."""
-    status: Any = None
-
-
-@attrs.frozen(kw_only=True)
-class _Call:
-    call_id: Name
-    name: Name
-    arguments: Annotated[str, Text()] = "{}"
-    type: str = "function_call"
-    id: Any = None
-    status: Any = None
-
-
-@attrs.frozen(kw_only=True)
-class _Output:
-    call_id: Name
-    output: Any = None
-    type: str = "function_call_output"
-    id: Any = None
-    status: Any = None
 
 
 async def responses(gateway: Gateway, http: Exchange) -> None:
@@ -166,21 +120,23 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         logprobs=_logprobs(body, able),
     )
     how = urgency(body, http)
-    tools = [each.tool for each in body.tools or ()]
-    places, choice = openai_choice(body.tool_choice, tools)
-    name_schemas(http.names, places, "parameters")
+    tools = offered(body.tools or (), http)
+    places, choice = openai_choice(body.tool_choice, tools.tools)
+    http.names.update(
+        {f"tools[{at}].parameters": f"{tools.paths[place]}.parameters" for at, place in enumerate(places)}
+    )
     effort = None if body.reasoning is None else body.reasoning.effort
     request = Request(
         http.id,
-        messages=_messages(body, able, http.ignored),
+        messages=messages_of(body.input, body.instructions, able, http.ignored),
         sampling=params,
         stream=bool(body.stream),
         **how,
         reasoning=reasoning(effort_wanted(effort, "reasoning.effort", http.ignored), "reasoning", able, http.ignored),
-        **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
+        **tool_fields([tools.tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
     held = params.over(gateway.config.sampler).settled
-    return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held)
+    return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held, tools)
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -205,56 +161,6 @@ def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:
     return abilities.logprobs(0, "include", able) if top is None and LOGPROBS in (body.include or ()) else top
 
 
-def _messages(body: ResponsesBody, able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
-    system = [Message("system", body.instructions)] if body.instructions else []
-    if isinstance(body.input, str):
-        return (*system, Message("user", text_of(body.input, "input", ignored)))
-    if not isinstance(body.input, list) or not body.input:
-        raise BadRequest(f"input: expected {INPUT}, not {show(body.input)}")
-    if len(body.input) > MAX_MESSAGES:
-        raise BadRequest(f"input: {len(body.input):,} messages are more than {MAX_MESSAGES:,}")
-    turns = list(system)
-    question = question_start([_speaker(item) for item in body.input])
-    for index, item in enumerate(body.input):
-        _add(turns, item, f"input[{index}]", able, ignored, is_question=index >= question)
-    if not turns:
-        raise BadRequest("input: has no message")
-    return with_names(turns)
-
-
-def _speaker(item: Any) -> str:
-    """As `question_start` has it: a call and thinking are the assistant's, what a call brought is the tool's."""
-    kind = item.get("type", "message") if isinstance(item, dict) else "message"
-    if kind == "message":
-        return str(item.get("role")) if isinstance(item, dict) else ""
-    return "tool" if str(kind).endswith("_output") else "assistant"
-
-
-def _add(
-    turns: list[Message], item: Any, path: str, able: Capabilities, ignored: list[str], *, is_question: bool
-) -> None:
-    """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind == "reasoning":  # templates leave old thinking out as well
-        return
-    if kind == "function_call":
-        check_calls(able, path)
-        found = read_part(item, _Call, path, ignored)
-        call = past_call(found.call_id, found.name, found.arguments, f"{path}.arguments", ignored)
-        last = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
-        turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, call)))
-    elif kind == "function_call_output":
-        check_calls(able, path)
-        result = read_part(item, _Output, path, ignored)
-        turns.append(Message("tool", text_of(result.output, f"{path}.output", ignored), (), result.call_id))
-    elif kind == "message":
-        message = read_part(item, _Item, path, ignored)
-        role = "system" if message.role == "developer" else message.role
-        turns.append(Message(role, text_of(message.content, f"{path}.content", ignored, is_question=is_question)))
-    else:
-        raise BadRequest(f"{path}: expected a message, a function_call or its output, not {show(item)}")
-
-
 @attrs.define
 class ResponsesJob(SseJob):
     """One response: thinking, a message and calls, each an item of its own."""
@@ -264,6 +170,7 @@ class ResponsesJob(SseJob):
     body: ResponsesBody
     held: SamplerSettings
     """The figures that its tokens are drawn with."""
+    tools: Offered
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _number: int = attrs.field(default=-1, init=False)
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
@@ -288,7 +195,7 @@ class ResponsesJob(SseJob):
         self._untold.aside()
         if isinstance(part, ReasoningDelta):
             return self._grown("reasoning", part.text)
-        return self._grown("function_call", part.arguments, ToolCall(part.call_id, part.name, ""))
+        return self._grown(self._kind(part.name), part.arguments, ToolCall(part.call_id, part.name, ""))
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
@@ -319,7 +226,7 @@ class ResponsesJob(SseJob):
                 item.text, item.logprobs = said, entries(spelling(result.logprobs or (), said, before))
                 before = said
             else:
-                self._add("function_call", said).text = said.arguments
+                self._add(self._kind(said.name), said).text = said.arguments
         if not self._items:
             self._add("message")
         return {**self._response(_status(result), self._output(result), result), **_notes(result)}
@@ -329,9 +236,14 @@ class ResponsesJob(SseJob):
         *whole, last = self._items
         return [*(item.body("completed") for item in whole), last.body(_status(result))]
 
+    def _kind(self, name: str) -> ItemKind:
+        """What a call of the tool that the model calls so is."""
+        return "custom_tool_call" if self.tools.called(name).is_custom else "function_call"
+
     def _add(self, kind: ItemKind, call: ToolCall | CutCall | None = None) -> OutputItem:
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        item = OutputItem(kind, f"{prefix}_{self.requests[0].id}_{len(self._items)}", call)
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}[kind]
+        called = None if call is None else self.tools.called(call.name)
+        item = OutputItem(kind, f"{prefix}_{self.requests[0].id}_{len(self._items)}", call, called)
         self._items.append(item)
         return item
 
@@ -349,7 +261,7 @@ class ResponsesJob(SseJob):
                 opened += self._part_event("response.content_part.added", part=last.part())
         last.text += text
         last.logprobs += logprobs
-        if not text:
+        if not text or kind == "custom_tool_call":  # its input is known at its end
             return opened
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
         return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more)
@@ -360,8 +272,13 @@ class ResponsesJob(SseJob):
         self._is_open = False
         item = self._items[-1]
         more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}
-        name = {} if item.call is None else {"name": item.call.name}
-        done = self._part_event(f"response.{item.event}.done", **{item.text_key: item.text}, **more, **name)
+        name = {"name": item.called.name} if item.kind == "function_call" and item.called else {}
+        done = (
+            self._part_event(f"response.{item.event}.delta", delta=item.told)
+            if item.kind == "custom_tool_call"
+            else b""
+        )
+        done += self._part_event(f"response.{item.event}.done", **{item.text_key: item.told}, **more, **name)
         if item.part_kind:
             done += self._part_event("response.content_part.done", part=item.part())
         return done + self._item_event("response.output_item.done", item=item.body(status))
@@ -401,13 +318,23 @@ class ResponsesJob(SseJob):
             "temperature": self.held.temperature,
             "text": {"format": form or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [attrs.asdict(each) for each in body.tools or ()],
+            "tools": [_tool(each) for each in body.tools or ()],
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
             "top_p": self.held.top_p,
             "truncation": "disabled",
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
         }
+
+
+def _tool(body: dict[str, Any]) -> dict[str, Any]:
+    """A tool as OpenAI's answers repeat it."""
+    is_function = body.get("type", "function") == "function"
+    return {**_FUNCTION, **body} if is_function else body
+
+
+_FUNCTION = {"type": "function", "description": None, "parameters": None, "strict": None}
+"""Members that a function always has in an answer."""
 
 
 def _notes(result: Finished) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from uma.types.fields import MAX_MEMBERS
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is asked to think. `none` switches thinking off; templates have no words for the others."""
-Name = Annotated[str, Length(1, 128), Text()]
+MAX_NAME = 128
+"""Maximum characters of a tool's name."""
+Name = Annotated[str, Length(1, MAX_NAME), Text()]
 MAX_TOOLS = 128
 """Tools of one request."""
 Schema = Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)]
@@ -136,11 +138,21 @@ def openai_choice(value: Any, tools: Sequence[Tool]) -> tuple[list[int], str]:
 
 
 def _function_name(value: Any) -> str | None:
-    if not isinstance(value, dict) or value.get("type") != "function":
+    if not isinstance(value, dict) or value.get("type") not in ("function", "custom"):
         return None
-    inner = value.get("function", value)
-    name = inner.get("name") if isinstance(inner, dict) else None
-    return name if isinstance(name, str) and 1 <= len(name) <= 128 else None
+    inner = value.get(value["type"], value)
+    if not isinstance(inner, dict):
+        return None
+    name, namespace = inner.get("name"), inner.get("namespace")
+    if not isinstance(name, str) or not isinstance(namespace, str | None):
+        return None
+    name = full_name(name, namespace)
+    return name if 1 <= len(name) <= MAX_NAME else None
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """The name of a function in a namespace, as the model reads it."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 def _allowed(value: Any, names: Sequence[str]) -> tuple[list[int], str]:

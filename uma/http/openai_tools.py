@@ -1,0 +1,149 @@
+"""Tools of OpenAI's Responses API: functions, custom tools, and namespaces of both, as functions that a model calls.
+
+Templates and grammars know functions alone. So a custom tool, whose input is free text, is a function of one string,
+and a function in a namespace has a name that says both; `Offered` leads from the name that the model calls back to what
+the client calls it. Tools that run at OpenAI's are left out, and named as ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import attrs
+
+from uma.chat.json_call import whole_members
+from uma.constraints import Length, Text, show
+from uma.errors import BadRequest
+from uma.http.content import read_part
+from uma.http.exchange import Exchange
+from uma.http.tools import MAX_NAME, MAX_TOOLS, Function, Name, full_name
+from uma.types import Tool
+
+INPUT = "input"
+"""The one argument of a custom tool, as a function."""
+_FREE_TEXT = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+
+
+@attrs.frozen(kw_only=True)
+class FunctionBody(Function):
+    """A function, described in the entry itself."""
+
+    type: str = "function"
+
+
+@attrs.frozen(kw_only=True)
+class CustomBody:
+    """A custom tool; `format` is free text or a grammar of it."""
+
+    name: Name
+    type: str = "custom"
+    description: Annotated[str, Text()] | None = None
+    format: dict[str, Any] | None = None
+
+    def tool(self, name: str, path: str, ignored: list[str]) -> Tool:
+        """The tool as a function called `name`. A grammar is told to the model, which nothing holds to it."""
+        told = [self.description] if self.description else []
+        form = self.format or {}
+        if form.get("type") == "grammar":
+            ignored.append(f"{path}.format")
+            definition = form.get("definition")
+            told += [f"{INPUT} must follow this {form.get('syntax')} grammar:\n{definition}"] if definition else []
+        return Tool(name, "\n\n".join(told), _FREE_TEXT)
+
+
+@attrs.frozen(kw_only=True)
+class NamespaceBody:
+    """Functions and custom tools whose names are those of one namespace."""
+
+    name: Name
+    tools: Annotated[tuple[Any, ...], Length(0, MAX_TOOLS, "tools")]
+    type: str = "namespace"
+    description: Annotated[str, Text()] | None = None
+
+
+@attrs.frozen
+class Called:
+    """What the client calls a tool."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+@attrs.frozen
+class Offered:
+    """The tools of a request."""
+
+    tools: Sequence[Tool] = ()
+    paths: Sequence[str] = ()
+    """Where each stands in the body."""
+    by_name: Mapping[str, Called] = attrs.field(factory=dict)
+    """By the name that the model calls."""
+
+    def called(self, name: str) -> Called:
+        """What the client calls the tool that the model calls `name`."""
+        return self.by_name.get(name) or Called(name)
+
+    def name_schemas(self, names: dict[str, str], places: Iterable[int]) -> None:
+        """Note where the tools at these places have their schema in the body, for errors about it."""
+        names |= {f"tools[{at}].parameters": f"{self.paths[place]}.parameters" for at, place in enumerate(places)}
+
+
+def offered(bodies: Sequence[Any], http: Exchange) -> Offered:
+    """The tools of a body. Those that run at OpenAI's are named as ignored. Raises `BadRequest` for what is no tool."""
+    found = list(_tools(bodies, "tools", None, http.ignored))
+    if len(found) > MAX_TOOLS:
+        raise BadRequest(f"tools: {len(found)} functions, those in namespaces counted, are more than {MAX_TOOLS}")
+    by_name = {tool.name: called for _, called, tool in found}
+    return Offered([tool for _, _, tool in found], [path for path, _, _ in found], by_name)
+
+
+def _tools(
+    bodies: Sequence[Any], field: str, namespace: str | None, ignored: list[str]
+) -> Iterator[tuple[str, Called, Tool]]:
+    for index, body in enumerate(bodies):
+        path = f"{field}[{index}]"
+        if not isinstance(body, dict):
+            raise BadRequest(f"{path}: expected an object, not {show(body)}")
+        kind = body.get("type", "function")
+        if kind == "function":
+            function = read_part(body, FunctionBody, path, ignored)
+            name = checked_name(function.name, namespace, path)
+            yield path, Called(function.name, namespace), attrs.evolve(function.tool, name=name)
+        elif kind == "custom":
+            custom = read_part(body, CustomBody, path, ignored)
+            name = checked_name(custom.name, namespace, path)
+            yield path, Called(custom.name, namespace, is_custom=True), custom.tool(name, path, ignored)
+        elif kind == "namespace" and namespace is None:
+            space = read_part(body, NamespaceBody, path, ignored)
+            yield from _tools(space.tools, f"{path}.tools", space.name, ignored)
+        elif isinstance(kind, str):
+            ignored.append(path)
+        else:
+            raise BadRequest(f"{path}.type: expected a string, not {show(kind)}")
+
+
+def checked_name(name: str, namespace: str | None, path: str) -> str:
+    """What the model calls a function. Raises `BadRequest` where that is too long; `path` is the function's."""
+    full = full_name(name, namespace)
+    if len(full) > MAX_NAME:
+        raise BadRequest(f"{path}.name: {full!r}, the namespace included, is longer than {MAX_NAME} characters")
+    return full
+
+
+def custom_arguments(given: str) -> str:
+    """The arguments of a call of a custom tool, as those of a function."""
+    return json.dumps({INPUT: given}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The input of a call of a custom tool; empty where the call is cut off."""
+    given = whole_members(arguments).get(INPUT, "")
+    return given if isinstance(given, str) else ""
