@@ -42,6 +42,13 @@ _ADDENDS = _BITS.astype(np.float32)
 """For each byte of a bitmask, what is added to the logits of its eight tokens: 0 where allowed, else minus infinity."""
 
 
+_BEFORE_TEXT = ("", "\n", "\x01")
+"""What a text is tokenized behind, so that it is tokenized as in the middle of another: the first that can be cut off.
+SentencePiece vocabularies put a space in front of a text, but not behind a line break. Some have tokens of several line
+breaks, and none has one of a control character and something else.
+"""
+
+
 class GrammarState:
     """One sequence's position in its grammar. Belongs to one thread at a time.
 
@@ -147,7 +154,7 @@ class GrammarCompiler:
             raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
         with self.turn, self._vocab.opened():
             tokenizer, source = self._read(grammar, before)
-        matcher = LLMatcher(tokenizer, source)
+        matcher = LLMatcher(tokenizer, source, log_level=0)
         if matcher.is_error():
             if before:
                 self._make(grammar)  # says where it cannot be served, if that is its own fault
@@ -258,28 +265,42 @@ class _VocabTokenizer:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        special = list(vocab.special_ids)
+        self._special = frozenset(vocab.special_ids)
         self.eos_token_id = int(vocab.eog_ids[0])
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
-        self.special_token_ids = special
+        self.special_token_ids = list(vocab.special_ids)
         self.tokens = [vocab.piece(token) for token in range(vocab.n_tokens)]
-        for token in special:
+        for token in vocab.special_ids:
             self.tokens[token] = vocab.text_of(token).encode()
+        self.longest_pieces: Callable[[str], list[int]] = lambda text: []
+        """A text as the longest tokens of text that fit, one behind the other; set once llguidance has the tokens."""
 
     def __call__(self, text: bytes) -> list[int]:
-        """Token ids as they stand in the middle of a text."""
-        # SentencePiece vocabularies put a space in front of a text. Behind a line break there is none.
-        ids = self._vocab.tokenize("\n" + text.decode(), add_special=False, parse_special=False).tolist()
-        head = b""
-        for index, token in enumerate(ids):
-            head += self._vocab.piece(token)
-            if head.endswith(b"\n"):
-                return list(ids[index + 1 :])
-        return list(self._vocab.tokenize(text.decode(), add_special=False, parse_special=False))
+        """Token ids as they stand in the middle of a text. They are tokens of text, and stand for exactly these bytes,
+        wherever the vocabulary has tokens for them: llguidance ends a grammar whose forced text comes as another.
+        """
+        wanted = text.decode()
+        for before in _BEFORE_TEXT:
+            ids = self._vocab.tokenize(before + wanted, add_special=False, parse_special=False).tolist()
+            pieces = [self._vocab.piece(token) for token in ids]
+            starts = list(accumulate(map(len, pieces), initial=0))
+            surplus = starts[-1] - len(text)
+            if surplus in starts:
+                cut = starts.index(surplus)
+                if b"".join(pieces[cut:]) == text:
+                    return [part for token in ids[cut:] for part in self._as_text(token)]
+        return self.longest_pieces(wanted)
+
+    def _as_text(self, token: int) -> list[int]:
+        """A token, as tokens of text where it is a special one: llama.cpp reads user-defined ones in any text."""
+        return self.longest_pieces(self._vocab.piece(token).decode()) if token in self._special else [token]
 
 
 def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_VocabTokenizer(vocab)), eos_token=vocab.eog_ids.tolist())
+    read = _VocabTokenizer(vocab)
+    made = LLTokenizer(TokenizerWrapper(read), eos_token=vocab.eog_ids.tolist())
+    read.longest_pieces = made.greedy_tokenize
+    return made
 
 
 def _source(grammar: Grammar) -> str:

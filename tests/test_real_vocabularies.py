@@ -1,0 +1,177 @@
+"""Grammars on llama.cpp's vocabularies: text that is forced comes byte for byte, whatever a vocabulary's tokens are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+
+import attrs
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from reference import template, template_names, vocabulary, vocabulary_names
+from test_chat_grammar import parsed, specials_of
+from test_llama_grammar import allowed
+
+from uma.chat.families import Family, family_of
+from uma.chat.grammar import calls_grammar
+from uma.chat.parts import CallEnded
+from uma.chat.schema import schema_of
+from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
+from uma.llama.model import Model
+from uma.llama.vocab import Vocab
+from uma.types import Grammar, Tool
+
+OF_EMBEDDERS = ("bert-bge", "nomic-bert-moe")
+"""Vocabularies of models that write no text: no token of theirs is a line break."""
+CLOSED = {"type": "object", "additionalProperties": False}
+CITY, DAYS = {"enum": ["Bern", " Oslo\n"]}, {"enum": [1, 20]}
+TOOLS = (
+    Tool("weather", "", {**CLOSED, "properties": {"city": CITY, "days": DAYS}, "required": ["city"]}),
+    Tool("now"),
+    Tool("mark", "", {**CLOSED, "properties": {"at": {**CLOSED, "properties": {"city": CITY}}}}),
+)
+"""Whose calls are forced for the most part: so each string of a form of calls is."""
+SCHEMAS = {tool.name: schema_of(tool) for tool in TOOLS}
+LONGEST = 1_000
+"""Maximum tokens of one text here."""
+RELAXED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module", params=[name for name in vocabulary_names() if name not in OF_EMBEDDERS])
+def vocab(request: pytest.FixtureRequest) -> Iterator[Vocab]:
+    with Model.load(vocabulary(request.param), vocab_only=True) as model:
+        yield model.vocab
+
+
+def written(
+    vocab: Vocab, masks: GrammarMasks, state: GrammarState, random: Random, *, forces: bool = True, halves: bool = False
+) -> list[int]:
+    """A text's tokens, each drawn from what is allowed; with `halves` from the shortest of these."""
+    tokens = state.force() if forces else []
+    while not state.is_over and len(tokens) < LONGEST:
+        choices = allowed(masks, state)
+        if halves:
+            least = min(len(vocab.piece(token)) for token in choices)
+            choices = [token for token in choices if len(vocab.piece(token)) == least]
+        token = random.choice(choices)
+        if token in vocab.eog:
+            break
+        state.accept(token)
+        tokens.append(token)
+        if forces and not state.is_over:
+            tokens += state.force()
+    return tokens
+
+
+def text_of(vocab: Vocab, tokens: list[int]) -> str:
+    return b"".join(map(vocab.piece, tokens)).decode()
+
+
+@cache
+def spellable(vocab: Vocab) -> set[int]:
+    """The bytes that the vocabulary has tokens for; Falcon's has none for some control characters."""
+    return {piece[0] for token in range(vocab.n_tokens) if len(piece := vocab.piece(token)) == 1}
+
+
+white_space = st.text(st.sampled_from(" \n\r\t\v\f\u00a0\u3000"), max_size=6)
+any_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+texts = st.builds("".join, st.tuples(white_space, any_text, white_space, any_text)).filter(bool)
+
+
+@RELAXED
+@given(text=texts, before=st.sampled_from(["", "[a-z]", "[0-9]{2}", "[ \n]", "[éèê]"]), forces=st.booleans())
+def test_forced_text_comes_byte_for_byte(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, text: str, before: str, forces: bool
+) -> None:
+    """At a text's beginning and behind a token that was drawn; also where each token is drawn, for its probability."""
+    literal = "".join(f"\\x{{{ord(char):x}}}" for char in text)
+    assume(set(text.encode()) <= spellable(vocab))
+    state = compiler.compile(Grammar(regex=before + literal))
+    tokens = written(vocab, masks, state, Random(0), forces=forces)
+    found = text_of(vocab, tokens)
+    assert found.endswith(text)
+    assert len(found) - len(text) == {"": 0, "[0-9]{2}": 2}.get(before, 1)
+    assert state.is_over
+
+
+@pytest.mark.parametrize(
+    "text", ["\nAnswer: yes", "\n\nAnswer: yes", "\n\n", "\n", "\r\n\r\n{", "  x", "\t\t}", "é\n\n"]
+)
+def test_text_that_begins_with_white_space_can_be_forced_in_every_form_of_a_grammar(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, text: str
+) -> None:
+    spelled = json.dumps(text, ensure_ascii=False)
+    for grammar in (
+        Grammar(choice=[text]),
+        Grammar(gbnf=f"root ::= {spelled}"),
+        Grammar(lark=f"start: {spelled}"),
+        Grammar(regex="".join(f"\\x{{{ord(char):x}}}" for char in text)),
+    ):
+        for forces in (True, False):
+            assert text_of(vocab, written(vocab, masks, compiler.compile(grammar), Random(0), forces=forces)) == text
+
+
+def test_special_tokens_that_a_text_spells_come_as_text(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks
+) -> None:
+    """llama.cpp reads the spelling of tokens that were added to a vocabulary as these tokens in any text."""
+    spellings = [spelling for token in vocab.special_ids[:40] if (spelling := vocab.text_of(token)).strip()]
+    for spelling in ["<tool_call>", *spellings]:
+        text = f"\n{spelling} \n\n{spelling}x"
+        tokens = written(vocab, masks, compiler.compile(Grammar(choice=[text])), Random(0))
+        assert text_of(vocab, tokens) == text
+        assert not set(tokens) & set(vocab.special_ids)
+
+
+@pytest.mark.parametrize("forces", [True, False])
+def test_what_follows_half_a_character_is_forced_byte_for_byte(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, forces: bool
+) -> None:
+    words = ["é\n\nx", "è\n\nx", "日本\n", "旣\n", "🙂 ", "🙃\n\n"]
+    for seed in range(6):
+        state = compiler.compile(Grammar(choice=words))
+        assert text_of(vocab, written(vocab, masks, state, Random(seed), forces=forces, halves=True)) in words
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every form of calls that a template of llama.cpp's has."""
+    found = (family_of(template(name)) for name in template_names())
+    return tuple({str(family): family for family in found if isinstance(family, Family)}.values())
+
+
+def with_special_marks(vocab: Vocab) -> Iterator[Family]:
+    """The form of Hermes and Qwen with a special token for its mark, as `<tool_call>` is one in Qwen's vocabularies."""
+    hermes = next(family for family in families() if family.name == "hermes")
+    for mark in map(vocab.text_of, set(vocab.special_ids) - vocab.eog):
+        if len(vocab.tokenize(mark, add_special=False, parse_special=True)) == 1:
+            yield attrs.evolve(hermes, open=mark, close=mark)
+            return
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_every_form_of_a_tool_call_can_be_written(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, is_parallel: bool
+) -> None:
+    for family in [*families(), *with_special_marks(vocab)]:
+        source = calls_grammar(
+            family,
+            TOOLS,
+            specials_of(vocab, family),
+            None,
+            must_call=True,
+            is_parallel=is_parallel,
+            begins_thinking=False,
+        )
+        for seed, forces in enumerate((True, False)):
+            state = compiler.compile(Grammar(lark=source))
+            tokens = written(vocab, masks, state, Random(seed), forces=forces)
+            parts = parsed(vocab, family, tokens, SCHEMAS)
+            calls = [part for part in parts if isinstance(part, CallEnded)]
+            assert calls, (family.name, text_of(vocab, tokens))
+            for call in calls:
+                jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
