@@ -8,6 +8,7 @@ from uma.contracts.health import HealthCheckPayload
 from uma.http import (
     anthropic,
     llama_server,
+    llama_server_completion,
     llama_server_embeddings,
     ollama,
     ollama_embeddings,
@@ -32,7 +33,7 @@ BODIES: dict[str, type[Any]] = {
     "/api/embeddings": ollama_embeddings.EmbeddingsBody,
     "/api/show": ollama.ShowBody,
     "/health/check": HealthCheckPayload,
-    "/completion": llama_server.CompletionBody,
+    **dict.fromkeys(("/completion", "/completions"), llama_server_completion.CompletionBody),
     "/tokenize": llama_server.TokenizeBody,
     "/detokenize": llama_server.DetokenizeBody,
     "/apply-template": openai_chat.Conversation,

@@ -6,6 +6,7 @@
     path = write_model(tmp_path / "tiny.gguf", kind="recurrent")       # Mamba
     path = write_model(tmp_path / "tiny.gguf", kind="hybrid")          # Jamba: a Mamba and an attention layer
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)  # 37 MB of weights
+    path = write_word_model(tmp_path / "words.gguf", fill_in=FILL_IN)   # a Llama, words as tokens, fills in the middle
     path = write_large_cells(tmp_path / "7b.gguf", layers=32, kv_heads=8)    # the KV of a 7 B model, hardly any weights
     path = write_encoder(tmp_path / "bert.gguf", pooling="cls")        # BERT: it embeds, or with "rank" it ranks
     path = write_causal_reranker(tmp_path / "qwen.gguf", template)     # Qwen 3: it generates, and ranks
@@ -276,6 +277,54 @@ def write_sentence_pieces(path: Path, text: str, unknown: str = "") -> Path:
     return path
 
 
+COMMON_WORDS = "the and to was in her his she he they of it that said day you with had little for on very is one"
+FILL_IN = {"fim_pre": "<PRE>", "fim_suf": "<SUF>", "fim_mid": "<MID>", "fim_rep": "<REP>", "fim_sep": "<SEP>"}
+"""GGUF's names of the tokens for filling in the middle, and how `write_word_model` spells them."""
+
+
+def write_word_model(
+    path: Path,
+    *,
+    chat_template: str | None = CHATML,
+    context_length: int = 512,
+    fill_in: Mapping[str, str] | None = None,
+    name: str = "Tiny test model",
+) -> Path:
+    """Write a Llama of random weights with a SentencePiece vocabulary: `<unk>`, `<s>`, `</s>`, the 256 bytes,
+    characters, common words and their beginnings, and the marks of `fill_in`. What it generates is visible text.
+    """
+    writer = gguf.GGUFWriter(path, "llama")
+    write_metadata(writer, "attention", context_length, FF, {"general.name": name})
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    beginnings = [f"\u2581{word[:end]}" for word in COMMON_WORDS.split() for end in range(1, len(word) + 1)]
+    pieces = list(dict.fromkeys(["\u2581", *map(chr, range(33, 127)), *beginnings]))
+    marks = dict(fill_in or {})
+    kinds = gguf.TokenType
+    first, last = 3 + 256, 3 + 256 + len(pieces)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(
+        ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *marks.values()]
+    )
+    special = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
+    normal, control = [kinds.NORMAL] * len(pieces), [kinds.CONTROL] * len(marks)
+    writer.add_token_types([*special, *[kinds.BYTE] * 256, *normal, *control])
+    writer.add_token_scores([0.0] * first + [float(len(each)) for each in pieces] + [0.0] * len(marks))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    for index, key in enumerate(marks):
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", last + index)
+    tensors = _tensors("attention", np.random.default_rng(0), n_vocab=last + len(marks))
+    tensors["output.weight"][:first] = 0  # never the likeliest among so many random ones
+    tensors["output.weight"][last:] = 0
+    for key, tensor in tensors.items():
+        writer.add_tensor(key, tensor)
+    finish(writer)
+    return path
+
+
 def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Path]:
     """Write a model in `count` files, `prefix-00001-of-0000N.gguf` and so on, and return their paths."""
     tensors = list(_tensors("attention", np.random.default_rng(seed)).items())
@@ -389,10 +438,10 @@ def byte_spellings() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _tensors(kind: Kind, rng: np.random.Generator, feed_forward: int = FF) -> Tensors:
-    tensors = {"token_embd.weight": _matrix(rng, N_VOCAB, EMBED, gain=6.0), "output_norm.weight": _ones(EMBED)}
+def _tensors(kind: Kind, rng: np.random.Generator, feed_forward: int = FF, n_vocab: int = N_VOCAB) -> Tensors:
+    tensors = {"token_embd.weight": _matrix(rng, n_vocab, EMBED, gain=6.0), "output_norm.weight": _ones(EMBED)}
     if kind != "sliding-window":
-        tensors["output.weight"] = _matrix(rng, N_VOCAB, EMBED, gain=3.0)
+        tensors["output.weight"] = _matrix(rng, n_vocab, EMBED, gain=3.0)
     for index in range(LAYERS):
         layer = _layer(kind, index, rng, feed_forward)
         tensors |= {f"blk.{index}.{name}": tensor for name, tensor in layer}

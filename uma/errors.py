@@ -83,6 +83,24 @@ class PromptTooLarge(UmaError):
 
     code = "E_LIMIT_PROMPT_TOO_LARGE"
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_ms: int | None = None,
+        prompt_tokens: int | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.prompt_tokens = prompt_tokens
+        """Of the prompt that does not fit the context, at least; None where tokens are not what was counted."""
+        self.n_ctx = n_ctx
+        """Tokens of that context, prompt and output together."""
+
+    def at(self, message: str) -> PromptTooLarge:
+        """The same with another message."""
+        return PromptTooLarge(message, prompt_tokens=self.prompt_tokens, n_ctx=self.n_ctx)
+
 
 class TooManySessions(UmaError):
     """The server has `max_sessions` sessions open."""
@@ -153,11 +171,20 @@ WIRE_ERRORS: dict[str, type[UmaError]] = {
 """The error codes of the protocol, and the class of each."""
 
 
-def from_code(code: str, message: str, retry_after_ms: int | None = None) -> UmaError:
+def from_code(
+    code: str,
+    message: str,
+    retry_after_ms: int | None = None,
+    *,
+    prompt_tokens: int | None = None,
+    n_ctx: int | None = None,
+) -> UmaError:
     """The error a peer reported, as the class its code names. An unknown code gives an `UmaError` that quotes it."""
     cls = WIRE_ERRORS.get(code)
     if cls is None:
         return UmaError(f"{code}: {message}", retry_after_ms=retry_after_ms)
+    if cls is PromptTooLarge:
+        return PromptTooLarge(message, retry_after_ms=retry_after_ms, prompt_tokens=prompt_tokens, n_ctx=n_ctx)
     return cls(message, retry_after_ms=retry_after_ms)
 
 

@@ -276,7 +276,8 @@ class Client:
             self._overfull = stream
 
     def _take_error(self, event: ErrorEvent) -> None:
-        error = from_code(event.code, event.message, event.retry_after_ms)
+        size = {"prompt_tokens": event.prompt_tokens, "n_ctx": event.n_ctx}
+        error = from_code(event.code, event.message, event.retry_after_ms, **size)
         if event.id is None:
             self._lose(error)
         elif (stream := self._streams.pop(event.id, None)) is not None:

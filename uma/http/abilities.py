@@ -115,6 +115,14 @@ def logprobs(value: Any, field: str, able: Capabilities) -> int | None:
     return value
 
 
+def post_sampling_probs(value: bool | None) -> None:
+    """llama-server's `post_sampling_probs`: probabilities behind the sampler's cuts."""
+    if value:
+        raise Unsupported(
+            "post_sampling_probs: log probabilities are the model's own here, before the sampler; leave it out"
+        )
+
+
 def answers(value: int | None, field: str, able: Capabilities) -> int | None:
     """`n`, `best_of`."""
     if value is not None and value > able.max_answers:

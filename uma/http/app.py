@@ -19,6 +19,7 @@ from uma.errors import UmaError, sole_error
 from uma.http import (
     anthropic,
     llama_server,
+    llama_server_completion,
     llama_server_embeddings,
     model_list,
     ollama,
@@ -78,7 +79,8 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/props", llama_server.props),
     ("GET", "/slots", llama_server.slots),
     ("GET", "/metrics", llama_server.metrics),
-    ("POST", "/completion", llama_server.completion),
+    ("POST", "/completion", llama_server_completion.completion),
+    ("POST", "/completions", llama_server_completion.completion),
     ("POST", "/tokenize", llama_server.tokenize),
     ("POST", "/detokenize", llama_server.detokenize),
     ("POST", "/apply-template", llama_server.apply_template),
@@ -91,7 +93,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
 )
 
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs"))
-_LLAMA_SERVER = (llama_server.__name__, llama_server_embeddings.__name__)
+_LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, llama_server_completion, llama_server_embeddings))
 _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
 
 

@@ -60,7 +60,7 @@ class Job(Protocol):
     def heartbeat(self, progress: str) -> bytes:
         """A sign of life that clients skip."""
 
-    def whole(self, results: Sequence[Finished]) -> Body:
+    def whole(self, results: Sequence[Finished]) -> Body | list[Body]:
         """The answer of a request without a stream."""
 
 

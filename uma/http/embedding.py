@@ -42,8 +42,10 @@ def named(field: str, *, is_single: bool = False) -> Iterator[None]:
         yield
     except ValueError as error:
         raise BadRequest(renamed(str(error))) from None
-    except (BadRequest, PromptTooLarge) as error:
-        raise type(error)(renamed(error.message)) from None
+    except PromptTooLarge as error:
+        raise error.at(renamed(error.message)) from None
+    except BadRequest as error:
+        raise BadRequest(renamed(error.message)) from None
 
 
 @attrs.frozen

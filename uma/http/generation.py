@@ -117,7 +117,7 @@ def _placed(error: UmaError, index: int, requests: int) -> UmaError:
     """The error, which says of several prompts which one is too long."""
     if requests == 1 or not isinstance(error, PromptTooLarge):
         return error
-    return PromptTooLarge(f"prompt[{index}]: {error.message}")
+    return error.at(f"prompt[{index}]: {error.message}")
 
 
 @attrs.define(eq=False)

@@ -15,9 +15,9 @@ from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named
 from uma.http.exchange import Exchange
 from uma.http.fields import first, lane_alone, read
 from uma.http.gateway import Gateway
-from uma.http.openai_completions import is_one_prompt, prompts
 from uma.http.openai_embeddings import usage
 from uma.http.problem import Unsupported
+from uma.http.prompts import built_with_ids, is_one_prompt, prompts
 from uma.net.quota import Lane
 from uma.types import MAX_TEXTS, Ranking, RerankRequest
 
@@ -38,7 +38,10 @@ class EmbeddingBody:
 
 async def embedding(gateway: Gateway, http: Exchange) -> None:
     """`POST /embedding`: an object for each text, whose `embedding` is a list of one."""
-    found = await embed(gateway, http, await http.built(partial(_embedding, gateway, http)))
+    build = partial(_embedding, gateway, http)
+    found = await embed(
+        gateway, http, await built_with_ids(gateway, http, ("input", "content"), build, in_one_kind=True)
+    )
 
     def form(vectors: Sequence[Any]) -> list[dict[str, Any]]:
         return [{"index": index, "embedding": [each]} for index, each in enumerate(vectors)]

@@ -15,6 +15,7 @@ Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 """Of a message. A template takes any, and with it whatever it spells."""
 
 _TYPES = {
+    "context_length": "exceed_context_size_error",  # llama-server's; OpenAI's clients go by the code
     "unauthorized": "authentication_error",
     "forbidden": "permission_error",
     "rate": "rate_limit_error",
@@ -43,7 +44,7 @@ OVERFLOW = "This model's maximum context length is exceeded: "
 
 
 class OpenAiErrors:
-    """`{"error": {"message", "type", "param", "code"}}`."""
+    """`{"error": {"message", "type", "param", "code"}}`, and of a prompt that does not fit llama-server's two sizes."""
 
     def error(self, problem: Problem, request_id: str) -> Body:
         """See `Dialect`."""
@@ -53,6 +54,7 @@ class OpenAiErrors:
                 "type": _TYPES.get(problem.kind, "invalid_request_error"),
                 "param": problem.param,
                 "code": _CODES.get(problem.kind),
+                **problem.size,
             }
         }
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import Range, show
-from uma.errors import BadRequest
+from uma.constraints import Range
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
@@ -19,14 +18,12 @@ from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
 from uma.http.openai import DEFAULTS, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.prompts import PROMPTS, built_with_ids, prompts
 from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI's documents have it for this endpoint."""
-PROMPTS = "a string, a list of token ids, or a list of these"
-MAX_PROMPTS = 2048
-"""OpenAI's own bound of prompts in one request."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +47,8 @@ class CompletionBody(Common):
 
 async def completions(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/completions`."""
-    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+    build = partial(_job, gateway, http)
+    await gateway.generate(http, await built_with_ids(gateway, http, ("prompt",), build))
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
@@ -94,39 +92,6 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         )
         for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt"))
     ]
-
-
-def prompts(gateway: Gateway, value: Any, field: str) -> list[dict[str, Any]]:
-    """Each prompt as `Request` takes it. Raises `BadRequest` for what is none."""
-    vocab_size = gateway.source.info.model.vocab_size
-    if is_one_prompt(value):
-        return [_prompt(value, field, vocab_size)]
-    if not isinstance(value, list) or not value:
-        raise BadRequest(f"{field}: expected {PROMPTS}, not {show(value)}")
-    if len(value) > MAX_PROMPTS:
-        raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
-    return [_prompt(each, f"{field}[{index}]", vocab_size) for index, each in enumerate(value)]
-
-
-def is_one_prompt(value: Any) -> bool:
-    """Whether this is a prompt by itself and no list of prompts."""
-    return isinstance(value, str) or _is_ids(value)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
-
-
-def _prompt(value: Any, field: str, vocab_size: int) -> dict[str, Any]:
-    if isinstance(value, str):
-        if "\0" in value:
-            raise BadRequest(f"{field}: holds a NUL character, which no tokenizer takes")
-        return {"prompt": value}
-    if not _is_ids(value):
-        raise BadRequest(f"{field}: expected a string or a list of token ids, not {show(value)}")
-    if (wrong := min(value)) < 0 or (wrong := max(value)) >= vocab_size:
-        raise BadRequest(f"{field}: {wrong} is not in the vocabulary of {vocab_size:,} tokens")
-    return {"token_ids": tuple(value)}
 
 
 @attrs.define

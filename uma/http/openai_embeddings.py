@@ -12,7 +12,7 @@ from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, em
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
-from uma.http.openai_completions import PROMPTS, is_one_prompt, prompts
+from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
 from uma.net.quota import Lane
 
 
@@ -36,7 +36,7 @@ async def embeddings(gateway: Gateway, http: Exchange) -> None:
         given = Input.of(prompts(gateway, body.input, "input"), "input", is_single=is_one_prompt(body.input))
         return body, model, asked(gateway, http, given, priority=body.priority, dimensions=body.dimensions)
 
-    body, model, wanted = await http.built(read_body)
+    body, model, wanted = await built_with_ids(gateway, http, ("input",), read_body, in_one_kind=True)
     found = await embed(gateway, http, wanted)
 
     def form(vectors: Sequence[Any]) -> dict[str, Any]:

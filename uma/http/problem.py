@@ -162,6 +162,10 @@ class Problem:
     param: str | None = None
     """The field that is wrong, where there is one."""
     retry_after_ms: int | None = None
+    prompt_tokens: int | None = None
+    """Of a prompt that does not fit the context, at least."""
+    n_ctx: int | None = None
+    """That context's."""
 
     @classmethod
     def of(cls, error: UmaError, names: Mapping[str, str] | None = None) -> Problem:
@@ -175,7 +179,17 @@ class Problem:
         retry_after_ms = error.retry_after_ms
         if status in (429, 503) and retry_after_ms is None:
             retry_after_ms = DEFAULT_RETRY_MS
-        return cls(status, kind, message, field[1] if field else None, retry_after_ms)
+        problem = cls(status, kind, message, field[1] if field else None, retry_after_ms)
+        if isinstance(error, PromptTooLarge):
+            return attrs.evolve(problem, prompt_tokens=error.prompt_tokens, n_ctx=error.n_ctx)
+        return problem
+
+    @property
+    def size(self) -> dict[str, int]:
+        """llama-server's members of an error about a prompt that does not fit; nothing for another one."""
+        if self.prompt_tokens is None or self.n_ctx is None:
+            return {}
+        return {"n_prompt_tokens": self.prompt_tokens, "n_ctx": self.n_ctx}
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -331,6 +331,9 @@ class ErrorEvent:
     retry_after_ms: int | None = None
     """There where trying the same again later can help."""
     metadata: dict[str, Any] | None = None
+    prompt_tokens: int | None = None
+    """Of a prompt that does not fit the context, at least; `n_ctx` has the context's."""
+    n_ctx: int | None = None
 
 
 @attrs.frozen

@@ -57,6 +57,7 @@ from uma.errors import (
     BadRequest,
     Busy,
     FrameTooLarge,
+    PromptTooLarge,
     ShuttingDown,
     UmaError,
 )
@@ -579,7 +580,10 @@ def _exchange(message: Generate | Query) -> Exchange:
 
 
 def _error_event(error: UmaError, id: str | None, metadata: dict[str, Any] | None = None) -> ErrorEvent:
-    return ErrorEvent(error.code, error.message, id, error.retry_after_ms, metadata)
+    event = ErrorEvent(error.code, error.message, id, error.retry_after_ms, metadata)
+    if isinstance(error, PromptTooLarge):
+        return attrs.evolve(event, prompt_tokens=error.prompt_tokens, n_ctx=error.n_ctx)
+    return event
 
 
 def _not_running(key: str | int) -> LocalProtocolError:

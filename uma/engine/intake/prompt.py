@@ -160,7 +160,9 @@ class PromptReader:
         if least >= self._max_tokens:
             raise PromptTooLarge(
                 f"prompt too large: {len(text):,} characters are {least:,} tokens at least, which do not fit the "
-                f"context of {self._max_tokens:,} tokens; shorten the prompt, or run with a larger --n-ctx"
+                f"context of {self._max_tokens:,} tokens; shorten the prompt, or run with a larger --n-ctx",
+                prompt_tokens=least,
+                n_ctx=self._max_tokens,
             )
 
     async def read_rendered(self, text: str) -> tuple[int, ...]:
@@ -179,7 +181,9 @@ class PromptReader:
         if prompt_tokens >= self._max_tokens:
             raise PromptTooLarge(
                 f"prompt too large: {prompt_tokens:,} tokens do not fit the context of {self._max_tokens:,} tokens, "
-                "which must also hold the answer; shorten the prompt, or run with a larger --n-ctx"
+                "which must also hold the answer; shorten the prompt, or run with a larger --n-ctx",
+                prompt_tokens=prompt_tokens,
+                n_ctx=self._max_tokens,
             )
 
     def _check_bytes(self, request: Request) -> None:

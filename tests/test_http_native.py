@@ -1,0 +1,163 @@
+"""llama-server's native completion: its forms of a prompt, several at once, and what its last object tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from engine_world import config_for
+from http_server import Answered, RawHttp, hosted_http
+
+from models import write_encoder
+
+GREEDY = {"temperature": 0, "n_predict": 6, "ignore_eos": True}
+
+
+@attrs.frozen
+class Server:
+    """Where the service of this process listens."""
+
+    port: int
+
+    def ask(self, method: str, path: str, body: Any = None) -> Answered:
+        """One request on a connection of its own."""
+        raw = RawHttp(self.port)
+        try:
+            return raw.ask(method, path, body)
+        finally:
+            raw.close()
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path) -> Iterator[Server]:
+    """A model whose tokens are bytes."""
+    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted:
+        yield Server(hosted.port)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A BERT, which wants a token before a text and one behind it."""
+    path = write_encoder(tmp_path_factory.mktemp("model") / "bert.gguf")
+    with hosted_http(config_for(path, http="127.0.0.1:0")) as hosted:
+        yield Server(hosted.port)
+
+
+def events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, without comments."""
+    answer = server.ask("POST", path, {**body, "stream": True})
+    assert answer.status == 200
+    lines = answer.body.decode().split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def ids_of(server: Server, text: str) -> list[int]:
+    found: list[int] = server.ask("POST", "/tokenize", {"content": text, "add_special": True}).json["tokens"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param(lambda ids: [*ids[:6], "upon a ", *ids[13:]], id="a text among ids"),
+        pytest.param(lambda ids: ["Once upon a ", *ids[13:]], id="a text first"),
+        pytest.param(lambda ids: {"prompt_string": "Once upon a time"}, id="an object"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_a_prompt_in_parts_is_the_prompt_of_its_tokens(server: Server, path: str, prompt: Any) -> None:
+    ids = ids_of(server, "Once upon a time")
+    fields = {**GREEDY, "max_tokens": 6}
+    whole = server.ask("POST", path, {"prompt": ids, **fields}).json
+    parts = server.ask("POST", path, {"prompt": prompt(ids), **fields}).json
+    texts = [each["content"] if path == "/completion" else each["choices"][0]["text"] for each in (whole, parts)]
+    assert texts[0] == texts[1]
+
+
+def test_several_prompts_have_an_answer_each_in_their_order(server: Server) -> None:
+    alone = [server.ask("POST", "/completion", {"prompt": each, **GREEDY}).json for each in ("Once", "The owl")]
+    both = {"prompt": ["Once", "The owl"], **GREEDY}
+    told = server.ask("POST", "/completion", both).json
+    assert [(each["index"], each["content"]) for each in told] == [(0, alone[0]["content"]), (1, alone[1]["content"])]
+    streamed = ["", ""]
+    for event in events(server, "/completion", both):
+        streamed[event["index"]] += event["content"]
+    assert streamed == [each["content"] for each in alone]
+    assert server.ask("POST", "/completion", {"prompt": ["Once"], **GREEDY}).json["content"] == alone[0]["content"]
+
+
+@pytest.mark.parametrize("prompt", [[], 5, ["a", []], [[]], {"text": "a"}, {"content": "a"}, [True, "a"]])
+def test_what_is_no_prompt_is_refused_by_name(server: Server, prompt: Any) -> None:
+    refused = server.ask("POST", "/completion", {"prompt": prompt, "n_predict": 1})
+    assert (refused.status, refused.json["error"]["message"][:6]) == (400, "prompt")
+
+
+def test_an_image_in_a_prompt_is_refused_by_name(server: Server) -> None:
+    prompt = {"prompt_string": "What is <__media__>?", "multimodal_data": ["AAAA"]}
+    refused = server.ask("POST", "/completion", {"prompt": prompt})
+    assert (refused.status, "multimodal_data" in refused.json["error"]["message"]) == (400, True)
+
+
+def test_the_last_object_says_how_it_was_sampled(server: Server) -> None:
+    body = {"prompt": "Once", "n_predict": 3, "temperature": 0.5, "seed": 7, "stop": ["zzz"], "logit_bias": [[65, -1]]}
+    whole = server.ask("POST", "/completion", body).json
+    last = events(server, "/completion", body)[-1]
+    for told in (whole, last):
+        figures = told["generation_settings"]
+        assert (figures["temperature"], figures["seed"], figures["n_predict"]) == (0.5, 7, 3)
+        assert (figures["top_k"], figures["top_p"], figures["min_p"]) == (40, 0.95, 0.05)
+        assert (figures["stop"], figures["logit_bias"]) == (["zzz"], [{"token": "65", "bias": -1.0}])
+        assert told["prompt"] == "Once"
+
+
+def test_a_line_break_in_the_answer_is_told(server: Server) -> None:
+    for text, is_there in (("a\\nb", True), ("ab", False)):
+        body = {"prompt": "x", "grammar": f'root ::= "{text}"'}
+        assert server.ask("POST", "/completion", body).json["has_new_line"] is is_there
+        assert events(server, "/completion", body)[-1]["has_new_line"] is is_there
+
+
+def test_of_the_last_object_only_the_members_asked_for_are_told(server: Server) -> None:
+    body = {"prompt": "Once", **GREEDY, "response_fields": ["content", "generation_settings/n_predict", "nothing/here"]}
+    whole = server.ask("POST", "/completion", body).json
+    assert (set(whole), whole["generation_settings/n_predict"]) == ({"content", "generation_settings/n_predict"}, 6)
+    assert set(events(server, "/completion", body)[-1]) == set(whole)
+
+
+@pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])
+def test_the_number_of_tokens_has_three_names(server: Server, name: str) -> None:
+    told = server.ask("POST", "/completion", {"prompt": "Once", "ignore_eos": True, name: 5}).json
+    assert (told["tokens_predicted"], told["stop_type"]) == (5, "limit")
+
+
+def test_probabilities_behind_the_sampler_are_refused_by_name(server: Server) -> None:
+    refused = server.ask("POST", "/completion", {"prompt": "a", "n_probs": 3, "post_sampling_probs": True})
+    assert (refused.status, "post_sampling_probs" in refused.json["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_prompt_that_does_not_fit_is_told_with_both_sizes(server: Server, path: str, streams: bool) -> None:
+    n_ctx = server.ask("GET", "/props").json["limits"]["n_ctx"]
+    text = "x" * (n_ctx + 10)
+    body = {"prompt": text} if path == "/completion" else {"messages": [{"role": "user", "content": text}]}
+    refused = server.ask("POST", path, {**body, "stream": streams})
+    told = refused.json["error"]
+    assert (refused.status, told["type"], told["n_ctx"]) == (400, "exceed_context_size_error", n_ctx)
+    assert told["n_prompt_tokens"] >= n_ctx
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding"])
+def test_texts_and_token_ids_are_embedded_in_one_list(encoder: Server, path: str) -> None:
+    ids = ids_of(encoder, "a fox")
+    assert len(ids) > 4
+    mixed = [ids, "a fox", [*ids[:2], "fox", ids[-1]], {"content": [{"type": "text", "text": "a fox"}]}]
+    told = encoder.ask("POST", path, {"input": mixed}).json
+    vectors = [np.ravel(each["embedding"]) for each in (told["data"] if isinstance(told, dict) else told)]
+    for each in vectors[1:]:
+        assert np.allclose(each, vectors[0], atol=1e-4)

@@ -1,0 +1,298 @@
+"""llama-server's native completion: `POST /completion` and `/completions`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import attrs
+import orjson
+
+from uma.constraints import Length, Range
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.dialect import Body, SseJob, sse
+from uma.http.exchange import Exchange
+from uma.http.fields import (
+    MAX_WINDOW,
+    Common,
+    all_tokens,
+    allowed_tokens,
+    context_window,
+    first,
+    read,
+    sampling,
+    urgency,
+)
+from uma.http.gateway import Gateway
+from uma.http.llama_server import DEFAULTS, ERRORS
+from uma.http.logprobs import Unshown, shown
+from uma.http.problem import Problem
+from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
+from uma.http.usage import timings, warnings
+from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplingParams, Temperature, Token
+
+_Window = Annotated[int, Range(-1, MAX_WINDOW)]
+_DRAWN = (-1, MAX_SEED)
+"""Seeds that have one drawn: the latter is llama-server's own default, which clients send along."""
+UNBOUNDED = -1
+"""A number of tokens: as many as there may be."""
+
+
+@attrs.frozen(kw_only=True)
+class CompletionBody(Common):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    prompt: Annotated[Any, PROMPTS]
+    model: str | None = None
+    stream: bool | None = None
+    n_predict: Annotated[int, Range(UNBOUNDED)] | None = None
+    max_tokens: Annotated[int, Range(UNBOUNDED)] | None = None
+    max_completion_tokens: Annotated[int, Range(UNBOUNDED)] | None = None
+    temperature: Temperature | None = None
+    seed: Annotated[int, Range(-1, MAX_SEED)] | None = None
+    repeat_penalty: Annotated[float, Range(gt=0, le=2)] | None = None
+    repeat_last_n: _Window | None = None
+    dry_penalty_last_n: _Window | None = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[tuple[str, ...], Length(0, 64, "names")] | None = None
+    n_probs: Any = None
+    post_sampling_probs: bool | None = None
+    logit_bias: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    image_data: Any = None
+
+
+async def completion(gateway: Gateway, http: Exchange) -> None:
+    """`POST /completion`: one prompt or several; several answers are a list, or told apart by `index`."""
+    build = partial(_job, gateway, http)
+    await gateway.generate(http, await built_with_ids(gateway, http, ("prompt",), build))
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
+    body = read(fields, CompletionBody, http)
+    model = gateway.names.check(body.model)
+    if body.image_data:
+        abilities.media("image_data", "image_data")
+    asked = first(
+        http,
+        ("n_predict", body.n_predict),
+        ("max_completion_tokens", body.max_completion_tokens),
+        ("max_tokens", body.max_tokens),
+    )
+    params = _sampling(gateway, http, body, asked)
+    how = urgency(body, http)
+    requests = [
+        Request(
+            f"{http.id}-{index}" if index else http.id,
+            sampling=params,
+            stream=bool(body.stream),
+            parse_special=True,
+            **how,
+            **prompt,
+        )
+        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt"))
+    ]
+    return CompletionJob(
+        requests,
+        bool(body.stream),
+        model,
+        n_predict=gateway.source.info.limits.default_max_tokens if asked is None else asked,
+        returns_tokens=bool(body.return_tokens),
+        fields=body.response_fields or (),
+        is_list=len(requests) > 1 and not is_one_prompt(body.prompt),
+    )
+
+
+def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict: int | None) -> SamplingParams:
+    if body.grammar and body.json_schema is not None:
+        raise BadRequest("grammar: give either grammar or json_schema, not both")
+    able = gateway.source.info.capabilities
+    abilities.post_sampling_probs(body.post_sampling_probs)
+    unbounded = all_tokens(gateway, http) if n_predict == UNBOUNDED else None
+    params = sampling(
+        gateway,
+        body,
+        DEFAULTS,
+        max_tokens=allowed_tokens(gateway, n_predict, "n_predict") if unbounded is None else unbounded,
+        temperature=body.temperature,
+        seed=None if body.seed in _DRAWN else body.seed,
+        repetition_penalty=first(
+            http, ("repeat_penalty", body.repeat_penalty), ("repetition_penalty", body.repetition_penalty)
+        ),
+        penalty_window=_window(
+            gateway, first(http, ("repeat_last_n", body.repeat_last_n), ("penalty_window", body.penalty_window))
+        ),
+        dry_window=_window(
+            gateway, first(http, ("dry_penalty_last_n", body.dry_penalty_last_n), ("dry_window", body.dry_window))
+        ),
+        logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
+        logit_bias=abilities.logit_bias(body.logit_bias, able, bans_by_false=True),
+        grammar=abilities.gbnf(body.grammar, "grammar", able, http.names)
+        or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
+    )
+    return params.over(gateway.config.sampler)
+
+
+def _window(gateway: Gateway, asked: int | None) -> int | None:
+    """-1 is the whole context."""
+    return context_window(gateway) if asked == -1 else asked
+
+
+@attrs.define(kw_only=True)
+class CompletionJob(SseJob):
+    """Native completions: of each prompt an object for each token, and one at the end with `stop: true`."""
+
+    requests: Sequence[Request] = attrs.field(kw_only=False)
+    stream: bool = attrs.field(kw_only=False)
+    model: str = attrs.field(kw_only=False)
+    n_predict: int
+    """As the body has it, or by default."""
+    returns_tokens: bool
+    fields: Sequence[str]
+    """Of the last object, those that are wanted (`a/b`: the member `b` of `a`); none: all."""
+    is_list: bool
+    """Whether a whole answer is a list."""
+    _n: Counter[int] = attrs.field(factory=Counter, init=False)
+    _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
+    _lines: set[int] = attrs.field(factory=set, init=False)
+    """Answers with a line break."""
+
+    def token(self, index: int, token: Token) -> bytes:
+        """See `Job`."""
+        self._n[index] += 1
+        if "\n" in token.text:
+            self._lines.add(index)
+        if self.requests[0].sampling.logprobs is not None:
+            return sse({**self._piece(index, token), **_probabilities(self._unshown[index].take(token))})
+        return (
+            b'data: {"index":%d,"content":' % index
+            + orjson.dumps(token.text)
+            + (b',"tokens":[%d],"stop":false,"tokens_predicted":%d}\n\n' % (token.token_id, self._n[index]))
+        )
+
+    def _piece(self, index: int, token: Token) -> dict[str, Any]:
+        return {
+            "index": index,
+            "content": token.text,
+            "tokens": [token.token_id],
+            "stop": False,
+            "tokens_predicted": self._n[index],
+        }
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`."""
+        rest = self._unshown[index].rest(finished)
+        last = self._last(index, finished, "", has_new_line=index in self._lines)
+        return sse(self._wanted({**last, **(_probabilities(rest) if rest else {})}))
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`. The last object says `stop` itself."""
+        return b""
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Job`."""
+        return sse(ERRORS.error(problem, ""))
+
+    def whole(self, results: Sequence[Finished]) -> Body | list[Body]:
+        """See `Job`."""
+        bodies = [self._whole(index, result) for index, result in enumerate(results)]
+        return bodies if self.is_list else bodies[0]
+
+    def _whole(self, index: int, result: Finished) -> Body:
+        text = result.text or ""
+        body = self._last(index, result, text, has_new_line="\n" in text)
+        if self.returns_tokens:
+            body["tokens"] = list(result.token_ids or ())
+        return self._wanted(body if result.logprobs is None else {**body, **_probabilities(shown(result))})
+
+    def _last(self, index: int, result: Finished, text: str, *, has_new_line: bool) -> dict[str, Any]:
+        word, request = result.stop_string, self.requests[index]
+        return {
+            "index": index,
+            "content": text,
+            "tokens": [],
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": result.usage.completion_tokens,
+            "tokens_evaluated": result.usage.prompt_tokens,
+            "tokens_cached": result.usage.cached_tokens,
+            "generation_settings": settings(request, self.n_predict, result.seed),
+            "prompt": request.prompt,
+            "has_new_line": has_new_line,
+            "truncated": False,
+            "stop_type": "limit" if result.reason == "length" else "word" if word is not None else "eos",
+            "stopping_word": word or "",
+            "timings": timings(result),
+            "seed": result.seed,
+            **warnings([result], is_unbounded=self.n_predict == UNBOUNDED),
+        }
+
+    def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The members of the last object that were asked for; one that is not there is left out."""
+        found = {path: _member(body, path) for path in self.fields}
+        return {path: value for path, value in found.items() if value is not _NOTHING} if self.fields else body
+
+
+_NOTHING = object()
+
+
+def _member(body: Mapping[str, Any], path: str) -> Any:
+    found: Any = body
+    for name in path.split("/"):
+        found = found.get(name, _NOTHING) if isinstance(found, Mapping) else _NOTHING
+    return found
+
+
+def settings(request: Request, n_predict: int, seed: int) -> dict[str, Any]:
+    """llama-server's `generation_settings`: how a request was sampled, by its names."""
+    params, figures = request.sampling, request.sampling.settled
+    return {
+        "seed": seed,
+        "temperature": figures.temperature,
+        "dynatemp_range": params.dynatemp_range,
+        "dynatemp_exponent": params.dynatemp_exponent,
+        "top_k": figures.top_k,
+        "top_p": figures.top_p,
+        "min_p": figures.min_p,
+        "top_n_sigma": -1.0 if params.top_n_sigma is None else params.top_n_sigma,
+        "xtc_probability": params.xtc_probability,
+        "xtc_threshold": params.xtc_threshold,
+        "typical_p": params.typical_p,
+        "repeat_last_n": params.penalty_window,
+        "repeat_penalty": figures.repetition_penalty,
+        "presence_penalty": figures.presence_penalty,
+        "frequency_penalty": figures.frequency_penalty,
+        "dry_multiplier": params.dry_multiplier,
+        "dry_base": params.dry_base,
+        "dry_allowed_length": params.dry_allowed_length,
+        "dry_penalty_last_n": params.dry_window,
+        "dry_sequence_breakers": params.dry_sequence_breakers,
+        "mirostat": params.mirostat,
+        "mirostat_tau": params.mirostat_tau,
+        "mirostat_eta": params.mirostat_eta,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.0,
+        "stop": params.stop,
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "ignore_eos": params.ignore_eos,
+        "stream": request.stream,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in (params.logit_bias or {}).items()],
+        "n_probs": params.logprobs or 0,
+        "grammar": "" if params.grammar is None else params.grammar.gbnf or "",
+    }
+
+
+def _probabilities(positions: Sequence[Logprobs]) -> dict[str, Any]:
+    return {"completion_probabilities": [_probability(each) for each in positions]}
+
+
+def _probability(position: Any) -> dict[str, Any]:
+    def one(token: Any) -> dict[str, Any]:
+        return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
+
+    return {**one(position.chosen), "top_logprobs": [one(each) for each in position.top]}
