@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,85 @@ def test_what_anthropic_s_own_tools_left_behind_is_named_and_the_rest_answered(p
     assert {"tools[0]", "messages[1].content[1]", "messages[1].content[2]"} <= set(ignored(said))
     alike = [ASKED, {"role": "assistant", "content": "I search.\nA fox."}, ASKED]
     assert counted(plain, messages).json == counted(plain, alike).json
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (
+            "/v1/responses",
+            {
+                "input": [ASKED],
+                "tools": [{"type": "function", "name": "look", "parameters": LOOK["input_schema"]}],
+                "tool_choice": {"type": "function", "name": "look"},
+                "text": {"format": {"type": "json_object"}},
+                "max_output_tokens": 40,
+            },
+            "text.format",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [ASKED],
+                "tools": [FUNCTION],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+                "max_tokens": 40,
+            },
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [ASKED],
+                "tools": [FUNCTION],
+                "tool_choice": "required",
+                "guided_regex": "a+",
+                "max_tokens": 40,
+            },
+            "guided_regex",
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [ASKED],
+                "tools": [LOOK],
+                "tool_choice": {"type": "tool", "name": "look"},
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+                "max_tokens": 40,
+            },
+            "output_config.format",
+        ),
+    ],
+)
+def test_a_form_of_the_answer_is_named_where_a_call_is_demanded(
+    http_server: HttpServer, path: str, fields: dict[str, Any], named: str
+) -> None:
+    said = http_server.ask("POST", path, {**fields, "temperature": 0})
+    assert said.status == 200, said.body
+    assert ignored(said) == [named]
+    assert b'"look"' in said.body
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+def test_a_client_is_told_that_the_model_is_not_unloaded(plain: HttpServer, path: str) -> None:
+    """Open WebUI's button would say that it was."""
+    for unload in (0, "0s"):
+        refused = plain.ask("POST", path, {"keep_alive": unload})
+        assert (refused.status, refused.json["error"].startswith("keep_alive: ")) == (400, True)
+    for kept in ("5m", -1, None):
+        assert plain.ask("POST", path, {"keep_alive": kept}).json["done_reason"] == "load"
+
+
+@pytest.mark.parametrize("size", [20_000, 200_000])
+def test_anthropic_s_words_tell_how_much_too_long_a_prompt_is(plain: HttpServer, size: int) -> None:
+    """By these numbers Claude Code shortens a conversation. A very long text is refused before it is counted."""
+    most = plain.ask("GET", "/v1/models").json["data"][0]["max_model_len"]
+    refused = plain.ask(
+        "POST", "/v1/messages", {"messages": [{"role": "user", "content": "fox " * size}], "max_tokens": 1}
+    )
+    message = refused.json["error"]["message"]
+    found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum; ", message)
+    assert found is not None, message
+    assert (refused.status, int(found[2])) == (400, most - 1)
+    assert int(found[1]) > most - 1

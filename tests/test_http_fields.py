@@ -97,6 +97,18 @@ TOP = {"include": ["message.output_text.logprobs"]}
     [
         (CHAT, {"max_tokens": 3}, {"max_tokens": 3}),
         (CHAT, {"max_tokens": 3, "max_completion_tokens": 2}, {"max_tokens": 2}),
+        (CHAT, {"max_tokens": -1}, {"max_tokens": 32}),
+        (CHAT, {"max_tokens": 3, "max_completion_tokens": -1}, {"max_tokens": 32}),
+        (COMPLETIONS, {"max_tokens": -1}, {"max_tokens": 32}),
+        (CHAT, {"guided_json": SCHEMA}, {"grammar": BY_SCHEMA}),
+        (CHAT, {"guided_json": orjson.dumps(SCHEMA).decode()}, {"grammar": BY_SCHEMA}),
+        (CHAT, {"guided_choice": ["yes", "no"]}, {"grammar": Grammar(choice=("yes", "no"))}),
+        (CHAT, {"structured_outputs": {"regex": "a+", "json_object": False}}, {"grammar": Grammar(regex="a+")}),
+        (CHAT, {"structured_outputs": {"json_object": True}}, {"grammar": ANY_OBJECT}),
+        (COMPLETIONS, {"guided_regex": "a+"}, {"grammar": Grammar(regex="a+")}),
+        (COMPLETIONS, {"guided_grammar": 'root ::= "a"'}, {"grammar": Grammar(gbnf='root ::= "a"')}),
+        (COMPLETIONS, {"structured_outputs": {"grammar": 'start: "a"'}}, {"grammar": Grammar(lark='start: "a"')}),
+        (COMPLETIONS, {"structured_outputs": {"json": SCHEMA}}, {"grammar": BY_SCHEMA}),
         (CHAT, {"n": 2, "temperature": 0.3, "stop": "zz"}, {"n": 2, "temperature": 0.3, "stop": ("zz",)}),
         (CHAT, {"logprobs": True}, {"logprobs": 0}),
         (CHAT, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
@@ -288,6 +300,8 @@ def test_with_any_model_an_answer_has_the_name_that_was_asked_for(asking: Asking
     ("path", "fields"),
     [
         (NATIVE, {"n_predict": -1, "ignore_eos": True}),
+        (CHAT, {"max_tokens": -1, "ignore_eos": True}),
+        (COMPLETIONS, {"max_tokens": -1, "ignore_eos": True}),
         (OLLAMA, {"options": {"num_predict": -1, "ignore_eos": True}}),
         (OLLAMA_CHAT, {"options": {"num_predict": -2, "ignore_eos": True}}),
     ],
@@ -298,7 +312,8 @@ def test_a_client_that_wants_all_tokens_there_may_be_is_not_warned_of_fewer(
     with closing(RawHttp(small.port)) as raw:
         answer = raw.ask("POST", path, {**GENERATING[path], **fields, "stream": is_streamed})
         assert (answer.status, b"warnings" in answer.body) == (200, False)
-        assert any(said in answer.body for said in (b'"stop_type":"limit"', b'"done_reason":"length"'))
+        said = (b'"stop_type":"limit"', b'"done_reason":"length"', b'"finish_reason":"length"')
+        assert any(each in answer.body for each in said)
 
 
 def test_a_number_that_does_not_fit_is_warned_of(small: HostedHttp) -> None:

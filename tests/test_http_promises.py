@@ -121,6 +121,12 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
     ("path", "fields", "named"),
     [
         (CHAT, {"reasoning_effort": {"a": 1}}, "reasoning_effort"),
+        (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"max_tokens": -2}, "max_tokens"),
+        (CHAT, {"guided_choice": "yes"}, "guided_choice"),
+        (CHAT, {"guided_json": "{"}, "guided_json"),
+        (CHAT, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        (CHAT, {"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         (RESPONSES, {"reasoning": {"effort": "banana"}}, "reasoning.effort"),
         (RESPONSES, {"reasoning": "high"}, "reasoning"),
         (RESPONSES, {"reasoning": {"summary": 1}}, "reasoning.summary"),

@@ -43,7 +43,7 @@ def response_format(
     if "json_schema" in value and isinstance(inner, dict):
         ignored += [f"{field}.json_schema.{name}" for name in inner if name not in _OF_FORMAT]
     if value["type"] == "json_object" and schema is None:
-        return _grammar({"json_object": True}, field, able, names)
+        return grammar({"json_object": True}, field, able, names)
     is_flat = "json_schema" not in value and (is_flat or "schema" in value)
     place = f"{field}.schema" if is_flat else f"{field}.json_schema.schema"
     if not isinstance(schema, dict):
@@ -56,7 +56,7 @@ def json_format(value: Any, field: str, able: Capabilities, names: Names) -> Gra
     if value is None or value == "":
         return None
     if value == "json":
-        return _grammar({"json_object": True}, field, able, names)
+        return grammar({"json_object": True}, field, able, names)
     return json_schema(value, field, able, names)
 
 
@@ -67,7 +67,7 @@ def json_schema(value: Any, place: str, able: Capabilities, names: Names, field:
     if not isinstance(value, dict):
         raise BadRequest(f"{place}: expected a JSON Schema, not {show(value)}")
     names["grammar.json_schema"] = place
-    return _grammar({"json_schema": value}, field or place, able, names)
+    return grammar({"json_schema": value}, field or place, able, names)
 
 
 def gbnf(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
@@ -77,11 +77,13 @@ def gbnf(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | 
     if not isinstance(value, str):
         raise BadRequest(f"{field}: expected a grammar as a string, not {show(value)}")
     names["grammar.gbnf"] = field
-    return _grammar({"gbnf": value}, field, able, names)
+    return grammar({"gbnf": value}, field, able, names)
 
 
-def _grammar(given: dict[str, Any], field: str, able: Capabilities, names: Names) -> Grammar:
+def grammar(given: dict[str, Any], field: str, able: Capabilities, names: Names) -> Grammar:
+    """The grammar that `field` asks for; `given` has the one field of `Grammar` that it is."""
     (form,) = given
+    names.setdefault(f"grammar.{form}", field)
     names["grammar"] = field
     if form not in able.grammars:
         raise Unsupported(f"{field}: this server cannot constrain its output by {form.replace('_', ' ')}; leave it out")
@@ -89,6 +91,14 @@ def _grammar(given: dict[str, Any], field: str, able: Capabilities, names: Names
         return Grammar(**given)
     except ValueError as error:
         raise BadRequest(f"{field}: {error}") from None
+
+
+def answer_grammar(wanted: Grammar | None, field: str, tool_choice: str, ignored: list[str]) -> Grammar | None:
+    """The grammar of an answer. Where a call is demanded there is none: `field` is added to `ignored` then."""
+    if wanted is None or tool_choice in ("auto", "none"):
+        return wanted
+    ignored.append(field)
+    return None
 
 
 def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -52,7 +53,9 @@ _TYPES = {
 
 
 OVERFLOW = "prompt is too long: "
-"""Programs know an overflow by Anthropic's words for it."""
+"""Programs know an overflow by Anthropic's words for it, and shorten the conversation by the numbers behind them."""
+_NUMBERS = re.compile(r"([\d,]+) tokens.* context of ([\d,]+) tokens")
+"""The prompt's tokens and the context's, in the engine's words."""
 
 
 class AnthropicErrors:
@@ -61,8 +64,16 @@ class AnthropicErrors:
     def error(self, problem: Problem, request_id: str) -> Body:
         """See `Dialect`."""
         kind = _TYPES.get(problem.kind, "invalid_request_error")
-        message = OVERFLOW + problem.message if problem.kind == "context_length" else problem.message
+        message = _too_long(problem.message) if problem.kind == "context_length" else problem.message
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _too_long(message: str) -> str:
+    """`prompt is too long: N tokens > M maximum`, and what the engine says. An answer has at least one token."""
+    if (found := _NUMBERS.search(message)) is None:
+        return OVERFLOW + message
+    tokens, context = (int(each.replace(",", "")) for each in found.groups())
+    return f"{OVERFLOW}{tokens} tokens > {context - 1} maximum; {message}"
 
 
 ERRORS = AnthropicErrors()
@@ -115,7 +126,12 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
         max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         stop=first(http, ("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),
-        grammar=_grammar(body.output_config, gateway, http),
+        grammar=abilities.answer_grammar(
+            _grammar(body.output_config, gateway, http),
+            "output_config.format",
+            prompt.get("tool_choice", "auto"),
+            http.ignored,
+        ),
     )
     how = urgency(body, http)
     request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **prompt)

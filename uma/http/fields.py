@@ -44,6 +44,8 @@ _TTFT, _TBT, _PACE = "x-uma-target-ttft-ms", "x-uma-target-tbt-ms", "x-uma-pace"
 _ABOUT_STREAMS = (_TTFT, _TBT, _PACE)
 """Headers."""
 
+MaxTokens = Annotated[int, Range(1)] | Literal[-1] | None
+"""A bound of tokens; -1 is none."""
 Stop = str | Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None
 
 
@@ -145,6 +147,11 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
     if asked is not None and limits.has_max_tokens and asked > limits.max_tokens:
         raise BadRequest(f"{name}: {asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
     return asked
+
+
+def tokens_wanted(gateway: Gateway, http: Exchange, asked: int | None, name: str, answers: int = 1) -> int | None:
+    """The same, where -1 asks for as many as each of so many answers can have."""
+    return all_tokens(gateway, http, answers) if asked == -1 else allowed_tokens(gateway, asked, name)
 
 
 def context_window(gateway: Gateway) -> int:

@@ -33,7 +33,7 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
-from uma.http.problem import Problem
+from uma.http.problem import Problem, Unsupported
 from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
 from uma.http.usage import warnings
 from uma.types import (
@@ -172,7 +172,7 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
         if message.tool_calls:
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
-        return model
+        return _loaded(model, fields)
     name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
     prompt = {"messages": with_names(list(_messages(body.messages, http.ignored))), **offered}
@@ -240,7 +240,7 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
-        return model
+        return _loaded(model, fields)
     if body.raw:
         prompt: dict[str, Any] = {"prompt": body.prompt, "parse_special": True}
         http.ignored += ["system"] if body.system else []
@@ -248,6 +248,20 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
         system = [Message("system", body.system)] if body.system else []
         prompt = {"messages": (*system, Message("user", body.prompt))}
     return _job(gateway, body, http, model, prompt, _generate_piece)
+
+
+def _loaded(model: str, fields: dict[str, Any]) -> str:
+    """The name of the model, which is loaded. Raises `Unsupported` where the body asks for it to be unloaded."""
+    wanted = fields.get("keep_alive")
+    if wanted in _UNLOAD and not isinstance(wanted, bool):
+        raise Unsupported(
+            "keep_alive: this server keeps its one model loaded as long as it runs; end the server instead"
+        )
+    return model
+
+
+_UNLOAD = (0, "0", "0s", "0m", "0h")
+"""Values of `keep_alive` by which a body without a prompt unloads Ollama's model."""
 
 
 def _with_options(fields: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from uma.http import abilities
 from uma.http.content import question_start, text_of
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, sampling, urgency
+from uma.http.fields import MAX_MESSAGES, MaxTokens, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.openai import DEFAULTS, Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.structured_outputs import StructuredBody, grammar_of
 from uma.http.tools import (
     Calls,
     Effort,
@@ -37,7 +38,9 @@ from uma.http.usage import calls_of, finish_reason, numbered, stop_reason
 from uma.types import (
     MAX_ANSWERS,
     Answer,
+    Capabilities,
     Finished,
+    Grammar,
     Message,
     ReasoningDelta,
     Request,
@@ -68,7 +71,7 @@ class TemplateSwitches:
 
 
 @attrs.frozen(kw_only=True)
-class Conversation(Common):
+class Conversation(StructuredBody):
     """What a chat's prompt is made from."""
 
     messages: Annotated[tuple[ChatMessage, ...], Length(1, MAX_MESSAGES, "messages")]
@@ -89,8 +92,8 @@ class ChatBody(Conversation):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
-    max_tokens: Annotated[int, Range(1)] | None = None
-    max_completion_tokens: Annotated[int, Range(1)] | None = None
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
     temperature: Temperature | None = None
     response_format: Any = None
     logprobs: Any = None
@@ -112,20 +115,28 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
         abilities.media("audio", "modalities")
     request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return ChatJob([request], bool(body.stream), f"chatcmpl-{http.id}", model, include_usage=usage_wanted)
+    is_unbounded = (body.max_completion_tokens or body.max_tokens) == -1
+    return ChatJob(
+        [request],
+        bool(body.stream),
+        f"chatcmpl-{http.id}",
+        model,
+        include_usage=usage_wanted,
+        is_unbounded=is_unbounded,
+    )
 
 
 def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
-    able = gateway.source.info.capabilities
+    able, fields = gateway.source.info.capabilities, prompt(gateway, body, http)
     params = sampling(
         gateway,
         body,
         DEFAULTS,
-        max_tokens=allowed_tokens(gateway, body.max_completion_tokens, "max_completion_tokens")
-        or allowed_tokens(gateway, body.max_tokens, "max_tokens"),
+        max_tokens=tokens_wanted(gateway, http, body.max_completion_tokens, "max_completion_tokens", body.n or 1)
+        or tokens_wanted(gateway, http, body.max_tokens, "max_tokens", body.n or 1),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
-        grammar=abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored),
+        grammar=_grammar(body, fields.get("tool_choice", "auto"), able, http),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
         logit_bias=abilities.logit_bias(body.logit_bias, able),
     )
@@ -135,8 +146,14 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         sampling=params,
         stream=bool(body.stream),
         **how,
-        **prompt(gateway, body, http),
+        **fields,
     )
+
+
+def _grammar(body: ChatBody, tool_choice: str, able: Capabilities, http: Exchange) -> Grammar | None:
+    form = abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored)
+    wanted = grammar_of(body, [("response_format", form)], able, http.names)
+    return abilities.answer_grammar(wanted, http.names.get("grammar", ""), tool_choice, http.ignored)
 
 
 def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, Any]:

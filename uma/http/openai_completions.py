@@ -13,12 +13,13 @@ from uma.constraints import Range
 from uma.http import abilities
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, all_tokens, allowed_tokens, read, sampling, urgency
+from uma.http.fields import all_tokens, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
 from uma.http.openai import DEFAULTS, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.prompts import PROMPTS, built_with_ids, prompts
+from uma.http.structured_outputs import StructuredBody, grammar_of
 from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
 
@@ -27,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @attrs.frozen(kw_only=True)
-class CompletionBody(Common):
+class CompletionBody(StructuredBody):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Annotated[Any, PROMPTS]
@@ -36,7 +37,7 @@ class CompletionBody(Common):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
     best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
-    max_tokens: Annotated[int, Range(0)] | None = None
+    max_tokens: Annotated[int, Range(-1)] | None = None
     temperature: Temperature | None = None
     echo: bool | None = None
     suffix: Any = None
@@ -57,15 +58,24 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
     abilities.suffix(body.suffix)
     requests = _requests(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return CompletionJob(requests, bool(body.stream), f"cmpl-{http.id}", model, include_usage=usage_wanted)
+    return CompletionJob(
+        requests,
+        bool(body.stream),
+        f"cmpl-{http.id}",
+        model,
+        include_usage=usage_wanted,
+        is_unbounded=body.max_tokens == -1,
+    )
 
 
 def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:
     able = gateway.source.info.capabilities
     told = abilities.logprobs(body.logprobs, "logprobs", able)
     echo = abilities.echo(body.echo, able)
-    asked = allowed_tokens(gateway, body.max_tokens, "max_tokens")
-    by_default = min(DEFAULT_MAX_TOKENS, all_tokens(gateway, http, max(body.n or 1, body.best_of or 1)))
+    answers = max(body.n or 1, body.best_of or 1)
+    asked = tokens_wanted(gateway, http, body.max_tokens, "max_tokens", answers)
+    by_default = min(DEFAULT_MAX_TOKENS, all_tokens(gateway, http, answers))
+    form = abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored)
     params = sampling(
         gateway,
         body,
@@ -78,7 +88,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logprobs=told,
         prompt_logprobs=told if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored),
+        grammar=grammar_of(body, [("response_format", form)], able, http.names),
     )
     how = urgency(body, http)
     return [

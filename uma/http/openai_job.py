@@ -31,6 +31,8 @@ class ChoicesJob(SseJob, ABC):
     id: str
     model: str
     include_usage: bool
+    is_unbounded: bool
+    """See `warnings`."""
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _frames: dict[int, tuple[bytes, bytes]] = attrs.field(factory=dict, init=False)
     """By choice, an event up to the token's text and what follows it: all of it but the text stays the same."""
@@ -59,7 +61,7 @@ class ChoicesJob(SseJob, ABC):
             {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
             for each in finished.every_answer
         ]
-        account = {"timings": timings(finished), **warnings([finished])}
+        account = {"timings": timings(finished), **warnings([finished], is_unbounded=self.is_unbounded)}
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])
 
     def end(self, results: Sequence[Finished]) -> bytes:
@@ -84,4 +86,5 @@ class ChoicesJob(SseJob, ABC):
 
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
-        return {"usage": Total.of(results).openai(), "timings": timings(results[0]), **warnings(results)}
+        told = warnings(results, is_unbounded=self.is_unbounded)
+        return {"usage": Total.of(results).openai(), "timings": timings(results[0]), **told}

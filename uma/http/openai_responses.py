@@ -110,21 +110,20 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
     _name_what_is_not_done(body, http.ignored)
     form = None if body.text is None else body.text.format
     able = gateway.source.info.capabilities
+    tools = offered(body.tools or (), http)
+    places, choice = openai_choice(body.tool_choice, tools.tools)
+    tools.name_schemas(http.names, places)
+    wanted = abilities.response_format(form, "text.format", able, http.names, http.ignored, is_flat=True)
     params = sampling(
         gateway,
         body,
         DEFAULTS,
         max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens"),
         temperature=body.temperature,
-        grammar=abilities.response_format(form, "text.format", able, http.names, http.ignored, is_flat=True),
+        grammar=abilities.answer_grammar(wanted, "text.format", choice, http.ignored),
         logprobs=_logprobs(body, able),
     )
     how = urgency(body, http)
-    tools = offered(body.tools or (), http)
-    places, choice = openai_choice(body.tool_choice, tools.tools)
-    http.names.update(
-        {f"tools[{at}].parameters": f"{tools.paths[place]}.parameters" for at, place in enumerate(places)}
-    )
     effort = None if body.reasoning is None else body.reasoning.effort
     request = Request(
         http.id,
