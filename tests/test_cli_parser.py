@@ -11,9 +11,9 @@ import pytest
 
 from harness import ServerProcess, run_to_end, uma_command
 from uma.cli.answer_options import ANSWER_FIELDS
-from uma.cli.options import SAMPLING_HELP, SERVER_ONLY, load_settings, sampling_of
+from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
-from uma.config import Setting, settings
+from uma.config import SERVER_ONLY, Setting, settings
 from uma.errors import ConfigError
 from uma.http.address import Address
 from uma.types import SAMPLER_FIELDS, SamplingParams

@@ -36,7 +36,7 @@ from uma.types import EmbedRequest, Finished, Request, RerankRequest, SamplingPa
 Pooling = Literal["mean", "cls", "last"]
 
 TEXTS = ("a fox", "once upon a time there was a fox who lived in a forest", "b", "the end of it all, he said")
-ONE_BATCH = {"start_target_tokens": 512}
+ONE_BATCH: dict[str, Any] = {"start_target_tokens": 512}
 """llama.cpp rounds GELU to 16 bits: with an encoder, equal to the fifth digit is what was computed in equal batches."""
 POOLING = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +28,23 @@ def test_the_batch_job_answers_every_line_in_its_place(tmp_path: Path) -> None:
     assert [row["error"] is None for row in rows] == [True, False, True]
     assert all(row["text"] for row in rows if row["error"] is None)
     assert "context" in rows[1]["error"]
+
+
+def test_the_batch_job_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    prompts = [f"Tell me story {index}" for index in range(200)]
+    source, results = tmp_path / "prompts.txt", tmp_path / "results.jsonl"
+    source.write_text("\n".join(prompts), encoding="utf-8")
+    command = [sys.executable, str(EXAMPLES / "batch_file.py"), str(source), str(results)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as job:
+        while not results.exists() or results.read_bytes().count(b"\n") < 5:
+            assert job.poll() is None
+        job.kill()
+    kept = results.read_bytes()
+    results.write_bytes(kept + b'{"prompt": "torn')
+    run_example("batch_file.py", str(source), str(results))
+    assert results.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1]), "what was done is not done again"
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert [row["prompt"] for row in rows] == prompts
 
 
 def test_the_race_has_a_winner_in_process() -> None:

@@ -20,12 +20,12 @@ from script_model import write_script_model
 
 from harness import PATIENCE_SEC
 from models import write_model
-from uma import LLM, Message, RuntimeConfig, SamplingParams, connect, open_engine
+from uma import LLM, Engine, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
 from uma.llm.arguments import message_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
-TINY = {
+TINY: dict[str, Any] = {
     "n_ctx": 2_048, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0,
     "flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32",
 }  # fmt: skip
@@ -379,7 +379,9 @@ def test_a_fault_of_the_engine_is_raised_and_hangs_no_caller(tiny: Path, monkeyp
         raise ZeroDivisionError("a fault")
 
     llm = open_llm(tiny)
-    monkeypatch.setattr(llm._loop.engine.worker, "_tick", fail)
+    engine = llm._loop.source
+    assert isinstance(engine, Engine)
+    monkeypatch.setattr(engine.worker, "_tick", fail)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="a fault"):
             llm.generate("Once", params())

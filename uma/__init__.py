@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from uma.config import RuntimeConfig
     from uma.engine import Engine, open_engine
     from uma.errors import UmaError
-    from uma.llm import LLM
-    from uma.types import Finished, Message, Request, SamplingParams, Slo, Source, Token
+    from uma.llm import LLM, Completion, RequestOutput
+    from uma.types import Finished, Grammar, Message, Request, SamplingParams, Slo, Source, Token, Tool, ToolCall
 
 _HOME = {
     "LLM": "uma.llm",
+    "Completion": "uma.llm",
+    "RequestOutput": "uma.llm",
     "Client": "uma.client",
     "connect": "uma.client",
     "RuntimeConfig": "uma.config",
@@ -27,26 +29,34 @@ _HOME = {
     "open_engine": "uma.engine",
     "UmaError": "uma.errors",
     "Finished": "uma.types",
+    "Grammar": "uma.types",
     "Message": "uma.types",
     "Request": "uma.types",
     "SamplingParams": "uma.types",
     "Slo": "uma.types",
     "Source": "uma.types",
     "Token": "uma.types",
+    "Tool": "uma.types",
+    "ToolCall": "uma.types",
 }
 
 __all__ = [
     "LLM",
     "Client",
+    "Completion",
     "Engine",
     "Finished",
+    "Grammar",
     "Message",
     "Request",
+    "RequestOutput",
     "RuntimeConfig",
     "SamplingParams",
     "Slo",
     "Source",
     "Token",
+    "Tool",
+    "ToolCall",
     "UmaError",
     "__version__",
     "connect",

@@ -301,6 +301,25 @@ def _default(field: Any) -> Any:
     return field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
 
 
+HTTP = frozenset(name for name in settings() if "http" in name) | {"alias"}
+"""Settings of HTTP."""
+SERVER_ONLY = HTTP | frozenset(
+    {
+        "socket_mode",
+        "socket_users",
+        "protocol",
+        "max_sessions",
+        "max_session_queue",
+        "max_frame_bytes",
+        "idle_timeout_sec",
+        "drain_timeout_sec",
+        "max_tx_bytes",
+        "tx_timeout_sec",
+    }
+)
+"""Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""
+
+
 @attrs.frozen
 class Loaded:
     """A configuration, and where each value came from: `--flag`, `UMA_…`, a file's name, `default`."""

@@ -15,30 +15,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from uma.cli import say
-from uma.config import Loaded, Setting, load, nearest, settings
+from uma.config import HTTP, Loaded, Setting, load, nearest, settings
 from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
-HTTP = frozenset(name for name in settings() if "http" in name) | {"alias"}
-"""Settings of HTTP."""
 GATEWAY = HTTP | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec", "log_level", "log_file"}
 """Settings that `uma gateway` has a use for."""
-SERVER_ONLY = HTTP | frozenset(
-    {
-        "socket_mode",
-        "socket_users",
-        "protocol",
-        "max_sessions",
-        "max_session_queue",
-        "max_frame_bytes",
-        "idle_timeout_sec",
-        "drain_timeout_sec",
-        "max_tx_bytes",
-        "tx_timeout_sec",
-    }
-)
-"""Settings that only a server has a use for: options of `uma run` and `uma config` alone."""
 
 SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t"})
 """Short forms of options, as llama.cpp's own programs have them."""

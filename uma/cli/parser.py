@@ -17,8 +17,8 @@ import attrs
 from uma.cli import say
 from uma.cli.answer_options import add_answer
 from uma.cli.harmless import harmless
-from uma.cli.options import GATEWAY, SAMPLING, SERVER_ONLY, add_sampling, add_settings
-from uma.config import nearest, settings
+from uma.cli.options import GATEWAY, SAMPLING, add_sampling, add_settings
+from uma.config import SERVER_ONLY, nearest, settings
 from uma.version import __version__
 
 USAGE_ERROR = 2

@@ -17,10 +17,10 @@ import attrs
 import trio
 
 from uma.cli import words
-from uma.cli.options import SAMPLING, SERVER_ONLY
+from uma.cli.options import SAMPLING
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
-from uma.config import Loaded, RuntimeConfig, settings
+from uma.config import SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost, Overloaded, UmaError
 from uma.types import ModelInfo, ServerInfo, Source
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from uma.config import RuntimeConfig, nearest, settings
+from uma.config import SERVER_ONLY, RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
-from uma.types import Message, ReasoningMode, SamplingParams, Tool, ToolCall
+from uma.types import GRAMMAR_FIELDS, Message, ReasoningMode, SamplingParams, Tool, ToolCall
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -20,12 +20,20 @@ Sampling = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dict of their fields."""
 
 
+NO_KEYWORDS = SERVER_ONLY | {"log_level", "log_file"}
+"""Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
+
+
 def config_of(model: str, given: dict[str, Any]) -> RuntimeConfig:
-    """The configuration of these keywords. Raises `ConfigError` for an unknown one, with the nearest known."""
+    """The configuration of these keywords.
+
+    Raises `ConfigError` for an unknown one, with the nearest known, and for one that only a server has a use for.
+    """
     known = settings()
-    unknown = [f"{name}: no such setting{nearest(name, known)}" for name in given if name not in known]
-    if unknown:
-        raise ConfigError("\n".join(unknown))
+    wrong = [f"{name}: no such setting{nearest(name, known)}" for name in given if name not in known]
+    wrong += [f"{name}: a setting of a server (`uma run`), which LLM is not" for name in given if name in NO_KEYWORDS]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     if isinstance(given.get("draft"), PathLike):
         given = {**given, "draft": fspath(given["draft"])}
     return RuntimeConfig(model=model, **given)
@@ -50,7 +58,7 @@ def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
         return given or SamplingParams()
     if not isinstance(given, Mapping):
         raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {shown(given)}")
-    known = [field.name for field in attrs.fields(SamplingParams)]
+    known = [*(field.name for field in attrs.fields(SamplingParams)), *GRAMMAR_FIELDS]
     for name in given:
         if name not in known:
             raise TypeError(f"{where}: {shown(name)} is no field of SamplingParams{nearest(str(name), known)}")
@@ -95,6 +103,18 @@ def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple
 def shown(value: Any) -> str:
     """A value as a `TypeError` quotes it: in Python's words."""
     return repr(value) if value is None or isinstance(value, bool) else show(value)
+
+
+def row_fields(row: Any, index: int, for_chat: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's fields for one row of many; `for_chat` are those of conversations.
+
+    Raises `TypeError` for what is neither a prompt nor a conversation. What is in its dicts is looked at later.
+    """
+    if isinstance(row, str):
+        return {"prompt": row}
+    if isinstance(row, bytes | Mapping | Message) or not isinstance(row, Iterable):
+        raise TypeError(f"rows[{index}]: expected a string, or a list of messages, not {shown(row)}")
+    return {"messages": row, **for_chat}
 
 
 def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:

@@ -1,72 +1,131 @@
-"""Many prompts at once: a bounded number of requests in flight, results in the order of the prompts."""
+"""Many prompts at once: a bounded number of requests in flight, and each result as soon as it is there."""
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
+from itertools import islice
 from typing import Any
 
+import attrs
 import trio
 
-from uma.engine import Engine
-from uma.errors import BadRequest, InternalError, ShuttingDown, UmaError
+from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, UmaError
 from uma.llm.arguments import message_of
 from uma.llm.results import RequestOutput, completions_of, failed, told_of
+from uma.llm.thread import SourceThread
 from uma.net.harmful import TABLE
-from uma.types import Finished, Request, SamplingParams
+from uma.types import Finished, Request, SamplingParams, Source
 
 IN_FLIGHT_PER_SEQUENCE = 2
-"""Requests given to the engine at once, for each that it computes at once: the next one is always ready."""
+"""Requests given to the source at once, for each that it computes at once: the next one is always ready."""
+MAX_IN_FLIGHT = 128
+"""Maximum requests given to the source at once: half of what a session of a server can have by default."""
+MAX_AHEAD_PER_IN_FLIGHT = 8
+"""Maximum results that wait for an earlier row's, for each request in flight: one long answer stops no others."""
 
 
-async def generate_all(
-    engine: Engine,
-    asked: list[tuple[Any, dict[str, Any]]],
-    params: Iterable[SamplingParams],
-    advance: Callable[[], None],
-) -> list[RequestOutput]:
-    """The results of all prompts, in their order; `advance` is called after each. Runs on the engine's loop."""
-    results: list[RequestOutput | None] = [None] * len(asked)
-    work = enumerate(zip(asked, params, strict=True))
+@attrs.frozen
+class Row:
+    """One prompt or conversation, as it was given, with the fields of its request."""
 
-    async def worker(jobs: Iterator[tuple[int, tuple[tuple[Any, dict[str, Any]], SamplingParams]]]) -> None:
-        for index, ((prompt, fields), sampling) in jobs:
-            results[index] = await _generate_one(engine, f"llm-{index}", prompt, fields, sampling)
-            advance()
-
-    # As many tasks as can be useful: memory stays bounded however many prompts there are.
-    most = min(IN_FLIGHT_PER_SEQUENCE * engine.config.max_sequences, engine.config.max_queue)
-    async with trio.open_nursery() as nursery:
-        for first in (each for _, each in zip(range(most), iter(lambda: next(work, None), None), strict=False)):
-            nursery.start_soon(worker, chain([first], work))
-    return [result for result in results if result is not None]
+    index: int
+    prompt: Any
+    fields: dict[str, Any]
+    sampling: SamplingParams
 
 
-async def _generate_one(
-    engine: Engine, request_id: str, prompt: Any, fields: dict[str, Any], sampling: SamplingParams
-) -> RequestOutput:
+def results_of(loop: SourceThread, rows: Iterator[Row], *, in_order: bool) -> Generator[RequestOutput, None, None]:
+    """The result of each row: as they end, or in the order of the rows.
+
+    `rows` is read in the caller's thread, and only as far as there is work for; it can be endless. Closing this
+    iterator cancels what runs. Raises what ended the source.
+    """
+    most = in_flight(loop.source)
+    inbox, taken = trio.open_memory_channel[list[Row]](math.inf)
+    outbox, results = trio.open_memory_channel[RequestOutput](math.inf)
+    scope = trio.CancelScope()
+    loop.spawn(_serve, loop, taken, outbox, scope)
+    early: dict[int, RequestOutput] = {}
+    running = following = 0
+    try:
+        while True:
+            space = min(most - running, most * MAX_AHEAD_PER_IN_FLIGHT - len(early))
+            batch = list(islice(rows, max(space, 0)))
+            if batch:
+                loop.post(partial(inbox.send_nowait, batch))
+                running += len(batch)
+            if not running:
+                return
+            try:
+                ended = loop.call(_take, results)
+            except trio.EndOfChannel:
+                raise loop.why_closed() from None
+            running -= len(ended)
+            if not in_order:
+                yield from ended
+                continue
+            early.update((each.index, each) for each in ended)
+            while following in early:
+                yield early.pop(following)
+                following += 1
+    finally:
+        loop.post(scope.cancel)
+
+
+def in_flight(source: Source) -> int:
+    """Maximum requests that are given to a source at once: memory stays bounded however many prompts there are."""
+    limits = source.info.limits
+    return max(1, min(IN_FLIGHT_PER_SEQUENCE * max(limits.max_sequences, 1), limits.max_queue, MAX_IN_FLIGHT))
+
+
+async def _serve(
+    loop: SourceThread,
+    inbox: trio.MemoryReceiveChannel[list[Row]],
+    outbox: trio.MemorySendChannel[RequestOutput],
+    scope: trio.CancelScope,
+) -> None:
+    with scope, outbox:
+        async with trio.open_nursery() as nursery:
+            async for batch in inbox:
+                for row in batch:
+                    nursery.start_soon(_run, loop, row, outbox)
+
+
+async def _run(loop: SourceThread, row: Row, outbox: trio.MemorySendChannel[RequestOutput]) -> None:
+    outbox.send_nowait(attrs.evolve(await _generate_one(loop, row), index=row.index))
+
+
+async def _take(results: trio.MemoryReceiveChannel[RequestOutput]) -> list[RequestOutput]:
+    """The next result, and all others that are there."""
+    taken = [await results.receive()]
+    while results.statistics().current_buffer_used:
+        taken.append(results.receive_nowait())
+    return taken
+
+
+async def _generate_one(loop: SourceThread, row: Row) -> RequestOutput:
+    prompt, fields = row.prompt, row.fields
     try:
         if "messages" in fields:
             prompt = tuple(map(message_of, prompt))
             fields = {**fields, "messages": prompt}
-        request = Request(id=request_id, sampling=sampling, stream=False, **fields)
-        async with engine.generate(request) as stream:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    return RequestOutput(
-                        prompt,
-                        completions_of(event),
-                        usage=event.usage,
-                        metrics=event.metrics,
-                        seed=event.seed,
-                        warnings=event.warnings,
-                        **told_of(event.prompt),
-                    )
+        request = Request(id=f"llm-{loop.next_number()}", sampling=row.sampling, stream=False, **fields)
+        while True:
+            try:
+                return _output(prompt, await _finished(loop.source, request))
+            except Overloaded as error:  # the others leave no space now: a job waits
+                if error.retry_after_ms is None:
+                    raise
+                await trio.sleep(error.retry_after_ms / 1000)
     except (ShuttingDown, InternalError) as error:
-        if isinstance(error, InternalError) and not engine.worker.has_failed:
+        if isinstance(error, InternalError) and not loop.has_failed:
+            return failed(prompt, error)
+        if not loop.is_engine:
             return failed(prompt, error)
         # The engine ends, and with it the loop: that is no result, so this waits to be cancelled.
         await trio.sleep_forever()
@@ -75,6 +134,26 @@ async def _generate_one(
     except UmaError as error:
         return failed(prompt, error)
     raise AssertionError("a stream ended without its last event")
+
+
+async def _finished(source: Source, request: Request) -> Finished:
+    async with source.generate(request) as stream:
+        async for event in stream:
+            if isinstance(event, Finished):
+                return event
+    raise AssertionError("a stream ended without its last event")
+
+
+def _output(prompt: Any, event: Finished) -> RequestOutput:
+    return RequestOutput(
+        prompt,
+        completions_of(event),
+        usage=event.usage,
+        metrics=event.metrics,
+        seed=event.seed,
+        warnings=event.warnings,
+        **told_of(event.prompt),
+    )
 
 
 def warn_of_failures(outputs: Sequence[RequestOutput]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
-from os import PathLike, fspath
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from os import PathLike
 from types import TracebackType
 from typing import Any
 
@@ -15,20 +15,21 @@ import numpy.typing as npt
 from uma.llm.arguments import (
     Conversation,
     Sampling,
-    config_of,
     conversations_of,
     make_request,
     params_for,
     prompt_fields,
+    row_fields,
     sampling_of,
     shown,
     texts_of,
     tool_fields,
 )
-from uma.llm.batch import generate_all, progress_bar, warn_of_failures
+from uma.llm.batch import Row, progress_bar, results_of, warn_of_failures
+from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
 from uma.llm.stream import LLMStream
-from uma.llm.thread import EngineThread
+from uma.llm.thread import NO_THREADS, SourceThread
 from uma.types import MAX_TEXTS, EmbedRequest, Ranked, ReasoningMode, Request, RerankRequest, ServerInfo, Tool
 
 
@@ -40,28 +41,34 @@ class LLM:
                 print(out.outputs[0].text if out.error is None else out.error)
 
     `model` is a GGUF file, a name in the `UMA_MODELS` folder, or nothing for the built-in model. Further keywords are
-    the fields of `RuntimeConfig`; nothing else counts, no `UMA_…` setting and no file. Raises `ModelError` or
-    `ConfigError` where the model cannot be loaded. It belongs to the process that made it: a forked child gets
-    `RuntimeError`, and can make its own.
+    the fields of `RuntimeConfig` that a model in this process has a use for; nothing else counts, no `UMA_…` setting
+    and no file. Raises `ModelError` or `ConfigError` where the model cannot be loaded.
+
+    With `socket`, the path of a server's Unix socket, it is a client of that server, which has a model and settings
+    of its own: other arguments are a `ConfigError`. `ConnectionLost` where no server listens there.
+
+    An LLM belongs to the process that made it: a forked child gets `RuntimeError`, and can make its own.
     """
 
-    def __init__(self, model: str | PathLike[str] = "builtin", **settings: Any) -> None:
-        if not isinstance(model, str | PathLike):
-            raise TypeError(f"model: expected a path or a name, not {shown(model)}")
-        self.config = config_of(fspath(model), settings)
-        self._loop = EngineThread(self.config)
+    def __init__(
+        self, model: str | PathLike[str] | None = None, *, socket: str | PathLike[str] | None = None, **settings: Any
+    ) -> None:
+        self._place = place_of(model, socket, settings)
+        self._loop = SourceThread(self._place.opened)
         # An LLM that is never closed must not keep the interpreter from ending, nor outlive its last reference.
         self._finalizer = weakref.finalize(self, self._loop.close)
-        self._numbers = count(1)
 
     @property
     def info(self) -> ServerInfo:
         """The model, what it can do, and its limits."""
-        return self._loop.engine.info
+        return self._loop.source.info
 
     def __repr__(self) -> str:
         state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
-        return f"<uma.LLM {self.config.model!r}: {self._loop.engine.info.model.name}, {state}>"
+        return f"<uma.LLM {self._place.name!r}: {self.info.model.name}, {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(NO_THREADS.format(elsewhere="another one"))
 
     def generate(
         self,
@@ -85,6 +92,33 @@ class LLM:
             sampling_params,
             progress,
         )
+
+    def imap(
+        self,
+        rows: Iterable[str | Conversation],
+        sampling_params: Sampling | None = None,
+        *,
+        in_order: bool = True,
+        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning: ReasoningMode | None = None,
+    ) -> Generator[RequestOutput, None, None]:
+        """The result of each row, a prompt or a conversation, as soon as it is there: for jobs that keep what is done.
+
+            for out in llm.imap(open("prompts.txt")):
+                print(json.dumps(out.to_dict()), file=results, flush=True)
+
+        `rows` is read as far as there is work for, so it can be longer than memory. Results are in its order, or with
+        `in_order=False` as they end; `RequestOutput.index` is the row's number. A row that fails is a result with
+        `error` set; what is neither prompt nor conversation is a `TypeError`. Leaving the loop, Ctrl-C included,
+        cancels what runs. The other keywords are those of `chat`, for rows that are conversations.
+        """
+        sampling = sampling_of(sampling_params, "sampling_params")
+        fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
+        self._loop.check_process()
+        made = (Row(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
+        return results_of(self._loop, made, in_order=in_order)
 
     def chat(
         self,
@@ -130,7 +164,7 @@ class LLM:
         """
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         sampling = sampling_of(sampling_params, "sampling_params")
-        request = make_request(Request, id=f"stream-{next(self._numbers)}", sampling=sampling, **fields)
+        request = make_request(Request, id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)
         return LLMStream(self._loop, request)
 
     def embed(
@@ -148,7 +182,7 @@ class LLM:
             make_request(EmbedRequest, id=f"embed-{index}", texts=part, dimensions=dimensions, normalize=normalize)
             for index, part in enumerate(parts)
         ]
-        rows = [row for request in requests for row in self._loop.call(self._loop.engine.embed, request).vectors]
+        rows = [row for request in requests for row in self._loop.call(self._loop.source.embed, request).vectors]
         width = len(rows[0]) if rows else 0
         return np.array(rows, np.float32).reshape(len(rows), width)
 
@@ -161,7 +195,7 @@ class LLM:
         request = make_request(
             RerankRequest, id="rerank", query=query, documents=texts_of(documents, "documents"), top_n=top_n
         )
-        return list(self._loop.call(self._loop.engine.rerank, request).results)
+        return list(self._loop.call(self._loop.source.rerank, request).results)
 
     def tokenize(self, prompt: str | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
@@ -169,7 +203,7 @@ class LLM:
         Raises `BadRequest` where it can be no prompt, and `PromptTooLarge` where it is over `max_prompt_bytes`.
         """
         request = make_request(Request, id="tokenize", **prompt_fields(prompt))
-        return list(self._loop.call(self._loop.engine.tokenize, request).token_ids)
+        return list(self._loop.call(self._loop.source.tokenize, request).token_ids)
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
@@ -179,7 +213,7 @@ class LLM:
         if not ids:
             return ""
         request = make_request(Request, id="detokenize", token_ids=ids)
-        return self._loop.call(self._loop.engine.tokenize, request).text or ""
+        return self._loop.call(self._loop.source.tokenize, request).text or ""
 
     def close(self) -> None:
         """Free the model. Harmless when repeated."""
@@ -201,7 +235,18 @@ class LLM:
     ) -> list[RequestOutput]:
         params = params_for(len(asked), sampling_params)
         self._loop.check_process()
-        with progress_bar(len(asked), progress) as advance:
-            outputs = self._loop.call(generate_all, self._loop.engine, asked, params, advance)
+        rows = (
+            Row(index, prompt, fields, sampling)
+            for index, ((prompt, fields), sampling) in enumerate(zip(asked, params, strict=True))
+        )
+        outputs = []
+        with (
+            progress_bar(len(asked), progress) as advance,
+            closing(results_of(self._loop, rows, in_order=False)) as ended,
+        ):
+            for out in ended:
+                outputs.append(out)
+                advance()
+        outputs.sort(key=lambda out: out.index)
         warn_of_failures(outputs)
         return outputs

@@ -65,6 +65,16 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: tuple[dict[int, TokenLogprob] | None, ...] | None = None
     """Where `prompt_logprobs` asked: for each token, by token id, itself and the likeliest ones; None for the first."""
+    index: int = 0
+    """The number of the prompt among those that were asked together, from 0."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data for `json.dumps`; an error as its `code` and `message`."""
+        return attrs.asdict(self, value_serializer=_plain)
+
+
+def _plain(_instance: Any, _field: Any, value: Any) -> Any:
+    return {"code": value.code, "message": str(value)} if isinstance(value, UmaError) else value
 
 
 def completions_of(finished: Finished) -> tuple[Completion, ...]:

@@ -9,7 +9,7 @@ from types import TracebackType
 import trio
 
 from uma.errors import UmaError
-from uma.llm.thread import EngineThread
+from uma.llm.thread import SourceThread
 from uma.types import Event, Finished, Prompt, Request, Token
 
 AHEAD_EVENTS = 64
@@ -22,7 +22,7 @@ class LLMStream:
     The engine runs a bounded number of tokens ahead of the loop that takes them.
     """
 
-    def __init__(self, loop: EngineThread, request: Request) -> None:
+    def __init__(self, loop: SourceThread, request: Request) -> None:
         self._loop = loop
         send, self._events = trio.open_memory_channel[Event](AHEAD_EVENTS)
         self.finished: Finished | None = None
@@ -70,7 +70,7 @@ class LLMStream:
 
 
 async def _produce(
-    loop: EngineThread,
+    loop: SourceThread,
     request: Request,
     send: trio.MemorySendChannel[Event],
     scope: trio.CancelScope,
@@ -78,7 +78,7 @@ async def _produce(
 ) -> None:
     with scope, send:
         try:
-            async with loop.engine.generate(request) as stream:
+            async with loop.source.generate(request) as stream:
                 async for event in stream:
                     await send.send(event)
         except (UmaError, ValueError) as error:

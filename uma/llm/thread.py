@@ -1,27 +1,37 @@
-"""An engine on a Trio loop in a thread of its own, called from synchronous code."""
+"""A source of text on a Trio loop in a thread of its own, called from synchronous code."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from itertools import count
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import outcome
 import trio
 
-from uma.config import RuntimeConfig
-from uma.engine import open_engine
+from uma.engine import Engine
+from uma.types import Source
 
 T = TypeVar("T")
 
 
-class EngineThread:
-    """An open engine on a Trio loop in its own thread."""
+NO_THREADS = (
+    "this LLM belongs to the process that made it, and {elsewhere} has none of its threads; "
+    "make the LLM in the child (with multiprocessing: in the worker's initializer, or use 'spawn')"
+)
+"""Why an LLM cannot be used in another process."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
-        self._config = config
+
+class SourceThread:
+    """An open source, an engine or a client of a server, on a Trio loop in its own thread."""
+
+    def __init__(self, opened: Callable[[], AbstractAsyncContextManager[Source]]) -> None:
+        self._opened = opened
+        self._numbers = count(1)
         self._process_id = os.getpid()
         self.is_closed = False
         self._stop = trio.Event()
@@ -44,10 +54,21 @@ class EngineThread:
     def check_process(self) -> None:
         """Raise `RuntimeError` in a forked child, which has the memory of an engine and none of its threads."""
         if os.getpid() != self._process_id:
-            raise RuntimeError(
-                "this LLM belongs to the process that made it, and a forked child has none of its threads; "
-                "make the LLM in the child (with multiprocessing: in the worker's initializer, or use 'spawn')"
-            )
+            raise RuntimeError(NO_THREADS.format(elsewhere="a forked child"))
+
+    def next_number(self) -> int:
+        """A number for a request's id, never given before. Safe in every thread."""
+        return next(self._numbers)
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether the model is in this process; else it is a server's."""
+        return isinstance(self.source, Engine)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine had a fault, which ends this loop."""
+        return isinstance(self.source, Engine) and self.source.worker.has_failed
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Start an async function on the loop. Raises where the loop has ended."""
@@ -88,7 +109,7 @@ class EngineThread:
             done.wait()
             raise
         if not result:
-            raise self._why_closed()
+            raise self.why_closed()
         return result[0].unwrap()
 
     def close(self) -> None:
@@ -114,7 +135,8 @@ class EngineThread:
             return False
         return True
 
-    def _why_closed(self) -> Exception:
+    def why_closed(self) -> Exception:
+        """What ended the loop: a fault, or `close`. Waits until it has ended."""
         self._thread.join()
         if isinstance(self._ended, outcome.Error) and isinstance(self._ended.error, Exception):
             return self._ended.error
@@ -127,7 +149,7 @@ class EngineThread:
     async def _serve(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
         self._is_open = False
         loop.put(trio.lowlevel.current_trio_token())
-        async with open_engine(self._config) as self.engine, trio.open_nursery() as self._nursery:
+        async with self._opened() as self.source, trio.open_nursery() as self._nursery:
             self._is_open = True
             self._is_ready.set()
             try:

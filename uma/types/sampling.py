@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from functools import wraps
+from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
@@ -16,6 +17,8 @@ stops by itself before it has filled the context."""
 MAX_SEED = 2**32 - 1
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
+
+T = TypeVar("T")
 
 Temperature = Annotated[float, Range(0, 2)]
 Share = Annotated[float, Range(0, 1)]
@@ -85,10 +88,26 @@ class Grammar:
             raise ValueError(f"grammar: give exactly one of {', '.join(GRAMMAR_FIELDS)}; {came}")
 
 
+def _grammar_in_short(cls: type[T]) -> type[T]:
+    """Lets a class with a field `grammar` take `Grammar`'s fields in its place: `SamplingParams(regex="yes|no")`."""
+    make = cls.__init__
+
+    @wraps(make)
+    def init(self: T, *args: Any, **fields: Any) -> None:
+        short = {name: value for name in GRAMMAR_FIELDS if (value := fields.pop(name, None)) is not None}
+        if short and fields.get("grammar") is not None:
+            raise ValueError(f"grammar: {', '.join(short)} says what it must look like, too; give one of them")
+        make(self, *args, **(fields | {"grammar": Grammar(**short)} if short else fields))
+
+    cls.__init__ = init  # type: ignore[assignment]
+    return cls
+
+
 def _bias_by_name(bias: Mapping[int | str, float] | None) -> dict[str, float] | None:
     return bias if bias is None else {str(token): value for token, value in bias.items()}
 
 
+@_grammar_in_short
 @attrs.frozen
 class SamplingParams:
     """How the next token is chosen and when to stop. Ranges are checked on construction (`ValueError`).
@@ -121,7 +140,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Generate `max_tokens` tokens, also where the model would end earlier."""
     grammar: Grammar | None = None
-    """What the output must look like. Its end ends the output, before any stop string that comes with it."""
+    """What the output must look like. Its end ends the output, before any stop string that comes with it. `Grammar`'s
+    own fields are taken in its place: `SamplingParams(json_schema={…})`."""
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
     """Number of likeliest tokens reported with each generated token, all with log probabilities. None: no report."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None

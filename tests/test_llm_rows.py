@@ -1,0 +1,196 @@
+"""`LLM.imap`, and an `LLM` that is a client of a server: results as they come, and the same methods."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import ServerProcess, running_server
+from uma import LLM, Grammar, Message, RequestOutput, SamplingParams
+from uma.errors import BadRequest, ConfigError, ConnectionLost, PromptTooLarge
+
+SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0, "max_sequences": 4}
+SHORT = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(tiny, **SETTINGS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served(server: ServerProcess) -> Iterator[LLM]:
+    with LLM(socket=server.socket) as opened:
+        yield opened
+
+
+def test_imap_gives_the_first_results_before_the_last_row_exists(llm: LLM) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            taken.append(len(taken))
+            yield f"Row {len(taken)}"
+
+    results = llm.imap(endless(), SHORT)
+    first = [next(results) for _ in range(20)]
+    results.close()
+    assert [out.index for out in first] == list(range(20))
+    assert [out.prompt for out in first] == [f"Row {index + 1}" for index in range(20)]
+    assert len(taken) < 200, "rows are read as far as there is work for"
+
+
+def test_imap_and_generate_give_the_same(llm: LLM) -> None:
+    prompts = [f"Prompt {index}" for index in range(30)]
+    texts = [out.outputs[0].text for out in llm.generate(prompts, SHORT)]
+    assert [out.outputs[0].text for out in llm.imap(prompts, SHORT)] == texts
+    loose = list(llm.imap(prompts, SHORT, in_order=False))
+    assert sorted(out.index for out in loose) == list(range(30))
+    assert [out.outputs[0].text for out in sorted(loose, key=lambda out: out.index)] == texts
+
+
+def test_a_row_that_ends_first_need_not_wait_for_a_longer_one(llm: LLM) -> None:
+    # The second row's prompt makes it fail at once; the first row has 2,000 tokens to write.
+    rows = iter(llm.imap(["Once", "x" * 20_000], SamplingParams(max_tokens=2_000, ignore_eos=True), in_order=False))
+    assert next(rows).index == 1
+    rows.close()
+
+
+def test_a_row_may_be_a_conversation_and_a_bad_one_costs_the_others_nothing(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "Hi"}]
+    rows: list[Any] = ["Once", talk, "x" * 20_000, [{"role": "user"}], [Message("user", "Hi")]]
+    outs = list(llm.imap(rows, SHORT))
+    assert [type(out.error) for out in outs] == [type(None), type(None), PromptTooLarge, BadRequest, type(None)]
+    assert outs[1].outputs[0].text == outs[4].outputs[0].text == llm.chat(talk, SHORT)[0].outputs[0].text
+
+
+@pytest.mark.parametrize("row", [7, b"x", {"role": "user", "content": "Hi"}, None])
+def test_what_is_no_row_is_a_type_error_that_names_it(llm: LLM, row: Any) -> None:
+    with pytest.raises(TypeError, match=r"rows\[1\]: expected a string, or a list of messages"):
+        list(llm.imap(["Once", row], SHORT))
+    assert len(llm.generate("Again", SHORT)[0].outputs[0].token_ids) == 6
+
+
+def test_leaving_imap_cancels_what_runs(tiny: Path) -> None:
+    with LLM(tiny, **SETTINGS | {"n_ctx": 16_384, "max_sequences": 1}) as llm:
+        for out in llm.imap(["x" * 100_000, *["Once"] * 50], SamplingParams(max_tokens=4_000, ignore_eos=True)):
+            assert out.error is not None
+            break
+        # With one sequence at a time this would wait for 200,000 tokens.
+        assert len(llm.generate("Again", SHORT)[0].outputs[0].token_ids) == 6
+
+
+def test_an_output_is_plain_data_for_json(llm: LLM) -> None:
+    asked = SamplingParams(max_tokens=3, logprobs=2, echo=True, prompt_logprobs=1, temperature=0)
+    good, bad, chat = llm.imap(["Once", "x" * 20_000, [{"role": "user", "content": "Hi"}]], asked)
+    read = json.loads(json.dumps(good.to_dict()))
+    assert read["prompt"] == "Once"
+    assert read["outputs"][0]["text"] == good.outputs[0].text
+    assert good.usage is not None
+    assert read["usage"]["completion_tokens"] == good.usage.completion_tokens
+    assert (read["index"], read["error"]) == (0, None)
+    assert bad.error is not None
+    assert json.loads(json.dumps(bad.to_dict()))["error"] == {"code": bad.error.code, "message": str(bad.error)}
+    assert json.loads(json.dumps(chat.to_dict()))["prompt"][0]["role"] == "user"
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_llm_that_is_pickled_or_copied_says_what_to_do(llm: LLM, copied: Any) -> None:
+    with pytest.raises(TypeError, match=r"belongs to the process that made it.*make the LLM in the child"):
+        copied(llm)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"json_schema": {"type": "string"}}, {"regex": "yes|no"}, {"choice": ["a", "b"]}, {"json_object": True}],
+)
+def test_a_grammar_s_fields_are_taken_as_sampling_parameters(fields: dict[str, Any]) -> None:
+    assert SamplingParams(**fields, max_tokens=5) == SamplingParams(grammar=Grammar(**fields), max_tokens=5)
+    with pytest.raises(ValueError, match=f"grammar: {next(iter(fields))} says"):
+        SamplingParams(**fields, grammar=Grammar(regex="x"))
+
+
+def test_two_grammars_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="these came: regex, choice"):
+        SamplingParams(regex="a", choice=["b"])  # type: ignore[call-arg]
+
+
+def test_a_grammar_s_fields_are_taken_in_a_dict_of_parameters(llm: LLM) -> None:
+    (out,) = llm.generate("Once", {"choice": ["yes", "no"], "max_tokens": 8})
+    assert out.outputs[0].text in ("yes", "no")
+
+
+def test_an_llm_on_a_socket_has_the_server_s_model_and_every_method(served: LLM, server: ServerProcess) -> None:
+    assert repr(served).startswith(f"<uma.LLM {str(server.socket)!r}: ")
+    assert served.info.model.is_builtin
+    prompts = ["Once upon a time,", "The owl said:"]
+    outs = served.generate(prompts, SHORT)
+    assert [len(out.outputs[0].token_ids) for out in outs] == [6, 6]
+    talk = [{"role": "user", "content": "Hi"}]
+    assert "".join(served.stream(talk, SHORT)) == served.chat(talk, SHORT)[0].outputs[0].text
+    ids = served.tokenize("Once upon a time")
+    assert served.detokenize(ids) == "Once upon a time"
+    assert served.embed(["a fox", "an owl"]).shape[0] == 2
+    assert [out.index for out in served.imap(["x"] * 5, SHORT)] == list(range(5))
+    # The tokens were the server's.
+    assert server.metrics()["requests_completed_total"] >= 10
+
+
+def test_an_llm_on_a_socket_tells_errors_by_their_class(served: LLM) -> None:
+    with pytest.warns(UserWarning, match="1 of 2 prompts failed"):
+        good, bad = served.generate(["Once", "word " * 60_000], SHORT)
+    assert good.error is None
+    assert isinstance(bad.error, PromptTooLarge)
+
+
+def test_a_job_on_a_socket_waits_where_the_server_is_full(tiny: Path, socket_dir: Path) -> None:
+    options = ("--max-queue", "2", "--max-sequences", "1", "--n-ctx", "2048", "--model", str(tiny))
+    with running_server(socket_dir / "uma.sock", *options) as server, LLM(socket=server.socket) as one:
+        with LLM(socket=server.socket) as other:
+            rest = other.imap(["Once"] * 12, SHORT)
+            outs = [*one.imap(["Again"] * 12, SHORT), *rest]
+        assert [out.error for out in outs] == [None] * 24
+
+
+def test_a_server_that_ends_is_told_in_each_result(tiny: Path, socket_dir: Path) -> None:
+    options = ("--max-sequences", "1", "--n-ctx", "2048", "--model", str(tiny), "--drain-timeout-sec", "0")
+    with running_server(socket_dir / "uma.sock", *options) as server, LLM(socket=server.socket) as llm:
+        results = llm.imap(["Once"] * 50, SamplingParams(max_tokens=40, ignore_eos=True))
+        first = next(results)
+        server.process.kill()
+        rest = list(results)
+    assert first.error is None
+    assert len(rest) == 49
+    assert isinstance(rest[-1].error, ConnectionLost)
+
+
+@pytest.mark.parametrize("given", [{"model": "builtin"}, {"n_ctx": 512}, {"temperature": 0.5}])
+def test_what_a_server_has_of_its_own_is_refused_beside_a_socket(given: dict[str, Any], server: ServerProcess) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}: the server on the socket has its own"):
+        LLM(socket=server.socket, **given)
+
+
+@pytest.mark.parametrize("name", ["http", "max_sessions", "socket_mode", "idle_timeout_sec", "alias", "log_file"])
+def test_a_setting_of_a_server_is_refused_without_one(name: str) -> None:
+    given: dict[str, Any] = {name: 1}
+    with pytest.raises(ConfigError, match=f"{name}: a setting of a server"):
+        LLM(**given)
+
+
+def test_a_socket_without_a_server_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost, match="uma run"):
+        LLM(socket=tmp_path / "uma.sock")
+    with pytest.raises(TypeError, match="socket: expected the path"):
+        LLM(socket=7)  # type: ignore[arg-type]
+
+
+def test_what_is_public_can_be_imported_by_name() -> None:
+    assert RequestOutput.__module__ == "uma.llm.results"
+    assert Grammar(regex="x").regex == "x"

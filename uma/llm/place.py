@@ -1,0 +1,58 @@
+"""Where an `LLM`'s model is: in this process, or on a server's socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from os import PathLike, fspath
+from typing import Any
+
+import attrs
+import trio
+
+from uma.client import connect
+from uma.engine import open_engine
+from uma.errors import ConfigError, Overloaded
+from uma.llm.arguments import config_of, shown
+from uma.types import Source
+
+
+@attrs.frozen
+class Place:
+    """The model's name or file, or the server's socket, and how the source there is opened."""
+
+    name: str
+    opened: Callable[[], AbstractAsyncContextManager[Source]]
+
+
+def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> Place:
+    """The place that these arguments of `LLM` name. Raises `TypeError` and `ConfigError` for what does not fit."""
+    if not isinstance(model, str | PathLike | None):
+        raise TypeError(f"model: expected a path or a name, not {shown(model)}")
+    if not isinstance(socket, str | PathLike | None):
+        raise TypeError(f"socket: expected the path of a server's Unix socket, not {shown(socket)}")
+    if socket is None:
+        config = config_of("builtin" if model is None else fspath(model), dict(settings))
+        return Place(config.model, partial(open_engine, config))
+    taken = [*(["model"] if model is not None else []), *settings]
+    if taken:
+        raise ConfigError(
+            f"{', '.join(taken)}: the server on the socket has its own; leave it out, or leave socket out to load a "
+            "model in this process"
+        )
+    return Place(fspath(socket), partial(_connected, fspath(socket)))
+
+
+@asynccontextmanager
+async def _connected(socket: str) -> AsyncIterator[Source]:
+    """A session, once the server has loaded its model."""
+    while True:
+        try:
+            async with connect(socket) as client:
+                yield client
+                return
+        except Overloaded as error:
+            if error.retry_after_ms is None:
+                raise
+            await trio.sleep(error.retry_after_ms / 1000)
