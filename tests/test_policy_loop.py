@@ -252,7 +252,7 @@ def test_interactive_streams_keep_their_pace_beside_a_background_crowd_that_is_s
     crowd = [world.ask(8, 120, lane=-1) for _ in range(40)]
     while any(not each.given_ms for each in crowd):
         world.tick()
-    stream = world.ask(8, 300, lane=1, tbt=40.0)
+    stream = world.ask(8, 600, lane=1, tbt=40.0)
     world.run([stream])
     late = [gap for gap in stream.gaps_ms if gap > 1.5 * 40.0]
     assert len(late) <= len(stream.gaps_ms) * 0.05

@@ -32,7 +32,7 @@ TRY_LARGER_EVERY = 16
 PATIENT = 2.0
 """Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
 MOST_PATIENT = 4.0
-"""The same of a whole tile deep in a prompt, beside streams: in parts of one it would be read far more slowly."""
+"""The same of a whole tile deep in a prompt: in parts of one it would be read far more slowly."""
 LEAST_TTFT_STEPS = 32
 """Minimum time to first token that a piece's limit is a share of (`lead.TTFT_SHARE`) beside streams that are late
 anyway, in decode steps of one row. Such a step mostly reads the weights, as every batch does: with a large model on few
@@ -154,6 +154,23 @@ class PieceSizes:
             return targets.start_chunk_tokens
         longest_ms = _ttft_share(prompts) * targets.slo_ttft_ms
         return self._tokens_for_cycle(longest_ms, math.inf, prompts, min(prompts.tokens, targets.solo_tokens))
+
+    def of_one(self, prompts: Prompts, targets: Targets) -> int:
+        """Maximum prefill tokens of one prompt in a batch while nothing decodes: as many as take `PATIENT` times as
+        long as the usual piece, which is a quarter of `slo_ttft_ms`.
+
+        For so long the next request waits, and the reader is not told how far its prompt is. Deep in a prompt a tile,
+        or a last part of one, is read whole up to `MOST_PATIENT`.
+        """
+        if not self._cost.knows_prefill:
+            return targets.start_chunk_tokens
+        wanted, usual_ms = min(prompts.tokens, targets.solo_tokens), TTFT_SHARE * targets.slo_ttft_ms
+        whole = min(wanted, TILE_TOKENS)
+        tokens = min(wanted, SMALLEST_CHUNK)
+        if prompts.position(whole) >= TILE_TOKENS and prompts.ms(whole) <= MOST_PATIENT * usual_ms:
+            tokens = whole
+        sizes = (*(size for size in SIZES if size < wanted), wanted)
+        return max(tokens, *(size for size in sizes if prompts.ms(size) <= PATIENT * usual_ms), 0)
 
     def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int, most: int) -> Piece:
         """The piece of at most `most` tokens that reads most a millisecond of those that no reader has to wait for."""

@@ -65,6 +65,8 @@ class PrefillPolicy:
             tokens = max(tokens, whole_crowd(prompts, streams, targets, free_tokens))
             prompts = prompts.replaced(_ending_together(prompts.rows, tokens))
             filled = self._in_a_tile(prompts, targets, free_tokens)
+            if len(prompts.rows) == 1:
+                tokens = min(tokens, self._sizes.of_one(filled, targets))
             goes_first = reads_on or _ends_before(prompts.rows[0], tokens, streams)
             piece = Piece(tokens, 0 if goes_first else 1)
         else:
