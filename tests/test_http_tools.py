@@ -498,6 +498,17 @@ def check_ollama(client: Any, is_streamed: bool) -> None:
     assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())
 
 
+def test_ollama_s_call_needs_no_content_beside_it(thinker: HttpServer) -> None:
+    call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    turns = [
+        {"role": "user", "content": ASKED},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "Rain."},
+    ]
+    answered = thinker.ask("POST", "/api/chat", {"messages": turns, "tools": [FREE], "stream": False})
+    assert answered.status == 200, answered.body
+
+
 def test_a_chat_s_log_probabilities_are_those_of_its_text_streamed_or_not(thinker: HttpServer) -> None:
     asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
     asked |= {"max_tokens": 200, "logprobs": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from reference import template
 
 from harness import PATIENCE_SEC
 from models import CHATML, write_model
 from uma.errors import TemplateError
 from uma.llama.model import Model
 from uma.llama.template import PLAIN_TEMPLATE, ChatTemplate
-from uma.types import Message
+from uma.types import Message, ToolCall
 
 TALK = (Message("system", "Be brief."), Message("user", "Hi!"), Message("assistant", "Hello."), Message("user", "Bye"))
 
@@ -101,7 +103,7 @@ def test_a_llama_style_template_renders_as_its_authors_meant() -> None:
 """
     expected = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi! [/INST] Hello.</s>[INST] Bye [/INST]"
     assert render(source) == expected
-    assert "refuses them: Roles must alternate" in refusal(source, (TALK[1], TALK[1]))
+    assert "refuses them: Roles must alternate" in refusal(source, (TALK[2], TALK[1]))
 
 
 def test_blocks_leave_no_blank_lines() -> None:
@@ -125,6 +127,21 @@ def test_names_that_hugging_face_templates_expect_are_there() -> None:
     ) == ("4")
     assert render("{% for i in range(3) %}{{ i }}{% endfor %}") == "012"
     assert render("{{ '=' * 5 }}{{ 2 ** 8 }}") == "=====256"
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("meta-llama-Llama-3.1-8B-Instruct.jinja", "Today Date: %d %b %Y"),
+        ("meta-llama-Llama-3.2-3B-Instruct.jinja", "Today Date: %d %b %Y"),
+        ("meta-llama-Llama-3.3-70B-Instruct.jinja", "Today Date: %d %b %Y"),
+        ("fireworks-ai-llama-3-firefunction-v2.jinja", "%b %d %Y"),
+    ],
+)
+def test_a_model_is_told_the_date_of_today(name: str, form: str) -> None:
+    before = datetime.now().astimezone()
+    text = render(template(name), TALK)
+    assert any(each.strftime(form) in text for each in (before, datetime.now().astimezone()))
 
 
 def test_nothing_is_escaped() -> None:
@@ -307,3 +324,53 @@ def test_a_broken_template_does_not_stop_the_model_from_loading(tmp_path: Path) 
         assert model.info.has_chat_template
         with pytest.raises(TemplateError, match="broken: line 1"):
             model.chat_template.render(TALK)
+
+
+STRICT = "google-gemma-2-2b-it.jinja"
+"""A template that takes no system message, and demands that roles alternate."""
+
+
+def test_messages_that_a_strict_template_refuses_are_merged_with_their_neighbours() -> None:
+    said = Message("assistant", "Hello.")
+    text = render(template(STRICT), (TALK[0], TALK[1], Message("user", "Are you there?"), said, TALK[3]))
+    assert "<start_of_turn>user\nBe brief.\nHi!\n\nAre you there?<end_of_turn>" in text
+    assert "Conversation roles must alternate" in refusal(template(STRICT), (said, TALK[1]))
+
+
+def test_a_conversation_that_is_merged_keeps_its_beginning() -> None:
+    turns = (*TALK, Message("user", "Please."), Message("system", "Say no more."), *TALK[2:])
+    for end in (2, 4, 5, 6):
+        before = render(template(STRICT), turns[:end]).rpartition("<end_of_turn>")[0]
+        assert render(template(STRICT), turns).startswith(before)
+
+
+def test_a_system_message_that_a_template_would_leave_out_is_the_users() -> None:
+    first_alone = "{{ messages[0].content }}{% for m in messages[1:] %}{% if m.role != 'system' %}|{{ m.content }}"
+    source = first_alone + "{% endif %}{% endfor %}"
+    assert render(source, (*TALK, Message("system", "Now in French."))) == "Be brief.|Hi!|Hello.|Bye|Now in French."
+    none_at_all = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}|{% endif %}{% endfor %}"
+    assert render(none_at_all, TALK[:2]) == "Be brief.\nHi!|"
+
+
+def test_ids_of_calls_are_what_mistral_takes() -> None:
+    call = ToolCall("toolu_01A09q90qw90lq917835lq9", "weather", "{}")
+    turns = (TALK[1], Message("assistant", "", (call,)), Message("tool", "Rain.", (), call.id), TALK[3])
+    text = render(template("mistralai-Mistral-Nemo-Instruct-2407.jinja"), turns)
+    (id,) = re.findall(r'"id": "([a-zA-Z0-9]{9})"', text)
+    assert f'"call_id": "{id}"' in text
+    assert "Rain." in text
+    assert "Bye" in text
+
+
+def test_parallel_calls_come_one_by_one_where_a_template_takes_no_others() -> None:
+    calls = tuple(ToolCall(str(at), f"tool_{at}", "{}") for at in range(2))
+    results = tuple(Message("tool", f"result {call.id}", (), call.id) for call in calls)
+    turns = (TALK[1], Message("assistant", "", calls), *results)
+    text = render(template("meta-llama-Llama-3.1-8B-Instruct.jinja"), turns)
+    places = [text.index(each) for each in ("tool_0", "result 0", "tool_1", "result 1")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja", "llama-cpp-deepseek-r1.jinja"])
+def test_a_template_that_asks_for_tools_is_content_with_none(name: str) -> None:
+    assert "Bye" in render(template(name), TALK)

@@ -48,6 +48,7 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         tools=chat.tool_choices,
         reasoning=chat.has_thinking,
         reasoning_switch=chat.has_thinking_switch,
+        template_variables=tuple(sorted(context.model.chat_template.switches)),
         grammars=GRAMMAR_FIELDS if len(context.model.vocab.eog) else (),
         max_logprobs=MAX_LOGPROBS,
         max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),

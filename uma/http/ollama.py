@@ -111,7 +111,7 @@ class ChatMessage:
 
     role: Literal["system", "user", "assistant", "tool", "control"]
     """Granite's models have the last: it switches their thinking on."""
-    content: Annotated[str, Text()] = ""
+    content: Annotated[str, Text()] | None = None
     images: Any = None
     tool_calls: Annotated[tuple[OllamaCall, ...], Length(0, 128, "calls")] | None = None
     tool_name: Name | None = None

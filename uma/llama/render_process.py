@@ -6,7 +6,7 @@ from typing import Any
 
 from uma.child import Child, ChildClosedError, ChildEndedError
 from uma.llama import sandbox
-from uma.llama.sandbox import MAX_TEXT_CHARS, UnusableError
+from uma.llama.sandbox import MAX_TEXT_CHARS, RefusedError, UnusableError
 
 DEADLINE_SEC = 2.0
 """Maximum time for one rendering. The longest conversation that a frame holds takes a tenth of it."""
@@ -40,6 +40,8 @@ class RenderProcess:
             raise UnusableError(f"fails: it takes longer than {DEADLINE_SEC:g} s for these messages") from None
         except ChildEndedError as error:
             raise UnusableError(f"fails: its process ended ({error})") from None
+        if "refusal" in answer:
+            raise RefusedError(answer["refusal"])
         if "text" not in answer:
             raise UnusableError(answer["problem"])
         text: str = answer["text"]

@@ -8,7 +8,7 @@ nothing but jinja2 and the standard library: the child starts in a fraction of t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -30,10 +30,17 @@ MAX_TEXT_CHARS = 16_000_000
 """Longest text that a rendering can give."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of the child process, where the system bounds that."""
+DATE_FORM, DATETIME_FORM = "%d %b %Y", "%b %d %Y"
+"""Forms of today's date in `date_string` and `datetime`, as Llama's and Firefunction's templates and llama-server have
+them. Without these names Llama 3.1's and 3.3's templates tell the model that it is the 26th of July 2024."""
 
 
 class UnusableError(Exception):
     """A template is broken, fails, or refuses the messages: the reason, as the end of a sentence about it."""
+
+
+class RefusedError(UnusableError):
+    """A template called `raise_exception`: these messages are not in the form that it demands."""
 
 
 def compiled(source: str) -> Template:
@@ -47,38 +54,57 @@ def compiled(source: str) -> Template:
 
 
 def rendered(template: Template, conversation: dict[str, Any], bos: str, eos: str) -> str:
-    """The text of a conversation: its `messages`, its `tools` or None, and the template's `switches`.
+    """The text of a conversation: its `messages`, its `tools` or None, the template's `switches`, and with
+    `opens_answer` the beginning of the assistant's answer. A switch cannot take the name of another of these.
 
     Raises `UnusableError`.
     """
+    tools = conversation["tools"]
     try:
-        text = template.render(
-            {
-                **conversation["switches"],
-                "messages": conversation["messages"],
-                "add_generation_prompt": True,
-                "bos_token": bos,
-                "eos_token": eos,
-                "tools": conversation["tools"],
-                "documents": None,
-                "range": _bounded_range(),
-            }
-        )
-    except _RefusedError as error:
-        raise UnusableError(f"refuses them: {error}") from None
-    except _FAULTS as error:
-        raise UnusableError(f"fails{_line_of(error)}: {error or type(error).__name__}") from error
+        text = _attempt(template, conversation, bos, eos, tools)
+    except RefusedError:
+        raise
+    except UnusableError:
+        if tools is not None:
+            raise
+        # Templates that are made for use with tools alone, such as Hermes', go through them without asking.
+        text = _attempt(template, conversation, bos, eos, [])
     if len(text) > MAX_TEXT_CHARS:
         raise UnusableError(f"fails: it gives more than {MAX_TEXT_CHARS:,} characters")
     return text
+
+
+def _attempt(
+    template: Template, conversation: dict[str, Any], bos: str, eos: str, tools: list[dict[str, Any]] | None
+) -> str:
+    try:
+        return template.render(
+            {
+                "documents": None,
+                "functions": "",
+                "date_string": _strftime_now(DATE_FORM),
+                "datetime": _strftime_now(DATETIME_FORM),
+                **conversation["switches"],
+                "messages": conversation["messages"],
+                "add_generation_prompt": conversation["opens_answer"],
+                "bos_token": bos,
+                "eos_token": eos,
+                "tools": tools,
+                "range": _bounded_range(),
+            }
+        )
+    except _RaisedError as error:
+        raise RefusedError(f"refuses them: {error}") from None
+    except _FAULTS as error:
+        raise UnusableError(f"fails{_line_of(error)}: {error or type(error).__name__}") from error
 
 
 _FAULTS = (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """All that a program in the sandbox can raise."""
 
 
-class _RefusedError(JinjaError):
-    """A template called `raise_exception`."""
+class _RaisedError(JinjaError):
+    """A template called `raise_exception`, as Jinja hands it on."""
 
 
 def _line_of(error: BaseException) -> str:
@@ -144,7 +170,7 @@ def _bounded_range() -> Callable[..., range]:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _RefusedError(message)
+    raise _RaisedError(message)
 
 
 def _strftime_now(form: str) -> str:
@@ -159,6 +185,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Not jinja2's own filter: that one escapes for HTML, which models have not seen.
+    # What a filter such as `map` gives is a list to a template's author.
+    value = list(value) if isinstance(value, Iterator) else value
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -176,6 +204,8 @@ def _renderer(setup: list[str]) -> Callable[[dict[str, Any]], dict[str, str]]:
         try:
             template = template or compiled(source)
             return {"text": rendered(template, conversation, bos, eos)}
+        except RefusedError as error:
+            return {"refusal": str(error)}
         except UnusableError as error:
             return {"problem": str(error)}
 

@@ -19,8 +19,9 @@ import attrs
 from jinja2 import Template, meta, nodes
 
 from uma.errors import TemplateError
+from uma.llama.fitting import forms_of, one_system, without_system
 from uma.llama.render_process import RenderProcess
-from uma.llama.sandbox import UnusableError, compiled, environment, rendered
+from uma.llama.sandbox import RefusedError, UnusableError, compiled, environment, rendered
 from uma.types import Message, Tool
 
 PLAIN_TEMPLATE = (
@@ -30,6 +31,11 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """For models without a template: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
+
+EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+"""Names by which templates are told how much to think: most by the first, Muse's and Kimi K3's by the others."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Words for it, the least first."""
 
 RENDERERS = 2
 """Maximum child processes: as many as prompts are prepared at once, so that the one that is kept free of background
@@ -48,6 +54,7 @@ class ChatTemplate:
         for _ in range(RENDERERS):
             self._idle.put(RenderProcess([self.source, bos, eos]))
         self._closing = Lock()
+        self._shown: dict[tuple[Message, ...], bool] = {}
 
     @cached_property
     def is_cheap(self) -> bool:
@@ -61,27 +68,69 @@ class ChatTemplate:
                 process.start()
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), switches: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        switches: Mapping[str, Any] | None = None,
+        *,
+        opens_answer: bool = True,
     ) -> str:
-        """The conversation as text, ready for the assistant's answer. `tools` and each message's calls have the form
-        that Hugging Face gives them; `switches` are the template's own names, such as `enable_thinking`.
+        """The conversation as text, ready for the assistant's answer unless `opens_answer` is false. `tools` and each
+        message's calls have the form that Hugging Face gives them; `switches` are the template's own names, such as
+        `enable_thinking`. Messages that the template refuses are given to it in the form that it demands
+        (`fitting.forms_of`), where there is one.
 
         Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
         these messages. Unless `is_cheap` and without `tools`, it waits for a child process, for
-        `render_process.DEADLINE_SEC` at most, and where `RENDERERS` other threads render, for one of them first.
+        `render_process.DEADLINE_SEC` at most for each form, and where `RENDERERS` other threads render, for one of them
+        first.
         """
+        messages = self._visible(messages)
+        refusal: RefusedError | None = None
+        for form in forms_of(messages):
+            try:
+                return self._rendered(form, tools, switches or {}, opens_answer=opens_answer)
+            except RefusedError as error:
+                refusal = refusal or error
+            except UnusableError as error:
+                raise _told(error) from error.__cause__
+        assert refusal is not None
+        raise _told(refusal)
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
+    ) -> str:
         conversation = {
             "messages": [_turn(message, self._taste) for message in messages],
             "tools": [_function(tool) for tool in tools] or None,
-            "switches": dict(switches or {}),
+            "switches": dict(switches),
+            "opens_answer": opens_answer,
         }
-        try:
-            if self.is_cheap and not tools:
-                return rendered(self._template, conversation, self.bos, self.eos)
-            with self._renderer() as process:
-                return process.render(conversation)
-        except UnusableError as error:
-            raise TemplateError(f"messages: the model's chat template {error}") from error.__cause__
+        if self.is_cheap and not tools:
+            return rendered(self._template, conversation, self.bos, self.eos)
+        with self._renderer() as process:
+            return process.render(conversation)
+
+    def _visible(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The conversation without system messages that the template would leave out without a word."""
+        places = [at for at, each in enumerate(messages) if each.role == "system"]
+        if places and places != [0] and not self._shows(_SYSTEMS):
+            messages = one_system(messages)
+        if places[:1] == [0] and not self._shows(_SYSTEMS[:2]):
+            messages = without_system(messages)
+        return messages
+
+    def _shows(self, messages: tuple[Message, ...]) -> bool:
+        """Whether each system message's text is in what the template makes of them, as far as it shows text at all;
+        true where it refuses them by itself.
+        """
+        if messages not in self._shown:
+            try:
+                text = self._rendered(messages, (), {}, opens_answer=True)
+                self._shown[messages] = {each.role for each in messages if each.content not in text} != {"system"}
+            except UnusableError:
+                self._shown[messages] = True
+        return self._shown[messages]
 
     def close(self) -> None:
         """End the child processes for good, once they have rendered what they were given. Harmless when repeated."""
@@ -115,9 +164,66 @@ class ChatTemplate:
         except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
             return frozenset()
 
+    @cached_property
+    def switches(self) -> frozenset[str]:
+        """Those of its `variables` that a request can give: none that every conversation has, and none that it only
+        sets for itself.
+        """
+        tree = _tree_of(self.source)
+        if tree is None:
+            return frozenset()
+        own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+        asked: list[nodes.Node | None] = [
+            each.node for each in tree.find_all(nodes.Test) if each.name in ("defined", "undefined", "none")
+        ]
+        asked += [each.node for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
+        optional = {each.name for each in asked if isinstance(each, nodes.Name)}
+        return self.variables - (own - optional) - _GIVEN
+
+    @cached_property
+    def efforts(self) -> tuple[str, ...]:
+        """Words that the template takes for how much to think, the least first; none where it asks for none."""
+        names, tree = self.switches & set(EFFORT_NAMES), _tree_of(self.source)
+        if not names or tree is None:
+            return ()
+        checks = (
+            check.ops[0].expr
+            for check in tree.find_all(nodes.Compare)
+            if isinstance(check.expr, nodes.Name) and check.expr.name in names and check.ops[0].op == "notin"
+        )
+        for taken in checks:
+            if isinstance(taken, nodes.List | nodes.Tuple):
+                words = {each.value for each in taken.items if isinstance(each, nodes.Const)}
+                return (*sorted(words - set(EFFORTS)), *(each for each in EFFORTS if each in words))
+        return EFFORTS[1:]
+
     def needs_bos(self, rendered: str) -> bool:
         """Whether the tokenizer should add the beginning of text, as the template did not write it itself."""
         return not (self.bos and rendered.startswith(self.bos))
+
+
+_GIVEN = frozenset(
+    ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "range", "raise_exception", "strftime_now")
+)
+"""Names that every conversation has."""
+_SYSTEMS = tuple(
+    Message(role, f"UMA looks for text {number}")
+    for number, role in enumerate(("system", "user", "assistant", "system", "user"))
+)
+"""A conversation with a system message in its midst, by which is seen what a template leaves out."""
+_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Keys of a message by which templates read the thinking of an earlier turn, the most common first."""
+
+
+def _told(error: UnusableError) -> TemplateError:
+    return TemplateError(f"messages: the model's chat template {error}")
+
+
+def _tree_of(source: str) -> nodes.Template | None:
+    try:
+        return environment().parse(source)
+    except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
+        return None
 
 
 @attrs.frozen
@@ -128,17 +234,32 @@ class _Taste:
     """It joins a call's arguments to other text with `+`, which only text can be."""
     no_content_is_none: bool = False
     """It tells messages that are only calls by their content: none."""
+    thought_key: str | None = None
+    """The key of a message by which it reads the thinking of an earlier turn."""
+    thought_is_a_part: bool = False
+    """It reads that thinking as a part of the content, of type `thinking`."""
+    takes_thought_or_content: bool = False
+    """Of a message with calls it takes thinking or content, and refuses both."""
 
 
 def _taste_of(source: str) -> _Taste:
-    try:
-        tree = environment().parse(source)
-    except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
+    tree = _tree_of(source)
+    if tree is None:
         return _Taste()
     added = (side for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
     tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
+    keys = {_key_of(each) for each in tree.find_all((nodes.Getattr, nodes.Getitem))}
+    keys |= {each.value for each in tree.find_all(nodes.Const) if each.value in _THOUGHT_KEYS}
+    compared = (operand.expr for each in tree.find_all(nodes.Compare) for operand in each.ops)
+    has_parts = "reasoning_content" not in keys and any(
+        isinstance(each, nodes.Const) and each.value == "thinking" for each in compared
+    )
     return _Taste(
-        any(_key_of(side) == "arguments" for side in added), any(_key_of(each) == "content" for each in tested)
+        any(_key_of(side) == "arguments" for side in added),
+        any(_key_of(each) == "content" for each in tested) and not has_parts,
+        thought_key=next((key for key in _THOUGHT_KEYS if key in keys), None),
+        thought_is_a_part=has_parts,
+        takes_thought_or_content="both content and thinking" in source,
     )
 
 
@@ -151,8 +272,10 @@ def _key_of(node: nodes.Node) -> str | None:
 
 def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        turn |= _thought(message, message.reasoning, taste)
     if message.tool_calls:
-        if not message.content and taste.no_content_is_none:
+        if not message.content and taste.no_content_is_none and isinstance(turn["content"], str):
             turn["content"] = None
         turn["tool_calls"] = [
             {
@@ -170,6 +293,18 @@ def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
     if message.name is not None:
         turn["name"] = message.name
     return turn
+
+
+def _thought(message: Message, thought: str, taste: _Taste) -> dict[str, Any]:
+    """The thinking of an earlier turn, where the template reads it."""
+    if taste.thought_is_a_part:
+        answer = [{"type": "text", "text": message.content}] if message.content else []
+        return {"content": [{"type": "thinking", "thinking": thought}, *answer]}
+    if taste.thought_key is None:
+        return {}
+    if message.tool_calls and message.content and taste.takes_thought_or_content:
+        return {taste.thought_key: f"{thought}\n\n{message.content}", "content": ""}
+    return {taste.thought_key: thought}
 
 
 def _function(tool: Tool) -> dict[str, Any]:

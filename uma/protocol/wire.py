@@ -50,11 +50,13 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window typical_p top_n_sigma
             xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau mirostat_eta
             dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
-            tools tool_choice parallel_tool_calls reasoning parse_special
+            tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs continue_final_message
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
-        "tokenize": frozenset(("tools", "tool_choice", "reasoning", "parse_special")),
-        "messages": frozenset(("tool_calls", "tool_call_id", "name")),
+        "tokenize": frozenset(
+            ("tools", "tool_choice", "reasoning", "parse_special", "chat_template_kwargs", "continue_final_message")
+        ),
+        "messages": frozenset(("tool_calls", "tool_call_id", "name", "reasoning")),
     }
 )
 """Fields of a request and its messages that a session of version 1.0 does not have: it ignores them."""
@@ -96,7 +98,10 @@ _ONE_OR_MORE_STRINGS = Annotated[str, Length(1, 1024)] | hints_of(SamplingParams
 _TOKENS = Annotated[list[Annotated[int, Range(0)]], Length(1, None, "tokens")]
 _LISTS_OF_TOKENS = Annotated[tuple[_TOKENS, ...], Length(1, MAX_TEXTS, "texts")] | None
 
-TOKENIZE_FIELDS = ("id", *PROMPT_FIELDS, "parse_special", "tools", "tool_choice", "reasoning")
+TOKENIZE_FIELDS = (
+    *("id", *PROMPT_FIELDS, "parse_special", "tools", "tool_choice", "reasoning"),
+    *("chat_template_kwargs", "continue_final_message"),
+)
 """Fields of a request that its prompt depends on."""
 
 _NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request) if name not in TOKENIZE_FIELDS))

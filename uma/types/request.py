@@ -13,7 +13,7 @@ from uma.types.fields import MAX_MEMBERS, tuple_or_none
 from uma.types.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant", "tool"]
-ReasoningMode = Literal["auto", "off"]
+ReasoningMode = Literal["auto", "on", "off"]
 Pace = Literal["auto", "off"]
 """Whether tokens decoded ahead are delivered evenly."""
 
@@ -45,6 +45,8 @@ class Message:
     """Of which call a message of role `tool` is the result."""
     name: Annotated[str, Length(1, 128), Text()] | None = None
     """Which tool's result it is."""
+    reasoning: Annotated[str, Text()] | None = None
+    """What the assistant thought before it answered, for templates that show thinking of earlier turns."""
 
     def __attrs_post_init__(self) -> None:
         check(self)
@@ -132,10 +134,25 @@ class Request:
     """False: the output ends with its first call."""
     reasoning: ReasoningMode | None = None
     """`auto`: text between the template's thinking marks is separated from the answer, and a grammar begins behind it.
+    `on`: the same, and thinking is switched on where the template has a switch for it.
     `off`: separated too, but thinking is switched off where the template has a switch for it, and a grammar begins at
     once. None: thinking stays in the text, and a grammar begins at once."""
+    chat_template_kwargs: Annotated[dict[str, Any], Json()] | None = None
+    """Further variables of the chat template, by the names that it reads (`Capabilities.template_variables`)."""
+    continue_final_message: bool = True
+    """Messages that end with the assistant's have its text continued, and only what is new is given; false: another
+    turn of the assistant begins. A message with calls is always followed by another turn."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
+
+    @property
+    def continued(self) -> Message | None:
+        """The assistant's message that the answer continues; None: a turn of its own begins."""
+        if not self.messages or not self.continue_final_message:
+            return None
+        last = self.messages[-1]
+        continues = last.role == "assistant" and not last.tool_calls and (last.content or last.reasoning)
+        return last if continues else None
 
     def __attrs_post_init__(self) -> None:
         if problem := prompt_problem([name for name in PROMPT_FIELDS if getattr(self, name) is not None]):

@@ -58,7 +58,9 @@ class Capabilities:
     reasoning: bool = False
     """The model's template has thinking marks that are known."""
     reasoning_switch: bool = False
-    """The model's template has a switch by which `reasoning: off` asks it for no thinking."""
+    """The model's template has a switch by which `reasoning: off` asks it for no thinking, and `on` for some."""
+    template_variables: tuple[str, ...] = ()
+    """Names that the model's template reads beside the conversation, for `chat_template_kwargs`."""
     generate: bool = True
     """False: the model embeds text and does not generate."""
     embeddings: bool = False

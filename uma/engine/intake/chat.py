@@ -23,7 +23,7 @@ from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.intake.prompt import THINKING_SWITCHES
+from uma.engine.intake.rendering import has_switch
 from uma.errors import BadRequest
 from uma.json_schema import problem
 from uma.llama.model import Model
@@ -44,7 +44,7 @@ class ChatAbilities:
         self._vocab = model.vocab
         self._family = family_of(model.chat_template.source)
         self._thinking = thinking_of(model.chat_template.source)
-        self._switches = model.chat_template.variables & THINKING_SWITCHES
+        self._template = model.chat_template
         self._specials: Specials | None = None
         # One at a time: what a schema costs is bounded, but seconds at worst.
         self._lanes = LaneLimiter(1)
@@ -62,7 +62,7 @@ class ChatAbilities:
     @property
     def has_thinking_switch(self) -> bool:
         """For `Capabilities.reasoning_switch`."""
-        return self.has_thinking and bool(self._switches)
+        return self.has_thinking and has_switch(self._template)
 
     def prepared(self, request: Request) -> Request:
         """The request as the model's template can render it. Raises `BadRequest` for what cannot be honoured."""
@@ -76,13 +76,21 @@ class ChatAbilities:
             messages = plain(messages)
         elif not tools:
             return request
-        return attrs.evolve(request, messages=told(messages, tools, family), tools=())
+        goes_on = request.continued is not None  # a message with calls has become one without
+        messages = told(messages, tools, family)
+        return attrs.evolve(request, messages=messages, tools=(), continue_final_message=goes_on)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
         """What the request asks for that has no effect with this model."""
-        if request.reasoning != "auto" or self.has_thinking:
-            return ()
-        return ("reasoning: no thinking is told apart; this model's chat template has no marks of it that are known",)
+        return tuple(self._without_effect(request))
+
+    def _without_effect(self, request: Request) -> Iterator[str]:
+        if request.reasoning in ("auto", "on") and not self.has_thinking:
+            yield "reasoning: no thinking is told apart; this model's chat template has no marks of it that are known"
+        if request.reasoning == "on" and self.has_thinking and not has_switch(self._template):
+            yield "reasoning: on is auto; this model's chat template has no switch"
+        for name in sorted((request.chat_template_kwargs or {}).keys() - self._template.switches):
+            yield f"chat_template_kwargs.{name}: is not read by this model's chat template"
 
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
@@ -102,7 +110,7 @@ class ChatAbilities:
             schemas,
             self._thinking,
             splits_thinking=splits,
-            begins_thinking=self._begins_thinking(prompt),
+            begins_thinking=self._begins_thinking(request, prompt),
             thinks_first=thinks_first,
         )
 
@@ -115,14 +123,14 @@ class ChatAbilities:
         either way, so it must be asked for that thinking is told apart.
         """
         is_held = request.sampling.grammar is not None and not _can_call(request)
-        return is_held and self._thinking is not None and request.reasoning == "auto"
+        return is_held and self._thinking is not None and _can_think(request)
 
     async def before_grammar(self, request: Request, prompt: array[int]) -> str:
         """What comes before the text that the request's own grammar holds, as a grammar; empty where nothing does."""
         if self._thinking is None or not self._thinks_first(request):
             return ""
         rules = Rules(await self._known_specials())
-        begins_thinking = self._begins_thinking(prompt)
+        begins_thinking = self._begins_thinking(request, prompt)
         return thought_first(rules, self._thinking, begins_thinking=begins_thinking, has_channels=self._has_channels)
 
     async def constrained(self, request: Request, prompt: array[int]) -> SamplingParams:
@@ -131,7 +139,7 @@ class ChatAbilities:
             return request.sampling
         assert not isinstance(self._family, str)
         specials = await self._known_specials()
-        grammar = partial(self._grammar, request, specials, begins_thinking=self._begins_thinking(prompt))
+        grammar = partial(self._grammar, request, specials, begins_thinking=self._begins_thinking(request, prompt))
         async with self._lanes.slot(request.priority):
             source = await trio.to_thread.run_sync(grammar)
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
@@ -143,8 +151,8 @@ class ChatAbilities:
         if answer is not None and (found := problem(answer)) is not None:
             raise BadRequest(f"grammar.json_schema{found[0]}: {found[1]}")
         tools = _tools(request)
-        can_think = not (must_call and request.reasoning == "off")
-        if answer is not None and request.reasoning != "auto":
+        can_think = not (must_call and (request.reasoning == "off" or _is_answering(request)))
+        if answer is not None and not _can_think(request):
             can_think = begins_thinking  # as without tools, where all text is the answer
         try:
             return calls_grammar(
@@ -211,9 +219,11 @@ class ChatAbilities:
             each[0]: mark.encode() for mark, each in ids.items() if len(each) == 1 and not self._vocab.piece(each[0])
         }
 
-    def _begins_thinking(self, prompt: array[int]) -> bool:
+    def _begins_thinking(self, request: Request, prompt: array[int]) -> bool:
         if self._thinking is None:
             return False
+        if (answer := request.continued) is not None:
+            return not answer.content
         return b"".join(map(self.piece, prompt[-_TAIL_TOKENS:])).rstrip().endswith(self._thinking.open.encode())
 
     def _problems(self, request: Request) -> Iterator[str]:
@@ -269,6 +279,16 @@ def _answer(request: Request) -> dict[str, Any] | None:
     if grammar is None:
         return None
     return {"type": "object"} if grammar.json_object else grammar.json_schema
+
+
+def _can_think(request: Request) -> bool:
+    """Whether thinking can come before a grammar of the request's own."""
+    return request.reasoning in ("auto", "on") and not _is_answering(request)
+
+
+def _is_answering(request: Request) -> bool:
+    """Whether the prompt ends within an answer, behind all thinking."""
+    return request.continued is not None and bool(request.continued.content)
 
 
 def _can_call(request: Request) -> bool:

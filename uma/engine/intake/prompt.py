@@ -15,6 +15,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.rendering import rendered
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
 from uma.net.arrivals import arrivals
@@ -22,9 +23,6 @@ from uma.net.client import CLIENT
 from uma.types import Request, Tokenized
 
 T = TypeVar("T")
-THINKING_SWITCHES = frozenset(("enable_thinking", "thinking"))
-"""Names by which templates are asked for no thinking: most by `enable_thinking`, DeepSeek's and Granite's by
-`thinking`."""
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.
@@ -203,9 +201,7 @@ class PromptReader:
             )
 
     def _render(self, request: Request) -> str:
-        tools = request.tools if request.tool_choice != "none" else ()
-        switches = dict.fromkeys(THINKING_SWITCHES, False) if request.reasoning == "off" else {}
-        return self._model.chat_template.render(request.messages or (), tools, switches)
+        return rendered(self._model.chat_template, request)
 
     def _tokenize(self, request: Request, *, must_fit: bool) -> array[int]:
         text, parse_special = request.prompt or "", request.parse_special
@@ -248,6 +244,7 @@ def _texts(request: Request) -> Iterator[str]:
     yield request.prompt or ""
     for message in request.messages or ():
         yield message.content
+        yield message.reasoning or ""
         yield from (call.arguments for call in message.tool_calls)
     for tool in request.tools:
         yield tool.description

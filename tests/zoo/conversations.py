@@ -1,0 +1,70 @@
+"""Conversations that every chat template must be able to show, or refuse with the reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from uma.types import Message, Tool, ToolCall
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = (Tool("weather", "Tells the weather.", CITY), Tool("time", "Tells the time.", CITY))
+
+SYSTEM = Message("system", "Answer in one line.")
+ASKED = Message("user", "Is it raining in Oslo and in Bern?")
+SAID = Message("assistant", "It is raining in Oslo.")
+THOUGHT = Message("assistant", "It is raining in Oslo.", reasoning="Bern is dry, so I leave it out.")
+AGAIN = Message("user", "And in Rome?")
+CALLS = tuple(
+    ToolCall(f"call_{at}_of_two", "weather", json.dumps({"city": city})) for at, city in enumerate(("Oslo", "Bern"))
+)
+RESULTS = tuple(
+    Message("tool", text, (), call.id, call.name)
+    for text, call in zip(("Rain in Oslo.", "Sun in Bern."), CALLS, strict=True)
+)
+CALLING = Message("assistant", "", CALLS)
+CALLING_ONE = Message("assistant", "", CALLS[:1])
+THINKING_CALL = Message("assistant", "", CALLS[:1], reasoning="I must look.")
+
+CONVERSATIONS: dict[str, tuple[Message, ...]] = {
+    "plain": (ASKED,),
+    "system": (SYSTEM, ASKED),
+    "turns": (SYSTEM, ASKED, SAID, AGAIN),
+    "two of the user": (SYSTEM, ASKED, AGAIN),
+    "system again": (SYSTEM, ASKED, SAID, Message("system", "Now in two lines."), AGAIN),
+    "thought": (SYSTEM, ASKED, THOUGHT, AGAIN),
+}
+"""Without calls."""
+CALLED: dict[str, tuple[Message, ...]] = {
+    "one result": (SYSTEM, ASKED, CALLING_ONE, RESULTS[0]),
+    "two results": (SYSTEM, ASKED, CALLING, *RESULTS),
+    "a result, then the user": (SYSTEM, ASKED, CALLING_ONE, RESULTS[0], AGAIN),
+    "two results, then the user": (SYSTEM, ASKED, CALLING, *RESULTS, AGAIN),
+    "call, then text": (SYSTEM, ASKED, CALLING_ONE, RESULTS[0], SAID, AGAIN),
+    "text beside a call": (SYSTEM, ASKED, Message("assistant", "I look.", CALLS[:1]), RESULTS[0]),
+    "thought before a call": (SYSTEM, ASKED, THINKING_CALL, RESULTS[0]),
+}
+"""With calls."""
+
+
+def openai(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's dialect has it."""
+    body: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        body["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        body |= {"tool_call_id": message.tool_call_id}
+    return body
+
+
+def openai_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as OpenAI's dialect has it."""
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+    }

@@ -1,0 +1,137 @@
+"""Every conversation in every chat template that llama.cpp keeps: nothing of it is lost, and every switch arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import pytest
+from conversations import ASKED, CALLED, CONVERSATIONS, SAID, SYSTEM, THOUGHT, TOOLS
+from reference import template, template_names
+
+from uma.chat.families import GENERIC, family_of, thinking_of
+from uma.chat.generic import plain, told
+from uma.engine.intake.rendering import rendered
+from uma.llama.template import ChatTemplate
+from uma.types import Message, ReasoningMode, Request
+
+SYSTEM_WITH_THE_LAST_QUESTION = {"mistralai-Mistral-Nemo-Instruct-2407.jinja"}
+"""Templates that show the system message only where the user's message is the last one."""
+CALLS_ALONE = {
+    "Mistral-Small-3.2-24B-Instruct-2506.jinja",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
+    "meta-llama-Llama-3.1-8B-Instruct.jinja",
+    "meta-llama-Llama-3.2-3B-Instruct.jinja",
+    "meta-llama-Llama-3.3-70B-Instruct.jinja",
+    "mistralai-Mistral-Nemo-Instruct-2407.jinja",
+}
+"""Templates that show of a message with calls the calls alone."""
+SWITCHED = {
+    "ByteDance-Seed-OSS.jinja": ("off",),
+    "Cohere2MoE.jinja": ("off",),
+    "MiniMax-M3.jinja": ("on", "off"),
+    "tencent-Hy3.jinja": ("on",),
+}
+"""Templates with a switch of their own name, and what changes their prompt."""
+
+
+SHOWS_THINKING = {
+    "Bielik-11B-v3.0-Instruct.jinja",
+    "ByteDance-Seed-OSS.jinja",
+    "GLM-4.6.jinja",
+    "GLM-4.7-Flash.jinja",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.jinja",
+    "Qwen-Qwen3-0.6B.jinja",
+    "Qwen3.5-4B.jinja",
+    "Spark2.5.jinja",
+    "StepFun3.5-Flash.jinja",
+    "google-gemma-4-31B-it-interleaved.jinja",
+    "google-gemma-4-31B-it.jinja",
+    "inclusionai-ling-3.0-flash.jinja",
+    "mistralai-Ministral-3-14B-Reasoning-2512.jinja",
+    "openai-gpt-oss-120b.jinja",
+    "poolside-Laguna-S-2.1.jinja",
+    "poolside-Laguna-XS-2.1.jinja",
+    "poolside-Laguna-XS.2.jinja",
+}
+"""Templates that show the thinking before a call, among those whose calls are parsed."""
+
+
+@pytest.fixture(scope="module", params=template_names())
+def name(request: pytest.FixtureRequest) -> str:
+    given: str = request.param
+    return given
+
+
+@pytest.fixture(scope="module")
+def zoo(name: str) -> Iterator[ChatTemplate]:
+    made = ChatTemplate(template(name), "<s>", "</s>")
+    yield made
+    made.close()
+
+
+def asked(zoo: ChatTemplate, conversation: str) -> Request | None:
+    """The request as the engine gives it to the template; None for calls in a form that is not parsed."""
+    if conversation in CONVERSATIONS:
+        return Request("a", messages=CONVERSATIONS[conversation])
+    family, messages = family_of(zoo.source), CALLED[conversation]
+    if isinstance(family, str):
+        return None
+    if family.knows_tools:
+        return Request("a", messages=messages, tools=TOOLS)
+    return Request("a", messages=told(plain(messages) if family is GENERIC else messages, TOOLS, family))
+
+
+def test_no_message_is_lost_and_none_refused(zoo: ChatTemplate, name: str) -> None:
+    for conversation, messages in (CONVERSATIONS | CALLED).items():
+        if (request := asked(zoo, conversation)) is None:
+            continue
+        text = rendered(zoo, request)
+        hidden = [SYSTEM] if name in SYSTEM_WITH_THE_LAST_QUESTION and conversation in CALLED else []
+        hidden += [each for each in messages if each.tool_calls] if name in CALLS_ALONE else []
+        for each in messages:
+            assert each.content in text or each in hidden, (conversation, each)
+            for call in each.tool_calls:
+                assert call.name in text, conversation
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_thinking_is_switched_on_and_off_by_the_template_s_own_names(
+    zoo: ChatTemplate, name: str, mode: ReasoningMode
+) -> None:
+    plain_request = Request("a", messages=(SYSTEM, ASKED))
+    given = {"on": (True, "enabled"), "off": (False, "disabled")}[mode]
+    by_hand = {"enable_thinking": given[0], "thinking": given[0]}
+    switched = rendered(zoo, attrs.evolve(plain_request, reasoning=mode))
+    if name in SWITCHED:
+        assert (switched != rendered(zoo, plain_request)) == (mode in SWITCHED[name])
+    else:
+        assert switched == rendered(zoo, attrs.evolve(plain_request, chat_template_kwargs=by_hand))
+
+
+def test_thinking_of_an_earlier_turn_reaches_a_template_that_reads_it(zoo: ChatTemplate, name: str) -> None:
+    request = asked(zoo, "thought before a call")
+    if request is not None:
+        assert ("I must look." in rendered(zoo, request)) == (name in SHOWS_THINKING)
+
+
+@pytest.mark.parametrize("reasoning", [None, "on", "off"])
+@pytest.mark.parametrize("answer", [SAID, THOUGHT, Message("assistant", "", reasoning="Bern is")])
+def test_an_answer_that_has_begun_is_gone_on_with(
+    zoo: ChatTemplate, answer: Message, reasoning: ReasoningMode | None
+) -> None:
+    request = Request("a", messages=(SYSTEM, ASKED), reasoning=reasoning)
+    head = rendered(zoo, request)
+    prompt = rendered(zoo, attrs.evolve(request, messages=(SYSTEM, ASKED, answer)))
+    marks = thinking_of(zoo.source)
+    assert prompt.startswith(head[: head.index(ASKED.content)])
+    if answer.content or marks:
+        assert prompt.endswith(answer.content or answer.reasoning or "")
+    if marks is None:
+        return
+    behind = prompt[prompt.index(ASKED.content) :]
+    is_open = behind.rfind(marks.open) > behind.rfind(marks.close)
+    assert is_open == (not answer.content)
+    if answer.reasoning:
+        assert answer.reasoning in behind

@@ -1,0 +1,105 @@
+"""A conversation as the model's prompt: its chat template, the template's variables, and an answer that goes on.
+
+Safe to call from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from uma.chat.families import Thinking, thinking_of
+from uma.errors import TemplateError
+from uma.llama.template import EFFORT_NAMES, ChatTemplate
+from uma.types import Message, ReasoningMode, Request
+
+THINKING_SWITCHES: Mapping[str, tuple[Any, Any]] = MappingProxyType(
+    {
+        "enable_thinking": (True, False),
+        "thinking": (True, False),
+        "reasoning": (True, False),
+        "thinking_mode": ("enabled", "disabled"),
+    }
+)
+"""Names by which templates are asked for thinking or for none, and the values for it: most by the first, DeepSeek's
+and Granite's by `thinking`, Cohere's by `reasoning`, MiniMax's by the last."""
+NO_BUDGET: Mapping[str, Any] = MappingProxyType({"thinking_budget": 0})
+"""What asks Seed-OSS for no thinking."""
+NO_EFFORT = "no_think"
+"""The effort that asks Hunyuan for no thinking; without an effort it does not think either."""
+_ANSWER, _THOUGHT = "UMA looks for this answer", "UMA looks for this thought"
+
+
+def has_switch(template: ChatTemplate) -> bool:
+    """Whether the template can be asked for thinking or for none."""
+    return bool(_switches(template, "off"))
+
+
+def rendered(template: ChatTemplate, request: Request) -> str:
+    """The prompt of a request with messages. Raises `TemplateError`."""
+    messages = request.messages or ()
+    tools = request.tools if request.tool_choice != "none" else ()
+    given, switched = request.chat_template_kwargs or {}, _switches(template, request.reasoning)
+    variables = {**given, **switched} if request.reasoning == "off" else {**switched, **given}
+    answer = request.continued
+    if answer is None:
+        return template.render(messages, tools, variables)
+    head = template.render(messages[:-1], tools, variables)
+    shape = attrs.evolve(answer, content=_ANSWER, reasoning=_THOUGHT if answer.reasoning else None)
+    try:
+        before = template.render(messages[:-1], tools, variables, opens_answer=False)
+        shown = template.render((*messages[:-1], shape), tools, variables, opens_answer=False)
+    except TemplateError:
+        return head + answer.content
+    if _common(head, shown) < _common(head, before):  # an answer changes what is written before it
+        return head + answer.content
+    return _continued(head, shown, answer, thinking_of(template.source))
+
+
+def _switches(template: ChatTemplate, mode: ReasoningMode | None) -> dict[str, Any]:
+    if mode not in ("on", "off"):
+        return {}
+    at = 0 if mode == "on" else 1
+    values = {name: each[at] for name, each in THINKING_SWITCHES.items()}
+    if mode == "off":
+        values |= NO_BUDGET
+    if NO_EFFORT in template.efforts:
+        values |= dict.fromkeys(EFFORT_NAMES, NO_EFFORT if mode == "off" else template.efforts[-1])
+    return {name: value for name, value in values.items() if name in template.switches}
+
+
+def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None) -> str:
+    """The prompt that ends with what there is of the answer.
+
+    `head` is the conversation before it, with the beginning of an answer; `shown` the same with an answer of `_ANSWER`
+    (and `_THOUGHT`), as the template writes earlier turns. What stands there between the two is written here, too: an
+    empty block of thinking, or the header of a channel.
+    """
+    common = _common(head, shown)
+    tail, (before, found, _) = head[common:], shown[common:].partition(_ANSWER)
+    thought, text = answer.reasoning or "", answer.content
+    if not found:
+        return head + text
+    if thought and _THOUGHT in before:
+        opening, _, closing = before.partition(_THOUGHT)
+        return head[:common] + opening + thought + (closing + text if text else "")
+    if thinking is None:
+        return head[:common] + before + text
+    closed = f"{thought}\n{thinking.close}\n\n{text}" if text else thought
+    if head.rstrip().endswith(thinking.open) and (thought or thinking.close not in before):
+        return head + closed
+    if thought:  # the template shows no thinking of earlier turns, and so not in which form it would
+        start = head[:common] if thinking.close in tail else head
+        return f"{start}{thinking.open}{thinking.label or chr(10)}{closed}"
+    if thinking.close in tail and thinking.close not in before:
+        return head + text
+    return head[:common] + before + text
+
+
+def _common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

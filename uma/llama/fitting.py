@@ -1,0 +1,130 @@
+"""Conversations in the forms that strict templates demand.
+
+A template can refuse what others take: two messages of one role in a row, a system message that is not the first, any
+system message, ids of calls in another form than its own. Each step here undoes one such objection without losing any
+text, and leaves a conversation that does not meet it as it is: so a conversation that grows keeps its beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from itertools import takewhile
+
+import attrs
+
+from uma.types import Message
+
+_BETWEEN = "\n\n"
+"""Text between two messages that have become one."""
+_ID_CHARS = 9
+"""Length of the ids that Mistral's templates take, which are letters and digits."""
+_STRICT_ID = re.compile(rf"[a-zA-Z0-9]{{{_ID_CHARS}}}", re.ASCII)
+
+
+def forms_of(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
+    """The conversation as it is, then in ever stricter forms, those first that change least. None comes twice."""
+    seen: set[tuple[Message, ...]] = set()
+    for form in _stricter(tuple(messages)):
+        for each in (form, _with_strict_ids(form)):
+            if each not in seen:
+                seen.add(each)
+                yield each
+
+
+def _stricter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    yield messages
+    for step in _STEPS:
+        yield step(messages)
+    for step in _STEPS:
+        messages = step(messages)
+        yield messages
+
+
+def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The system message at the beginning as the first lines of the user's message behind it."""
+    if not messages or messages[0].role != "system":
+        return tuple(messages)
+    system, *rest = messages
+    if rest and rest[0].role == "user":
+        return (attrs.evolve(rest[0], content=f"{system.content}\n{rest[0].content}"), *rest[1:])
+    return (attrs.evolve(system, role="user"), *rest)
+
+
+def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """One system message, at the beginning; those further on are the user's."""
+    first = list(takewhile(lambda each: each.role == "system", messages))
+    rest = (attrs.evolve(each, role="user") if each.role == "system" else each for each in messages[len(first) :])
+    if len(first) > 1:
+        first = [attrs.evolve(first[0], content=_BETWEEN.join(each.content for each in first))]
+    return (*first, *rest)
+
+
+def _alternating(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """No two messages of the user, and none of the assistant, in a row."""
+    return _merged(messages, lambda last, each: last.role == each.role in ("user", "assistant"))
+
+
+def _after_results(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """No message of the user right behind a tool's result: it is the result's last lines."""
+    return _merged(messages, lambda last, each: (last.role, each.role) == ("tool", "user"))
+
+
+def _one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """No message with two calls: each call has a message of its own, and its result behind it."""
+    results = {each.tool_call_id: each for each in messages if each.role == "tool"}
+    single: list[Message] = []
+    taken: set[str] = set()
+    for each in messages:
+        if len(each.tool_calls) < 2:
+            if each.tool_call_id not in taken:
+                single.append(each)
+            continue
+        for at, call in enumerate(each.tool_calls):
+            said = attrs.evolve(each, tool_calls=(call,))
+            single.append(said if at == 0 else attrs.evolve(said, content="", reasoning=None))
+            if call.id in results:
+                single.append(results[call.id])
+                taken.add(call.id)
+    return tuple(single)
+
+
+_STEPS = (one_system, _alternating, _after_results, without_system, _one_call_each)
+
+
+def _merged(messages: Sequence[Message], belong: Callable[[Message, Message], bool]) -> tuple[Message, ...]:
+    merged: list[Message] = []
+    for each in messages:
+        if merged and belong(merged[-1], each):
+            merged[-1] = _joined(merged[-1], each)
+        else:
+            merged.append(each)
+    return tuple(merged)
+
+
+def _joined(first: Message, second: Message) -> Message:
+    return attrs.evolve(
+        first,
+        content=_BETWEEN.join(filter(None, (first.content, second.content))),
+        reasoning=_BETWEEN.join(filter(None, (first.reasoning, second.reasoning))) or None,
+        tool_calls=(*first.tool_calls, *second.tool_calls),
+    )
+
+
+def _with_strict_ids(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The ids of calls as nine letters and digits, the same for the same id wherever it stands."""
+    return tuple(
+        attrs.evolve(
+            each,
+            tool_calls=tuple(attrs.evolve(call, id=_strict(call.id)) for call in each.tool_calls),
+            tool_call_id=None if each.tool_call_id is None else _strict(each.tool_call_id),
+        )
+        if each.tool_calls or each.tool_call_id is not None
+        else each
+        for each in messages
+    )
+
+
+def _strict(id: str) -> str:
+    return id if _STRICT_ID.fullmatch(id) else sha256(id.encode()).hexdigest()[:_ID_CHARS]
