@@ -183,7 +183,7 @@ def _messages(bodies: Sequence[ChatMessage], ignored: list[str]) -> Iterator[Mes
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
     count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
     for index, body in enumerate(bodies):
-        text = body.content
+        text = body.content or ""
         if body.images:
             seen = stand_in("image", f"messages[{index}].images", ignored, is_question=index >= question)
             text = f"{text}\n{seen}" if text else seen
