@@ -398,7 +398,7 @@ async def test_a_crowd_with_one_prefix_reads_it_once_and_the_rests_of_all_in_one
 ) -> None:
     common = tokens_for(0, 200)
     crowd = [ask((*common, *tokens_for(1 + number, 16)), 8, id=str(number)) for number in range(8)]
-    config = flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9)
+    config = flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
     async with open_engine(config) as engine:
         caplog.clear()
         found = await answers(engine, crowd)
@@ -409,7 +409,7 @@ async def test_a_crowd_with_one_prefix_reads_it_once_and_the_rests_of_all_in_one
 async def test_a_piece_ends_at_each_length_that_others_wait_for(tiny: Path, batches: Batches) -> None:
     whole = tokens_for(0, 664)
     other = 48  # no letter, so what is shared ends just before it
-    config = flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9)
+    config = flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
     crowd = [
         ask(whole, 4, id="first", priority=1),
         ask((*whole[:200], other, *tokens_for(1, 15)), 4, id="at 200"),

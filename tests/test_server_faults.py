@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
-from harness import Raw
+from harness import HELLO, Raw
 from uma.client import Client, connect
 from uma.config import RuntimeConfig
 from uma.engine import open_engine
+from uma.engine.intake.prompt import PromptReader
 from uma.errors import ConnectionLost, DecodeFailed
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.protocol.messages import HealthQuery
 from uma.server import Server
-from uma.server.json_connection import JsonConnection, Query
+from uma.server.json_connection import MAX_STARTING, JsonConnection, Query
 from uma.types import Finished, Request, SamplingParams
 
 POISON = 255
@@ -104,3 +108,27 @@ async def test_a_connection_that_waits_in_line_when_the_end_begins_is_told(socke
             server.begin_drain()
             events = await trio.to_thread.run_sync(raw.rest)
     assert [event["code"] for event in events] == ["E_RUNTIME_SHUTDOWN"]
+
+
+async def test_a_session_whose_requests_wait_to_be_admitted_is_not_idle(
+    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    admitted, read = trio.Event(), PromptReader.read
+
+    async def read_late(self: PromptReader, request: Request) -> array[int]:
+        await admitted.wait()
+        return await read(self, request)
+
+    monkeypatch.setattr(PromptReader, "read", read_late)
+    count = MAX_STARTING + 8
+    asked = [{"id": str(number), "prompt": "Once", "max_tokens": 1} for number in range(count)]
+    async with serving(socket_dir / "s", tiny) as server:
+        with Raw(socket_dir / "s") as raw:
+            raw.send(HELLO, *asked)
+            assert (await trio.to_thread.run_sync(raw.next))["event"] == "hello"
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(server.config.idle_timeout_sec + 1)
+            await trio.testing.wait_all_tasks_blocked()
+            admitted.set()
+            events = await trio.to_thread.run_sync(lambda: [raw.next() for _ in range(2 * count)])
+    assert Counter(event["event"] for event in events) == {"token": count, "eos": count}

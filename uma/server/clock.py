@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 
 import attrs
@@ -19,9 +21,14 @@ class IdleClock:
     timeout_sec: float
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _half_since: float | None = attrs.field(default=None, init=False)
+    _stands: bool = attrs.field(default=False, init=False)
 
     def wind(self, *, is_idle: bool, is_mid_frame: bool, had_frame: bool) -> None:
-        """Set the alarm again, after bytes have come (`had_frame`: a frame ended in them) or work has ended."""
+        """Set the alarm again, after bytes have come (`had_frame`: a frame ended in them) or work has ended. Has no
+        effect while the clock is `standing`.
+        """
+        if self._stands:
+            return
         now = trio.current_time()
         if not is_mid_frame:
             self._half_since = None
@@ -33,6 +40,13 @@ class IdleClock:
         ]
         self.scope.deadline = min(deadlines)
 
-    def stop(self) -> None:
-        """No alarm until `wind` is called again."""
-        self.scope.deadline = inf
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """No alarm for the block, in which what has come is taken in: the client waits for the server. `wind` has to
+        follow.
+        """
+        self._stands, self.scope.deadline = True, inf
+        try:
+            yield
+        finally:
+            self._stands = False

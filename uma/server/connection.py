@@ -182,7 +182,9 @@ class Connection(ABC):
         with self.clock.scope, expected.receiving(self):
             self._wind(had_frame=False)
             while data := await self.link.receive():
-                if had_frame := await self.take(data):
+                with self.clock.standing():
+                    had_frame = await self.take(data)
+                if had_frame:
                     expected.came_whole(self)
                 self._wind(had_frame=had_frame)
                 if self.is_mid_frame:

@@ -105,7 +105,6 @@ class JsonConnection(Connection):
         """What a frame says; a large one is read in another thread, while the session's next ones wait."""
         if is_quick(payload):
             return self._session.parse(payload)
-        self.clock.stop()  # the client has done its part
         with arrivals().reading(len(payload)):
             return await trio.to_thread.run_sync(self._session.parse, payload, limiter=self.server.parsing)
 
