@@ -34,6 +34,7 @@ BODIES: dict[str, type[Any]] = {
     "/api/show": ollama.ShowBody,
     "/health/check": HealthCheckPayload,
     **dict.fromkeys(("/completion", "/completions"), llama_server_completion.CompletionBody),
+    "/infill": llama_server_completion.InfillBody,
     "/tokenize": llama_server.TokenizeBody,
     "/detokenize": llama_server.DetokenizeBody,
     "/apply-template": openai_chat.Conversation,

@@ -15,7 +15,7 @@ from http_server import HttpServer, running_http
 from required import required_command
 
 from harness import short_directory
-from models import write_encoder
+from models import FILL_IN, write_encoder, write_word_model
 from uma.cli.parser import build_parser
 from uma.constraints import hints_of
 from uma.http.app import ENDPOINTS
@@ -27,6 +27,8 @@ PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-
 LINES = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
 RANKING = [line for line in LINES if "rerank" in line]
 """Lines for a model that ranks."""
+FILLING = [line for line in LINES if "/infill" in line]
+"""Lines for a model with tokens for filling in the middle."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield process
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line not in RANKING])
+@pytest.mark.parametrize("line", [line for line in LINES if line not in [*RANKING, *FILLING]])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
     paste(line, http_server)
 
@@ -44,6 +46,13 @@ def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
 @pytest.mark.parametrize("line", RANKING)
 def test_every_line_about_ranking_can_be_pasted_where_the_model_ranks(line: str, reranker: HttpServer) -> None:
     paste(line, reranker)
+
+
+@pytest.mark.parametrize("line", FILLING)
+def test_every_line_about_filling_in_can_be_pasted_where_the_model_does(line: str, tmp_path: Path) -> None:
+    path = write_word_model(tmp_path / "words.gguf", fill_in=FILL_IN)
+    with short_directory() as directory, running_http(directory, "--model", str(path)) as process:
+        paste(line, process)
 
 
 def paste(line: str, server: HttpServer) -> None:

@@ -161,3 +161,34 @@ def test_texts_and_token_ids_are_embedded_in_one_list(encoder: Server, path: str
     vectors = [np.ravel(each["embedding"]) for each in (told["data"] if isinstance(told, dict) else told)]
     for each in vectors[1:]:
         assert np.allclose(each, vectors[0], atol=1e-4)
+
+
+def test_the_usage_of_a_chat_stream_comes_with_timings(server: Server) -> None:
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "ignore_eos": True}
+    first, *_, last = events(server, "/v1/chat/completions", {**asked, "stream_options": {"include_usage": True}})
+    assert (last["choices"], last["usage"]["completion_tokens"], last["timings"]["predicted_n"]) == ([], 3, 3)
+    assert first["system_fingerprint"] == last["system_fingerprint"]
+    assert first["system_fingerprint"].startswith("b")
+
+
+def test_the_settings_of_a_body_that_says_nothing_are_told(server: Server) -> None:
+    told = server.ask("GET", "/props").json["default_generation_settings"]["params"]
+    asked = server.ask("POST", "/completion", {"prompt": "a", "n_predict": 1}).json["generation_settings"]
+    for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "ignore_eos"):
+        assert told[name] == asked[name]
+
+
+def test_figures_for_llama_server_s_dashboards_are_there(server: Server) -> None:
+    def figures() -> dict[str, float]:
+        lines = server.ask("GET", "/metrics").body.decode().splitlines()
+        own = [line.split(" ") for line in lines if line.startswith("llamacpp:")]
+        return {name: float(value) for name, value in own}
+
+    before = figures()
+    used = [server.ask("POST", "/completion", {"prompt": "0123456789", **GREEDY}).json["timings"] for _ in range(2)]
+    added = {name: value - before[name] for name, value in figures().items()}
+    assert added["llamacpp:prompt_tokens_total"] == sum(each["prompt_n"] for each in used)
+    assert added["llamacpp:prompt_tokens_cached_total"] == sum(each["cache_n"] for each in used) > 0
+    assert added["llamacpp:tokens_predicted_total"] == 12
+    assert added["llamacpp:n_decode_total"] > 0
+    assert server.ask("GET", "/metrics").headers["process-start-time-unix"].isdigit()

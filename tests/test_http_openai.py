@@ -332,7 +332,6 @@ def test_echo_with_a_grammar_is_refused_with_what_to_do(client: openai.OpenAI) -
     [
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/nope", "/health"),
-        ("/infill", "filling in the middle"),
         ("/api/pull", "uma run --model"),
     ],
 )

@@ -296,6 +296,7 @@ NO_MODEL = {"/health/check", "/ui/api/answers", "/ui/api/markdown"}
 CONVERSATION, TEXTS, RANKED = GENERATING[CHAT], {"content": "a"}, {"query": "a", "documents": ["b"]}
 ELSE: dict[str, dict[str, Any]] = {
     **{"/v1/messages/count_tokens": CONVERSATION, "/apply-template": CONVERSATION, "/api/show": {}},
+    **{"/completions": {"prompt": "a"}, "/infill": {"input_prefix": "a", "input_suffix": "b"}},
     **{"/v1/embeddings": {"input": "a"}, "/api/embed": {"input": "a"}, "/api/embeddings": {"prompt": "a"}},
     **{"/tokenize": TEXTS, "/detokenize": {"tokens": [300]}, "/embedding": TEXTS, "/embeddings": TEXTS},
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RANKED),
@@ -367,7 +368,7 @@ def test_max_completion_tokens_bounds_an_answer_and_timings_tell_its_speed(serve
         *chunks, done = server.ask("POST", path, told).body.split(b"\n\n")[:-1]
         assert done == b"data: [DONE]"
         told_of = [json.loads(chunk.removeprefix(b"data: ")).get("timings") for chunk in chunks]
-        assert [each["predicted_n"] for each in told_of if each] == [3], path
+        assert [each["predicted_n"] for each in told_of if each] == [3, 3], path  # of the prompt, and of all
 
 
 def test_an_error_in_anthropic_s_stream_has_the_id_of_the_headers() -> None:
@@ -382,7 +383,7 @@ def test_metrics_are_prometheus_text_with_help_and_type_for_each_family(server: 
     text = answer.body.decode()
     told = dict(re.findall(r"^# TYPE (\S+) (counter|gauge|histogram)$", text, re.MULTILINE))
     assert told.keys() == set(re.findall(r"^# HELP (\S+) \S", text, re.MULTILINE))
-    samples = re.findall(r"^([a-z_]+)(?:\{[^}]*\})? (?:\d\S*|NaN|\+Inf)$", text, re.MULTILINE)
+    samples = re.findall(r"^([a-z_:]+)(?:\{[^}]*\})? (?:\d\S*|NaN|\+Inf)$", text, re.MULTILINE)
     assert len(samples) == sum(1 for line in text.splitlines() if line and not line.startswith("#"))
     families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in told else name for name in samples}
     assert families == set(told)

@@ -26,7 +26,7 @@ from uma.engine import Engine
 from uma.errors import ConnectionLost
 from uma.protocol.codec import message_of
 from uma.protocol.messages import EmbedQuery, Generate, TokenizeQuery
-from uma.types import Finished, ReasoningDelta, Request, ServerInfo
+from uma.types import FillIn, Finished, ReasoningDelta, Request, ServerInfo
 
 
 def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
@@ -195,6 +195,7 @@ def test_there_is_a_claim_for_each_capability(server: ServerProcess) -> None:
     """Whatever is declared otherwise, other claims are made."""
     info = SocketInterview(server.socket).introduce()
     other: dict[str, Any] = {"prefix_sharing": "none: x", "pooling": "cls", "speculation": "prompt look-up"}
+    other["fill_in"] = FillIn(1, 2, 3)
 
     def claims(**declared: Any) -> list[tuple[str, str]]:
         changed = attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, **declared))
@@ -208,7 +209,7 @@ def test_there_is_a_claim_for_each_capability(server: ServerProcess) -> None:
         elif isinstance(value, bool):
             assert claims(**{name: not value}) != claims(), name
         else:
-            assert claims(**{name: other[name] if isinstance(value, str) else value + 1}) != claims(), name
+            assert claims(**{name: other[name] if isinstance(value, str | None) else value + 1}) != claims(), name
 
 
 @attrs.frozen

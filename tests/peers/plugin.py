@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     utils.match_regex = lambda regex, text: _is_like(f"text like {regex!r}")
     utils.looks = _Looks
+    utils.looks_empty = _is_empty
     utils.download_file = _no_download
     utils.subprocess = SimpleNamespace(Popen=Server, TimeoutExpired=subprocess.TimeoutExpired)
     for name in ("make_request", "make_stream_request"):
@@ -55,6 +56,12 @@ class _Looks(int):
         return _is_like(f"the number {int(self)}")
 
     __hash__ = int.__hash__
+
+
+def _is_empty(text: str | None) -> bool:
+    if text == "":
+        _is_like("an empty text")
+    return not text
 
 
 def _no_download(url: str, output_file_path: str | None = None) -> str:

@@ -93,7 +93,7 @@ def copy_tests(source: Path, folder: Path, tree: Path) -> None:
     (tree / "conftest.py").unlink()
     (folder / "models").symlink_to(source / "models")
     for file, changes in LOOKS.items():
-        path = tree / "unit" / file
+        path = tree / file
         text = path.read_text()
         for old, new in changes.items():
             if old not in text:

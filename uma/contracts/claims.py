@@ -162,9 +162,18 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
         yield Claim("echo", "yes", echoes)
     else:
         yield Claim("echo", "no", partial(refused, ask(echo=True).fields, "echo"))
+    if (marks := declared(capabilities, "fill_in", None)) is not None:
+        yield Claim("fill_in", "yes", partial(_fill_in, [marks.prefix, marks.suffix, marks.middle]))
     yield from _about_tools(declared(capabilities, "tools", ()))
     if not declared(capabilities, "vision", False):
         yield Claim("vision", "no", partial(refused, ask(images=["data:,"]).fields, "images"))
+
+
+def _fill_in(marks: list[int]) -> Proof:
+    reply = answered((yield Question(with_ids(marks))))
+    count = reply.last["usage"]["prompt_tokens"]
+    demand(count == len(marks), f"{len(marks)} tokens around nothing count as {count}")
+    return "the three tokens are a prompt"
 
 
 _WEATHER = {

@@ -55,6 +55,7 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         echo=True,
         generate=True,
         speculation=_speculation(context, config, draft),
+        fill_in=context.model.vocab.fill_in,
     )
 
 

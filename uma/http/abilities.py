@@ -177,12 +177,6 @@ def echo(value: bool | None, able: Capabilities) -> bool:
     return bool(value)
 
 
-def suffix(value: Any) -> None:
-    """`suffix`: text to be filled in before it."""
-    if value:
-        raise Unsupported("suffix: this server cannot fill in text before a suffix; leave it out")
-
-
 def media(kind: str, path: str) -> None:
     """An image, a sound, a file: the engine takes text alone."""
     raise Unsupported(f"{path}: {kind} cannot be read; this server takes text alone")

@@ -81,6 +81,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/metrics", llama_server.metrics),
     ("POST", "/completion", llama_server_completion.completion),
     ("POST", "/completions", llama_server_completion.completion),
+    ("POST", "/infill", llama_server_completion.infill),
     ("POST", "/tokenize", llama_server.tokenize),
     ("POST", "/detokenize", llama_server.detokenize),
     ("POST", "/apply-template", llama_server.apply_template),
@@ -170,8 +171,6 @@ async def _tell_fault(http: Exchange) -> None:
 
 def _advice(path: str) -> str:
     """What to ask instead of a path that there is not."""
-    if path == "/infill":
-        return "; filling in the middle is not offered, /completion continues a text"
     if path.startswith(_OLLAMAS_MODELS):
         return "; models are not managed over HTTP: this server has the one of `uma run --model`, see /api/tags"
     known = [each for _, each, _ in ENDPOINTS if "{" not in each]

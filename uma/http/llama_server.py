@@ -14,15 +14,12 @@ from uma.http import openai_chat
 from uma.http.content import checked_text
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import (
-    first,
-    read,
-)
+from uma.http.fields import Common, first, read, sampling
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
-from uma.types import Request, SamplerSettings
+from uma.types import MAX_SEED, Request, SamplerSettings, SamplingParams
 
 DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """llama-server's own."""
@@ -146,6 +143,46 @@ async def health(gateway: Gateway, http: Exchange) -> None:
     await http.answer_json({"status": found.status}, status=200 if found.status == "ok" else 503)
 
 
+def settings(params: SamplingParams, n_predict: int, seed: int, *, stream: bool) -> dict[str, Any]:
+    """llama-server's `generation_settings`: how a request is sampled, by its names."""
+    figures = params.settled
+    return {
+        "seed": seed,
+        "temperature": figures.temperature,
+        "dynatemp_range": params.dynatemp_range,
+        "dynatemp_exponent": params.dynatemp_exponent,
+        "top_k": figures.top_k,
+        "top_p": figures.top_p,
+        "min_p": figures.min_p,
+        "top_n_sigma": -1.0 if params.top_n_sigma is None else params.top_n_sigma,
+        "xtc_probability": params.xtc_probability,
+        "xtc_threshold": params.xtc_threshold,
+        "typical_p": params.typical_p,
+        "repeat_last_n": params.penalty_window,
+        "repeat_penalty": figures.repetition_penalty,
+        "presence_penalty": figures.presence_penalty,
+        "frequency_penalty": figures.frequency_penalty,
+        "dry_multiplier": params.dry_multiplier,
+        "dry_base": params.dry_base,
+        "dry_allowed_length": params.dry_allowed_length,
+        "dry_penalty_last_n": params.dry_window,
+        "dry_sequence_breakers": params.dry_sequence_breakers,
+        "mirostat": params.mirostat,
+        "mirostat_tau": params.mirostat_tau,
+        "mirostat_eta": params.mirostat_eta,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.0,
+        "stop": params.stop,
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "ignore_eos": params.ignore_eos,
+        "stream": stream,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in (params.logit_bias or {}).items()],
+        "n_probs": params.logprobs or 0,
+        "grammar": "" if params.grammar is None else params.grammar.gbnf or "",
+    }
+
+
 async def props(gateway: Gateway, http: Exchange) -> None:
     """`GET /props`: the model, what can be asked of it, and the bounds."""
     info = gateway.source.info
@@ -155,13 +192,26 @@ async def props(gateway: Gateway, http: Exchange) -> None:
             "model_alias": gateway.names.name,
             "build_info": info.server,
             "total_slots": gateway.source.info.limits.max_sequences,
-            "default_generation_settings": {"n_ctx": info.limits.n_ctx},
+            "default_generation_settings": {"n_ctx": info.limits.n_ctx, "params": _default_settings(gateway)},
+            "is_sleeping": False,
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
             "modalities": {"vision": False, "audio": False},
             "model": attrs.asdict(info.model),
             "capabilities": attrs.asdict(info.capabilities),
             "limits": attrs.asdict(info.limits),
         }
     )
+
+
+def _default_settings(gateway: Gateway) -> dict[str, Any]:
+    """How a native completion is sampled whose body says nothing; nothing where the model does not generate."""
+    info = gateway.source.info
+    if not info.capabilities.generate:
+        return {}
+    params = sampling(gateway, Common(), DEFAULTS).over(gateway.config.sampler)
+    return settings(params, info.limits.default_max_tokens, MAX_SEED, stream=False)
 
 
 async def slots(gateway: Gateway, http: Exchange) -> None:
@@ -190,4 +240,5 @@ async def slots(gateway: Gateway, http: Exchange) -> None:
 async def metrics(gateway: Gateway, http: Exchange) -> None:
     """`GET /metrics`, as Prometheus reads it."""
     text = exposition(await gateway.source.metrics(), gateway)
-    await http.answer(text.encode(), media_type=b"text/plain; version=0.0.4; charset=utf-8")
+    began = [(b"process-start-time-unix", str(gateway.names.loaded_at).encode())]
+    await http.answer(text.encode(), media_type=b"text/plain; version=0.0.4; charset=utf-8", headers=began)

@@ -1,4 +1,4 @@
-"""llama-server's native completion: `POST /completion` and `/completions`."""
+"""llama-server's native completion, `POST /completion`, and the same in the middle of a text, `POST /infill`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import attrs
 import orjson
 
-from uma.constraints import Length, Range
+from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
-from uma.http import abilities
+from uma.http import abilities, fill_in
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import (
@@ -27,7 +27,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.llama_server import DEFAULTS, ERRORS
+from uma.http.llama_server import DEFAULTS, ERRORS, settings
 from uma.http.logprobs import Unshown, shown
 from uma.http.problem import Problem
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
@@ -68,12 +68,52 @@ class CompletionBody(Common):
 
 async def completion(gateway: Gateway, http: Exchange) -> None:
     """`POST /completion`: one prompt or several; several answers are a list, or told apart by `index`."""
-    build = partial(_job, gateway, http)
+    build = partial(_completion, gateway, http)
     await gateway.generate(http, await built_with_ids(gateway, http, ("prompt",), build))
 
 
-def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
-    body = read(fields, CompletionBody, http)
+@attrs.frozen(kw_only=True)
+class FileBody:
+    """What another file holds."""
+
+    text: Annotated[str, Text()]
+    filename: Annotated[str, Text()] = "tmp"
+
+
+@attrs.frozen(kw_only=True)
+class InfillBody(CompletionBody):
+    """`POST /infill`. `prompt` is what stands in the gap already."""
+
+    prompt: Annotated[str, Text()] = ""
+    input_prefix: Annotated[str, Text()]
+    input_suffix: Annotated[str, Text()]
+    input_extra: Annotated[tuple[FileBody, ...], Length(0, 1024, "files")] = ()
+
+
+async def infill(gateway: Gateway, http: Exchange) -> None:
+    """`POST /infill`: what comes between two texts, of a model that has tokens for that."""
+
+    def build(fields: dict[str, Any]) -> tuple[CompletionJob, fill_in.Gap]:
+        body = read(fields, InfillBody, http)
+        gateway.names.check(body.model)
+        fill_in.check(gateway.source.info.capabilities, "input_prefix")
+        files = [(each.filename, each.text) for each in body.input_extra]
+        gap = fill_in.Gap(body.input_prefix, body.input_suffix, body.prompt, files)
+        return _job(gateway, http, attrs.evolve(body, prompt=body.input_prefix + body.prompt)), gap
+
+    job, gap = await http.built(build)
+    filled, left_out = await fill_in.filled(gateway, http, job.requests[0], gap, "input_prefix")
+    job.requests = [filled]
+    if left_out:
+        job.notes.append(f"input_extra: the first {left_out} of {len(gap.files or ())} do not fit the context")
+    await gateway.generate(http, job)
+
+
+def _completion(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
+    return _job(gateway, http, read(fields, CompletionBody, http))
+
+
+def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJob:
     model = gateway.names.check(body.model)
     if body.image_data:
         abilities.media("image_data", "image_data")
@@ -156,6 +196,8 @@ class CompletionJob(SseJob):
     """Of the last object, those that are wanted (`a/b`: the member `b` of `a`); none: all."""
     is_list: bool
     """Whether a whole answer is a list."""
+    notes: list[str] = attrs.field(factory=list, init=False)
+    """Further warnings."""
     _n: Counter[int] = attrs.field(factory=Counter, init=False)
     _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
     _lines: set[int] = attrs.field(factory=set, init=False)
@@ -220,7 +262,7 @@ class CompletionJob(SseJob):
             "tokens_predicted": result.usage.completion_tokens,
             "tokens_evaluated": result.usage.prompt_tokens,
             "tokens_cached": result.usage.cached_tokens,
-            "generation_settings": settings(request, self.n_predict, result.seed),
+            "generation_settings": settings(request.sampling, self.n_predict, result.seed, stream=request.stream),
             "prompt": request.prompt,
             "has_new_line": has_new_line,
             "truncated": False,
@@ -228,7 +270,7 @@ class CompletionJob(SseJob):
             "stopping_word": word or "",
             "timings": timings(result),
             "seed": result.seed,
-            **warnings([result], is_unbounded=self.n_predict == UNBOUNDED),
+            **warnings([result], is_unbounded=self.n_predict == UNBOUNDED, before=self.notes),
         }
 
     def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -245,46 +287,6 @@ def _member(body: Mapping[str, Any], path: str) -> Any:
     for name in path.split("/"):
         found = found.get(name, _NOTHING) if isinstance(found, Mapping) else _NOTHING
     return found
-
-
-def settings(request: Request, n_predict: int, seed: int) -> dict[str, Any]:
-    """llama-server's `generation_settings`: how a request was sampled, by its names."""
-    params, figures = request.sampling, request.sampling.settled
-    return {
-        "seed": seed,
-        "temperature": figures.temperature,
-        "dynatemp_range": params.dynatemp_range,
-        "dynatemp_exponent": params.dynatemp_exponent,
-        "top_k": figures.top_k,
-        "top_p": figures.top_p,
-        "min_p": figures.min_p,
-        "top_n_sigma": -1.0 if params.top_n_sigma is None else params.top_n_sigma,
-        "xtc_probability": params.xtc_probability,
-        "xtc_threshold": params.xtc_threshold,
-        "typical_p": params.typical_p,
-        "repeat_last_n": params.penalty_window,
-        "repeat_penalty": figures.repetition_penalty,
-        "presence_penalty": figures.presence_penalty,
-        "frequency_penalty": figures.frequency_penalty,
-        "dry_multiplier": params.dry_multiplier,
-        "dry_base": params.dry_base,
-        "dry_allowed_length": params.dry_allowed_length,
-        "dry_penalty_last_n": params.dry_window,
-        "dry_sequence_breakers": params.dry_sequence_breakers,
-        "mirostat": params.mirostat,
-        "mirostat_tau": params.mirostat_tau,
-        "mirostat_eta": params.mirostat_eta,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.0,
-        "stop": params.stop,
-        "max_tokens": n_predict,
-        "n_predict": n_predict,
-        "ignore_eos": params.ignore_eos,
-        "stream": request.stream,
-        "logit_bias": [{"token": token, "bias": bias} for token, bias in (params.logit_bias or {}).items()],
-        "n_probs": params.logprobs or 0,
-        "grammar": "" if params.grammar is None else params.grammar.gbnf or "",
-    }
 
 
 def _probabilities(positions: Sequence[Logprobs]) -> dict[str, Any]:

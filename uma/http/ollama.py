@@ -14,7 +14,7 @@ import attrs
 
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
-from uma.http import abilities
+from uma.http import abilities, fill_in
 from uma.http.content import question_start, stand_in
 from uma.http.dialect import NDJSON, Body, dumps
 from uma.http.exchange import Exchange
@@ -146,7 +146,7 @@ class GenerateBody(_Body):
     """`POST /api/generate`."""
 
     prompt: Annotated[str, Text()] | None = None
-    suffix: Any = None
+    suffix: Annotated[str, Text()] | None = None
     system: Annotated[str, Text()] | None = None
     raw: bool | None = None
     template: Any = None
@@ -226,28 +226,35 @@ async def generate(gateway: Gateway, http: Exchange) -> None:
     job = await http.built(partial(_generate_job, gateway, http))
     if isinstance(job, str):
         await _say_loaded(http, job, {"response": ""})
-    else:
-        await gateway.generate(http, job)
+        return
+    if job.suffix:
+        (request,) = job.requests
+        gap = fill_in.Gap(fill_in.text_before(request), job.suffix)
+        job.requests = [(await fill_in.filled(gateway, http, request, gap, "suffix"))[0]]
+    await gateway.generate(http, job)
 
 
 def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
     """As `_chat_job`."""
     body = read(_with_options(fields), GenerateBody, http)
     model = gateway.names.check(body.model)
-    abilities.suffix(body.suffix)
     if body.images:
         abilities.media("images", "images")
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
         return _loaded(model, fields)
-    if body.raw:
+    if body.suffix:
+        fill_in.check(gateway.source.info.capabilities, "suffix")
+    if body.raw or body.suffix:
         prompt: dict[str, Any] = {"prompt": body.prompt, "parse_special": True}
         http.ignored += ["system"] if body.system else []
     else:
         system = [Message("system", body.system)] if body.system else []
         prompt = {"messages": (*system, Message("user", body.prompt))}
-    return _job(gateway, body, http, model, prompt, _generate_piece)
+    job = _job(gateway, body, http, model, prompt, _generate_piece)
+    job.suffix = body.suffix or ""
+    return job
 
 
 def _loaded(model: str, fields: dict[str, Any]) -> str:
@@ -365,6 +372,8 @@ class OllamaJob:
     piece: _Piece
     is_unbounded: bool
     """See `warnings`."""
+    suffix: str = attrs.field(default="", init=False)
+    """What comes behind the answer, where it fills in the middle."""
     _untold: Untold = attrs.field(factory=Untold, init=False)
 
     @property

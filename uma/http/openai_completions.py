@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import Range
-from uma.http import abilities
+from uma.constraints import Range, Text
+from uma.errors import BadRequest
+from uma.http import abilities, fill_in
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import all_tokens, read, sampling, tokens_wanted, urgency
@@ -40,7 +41,7 @@ class CompletionBody(StructuredBody):
     max_tokens: Annotated[int, Range(-1)] | None = None
     temperature: Temperature | None = None
     echo: bool | None = None
-    suffix: Any = None
+    suffix: Annotated[str, Text()] | None = None
     logprobs: Any = None
     logit_bias: Any = None
     response_format: Any = None
@@ -48,17 +49,23 @@ class CompletionBody(StructuredBody):
 
 async def completions(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/completions`."""
-    build = partial(_job, gateway, http)
-    await gateway.generate(http, await built_with_ids(gateway, http, ("prompt",), build))
+    job = await built_with_ids(gateway, http, ("prompt",), partial(_job, gateway, http))
+    if job.suffix:
+        gaps = [(each, fill_in.Gap(fill_in.text_before(each), job.suffix)) for each in job.requests]
+        job.requests = [(await fill_in.filled(gateway, http, each, gap, "suffix"))[0] for each, gap in gaps]
+    await gateway.generate(http, job)
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
     body = read(fields, CompletionBody, http)
     model = gateway.names.check(body.model)
-    abilities.suffix(body.suffix)
+    if body.suffix:
+        fill_in.check(gateway.source.info.capabilities, "suffix")
+        if body.echo:
+            raise BadRequest("echo: a text that is filled in is not repeated; leave echo or suffix out")
     requests = _requests(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return CompletionJob(
+    job = CompletionJob(
         requests,
         bool(body.stream),
         f"cmpl-{http.id}",
@@ -66,6 +73,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         include_usage=usage_wanted,
         is_unbounded=body.max_tokens == -1,
     )
+    job.suffix = body.suffix or ""
+    return job
 
 
 def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:
@@ -110,6 +119,8 @@ class CompletionJob(ChoicesJob):
 
     kind = "text_completion"
     text_key = b'"text":'
+    suffix: str = attrs.field(default="", init=False)
+    """What comes behind each answer, where it fills in the middle."""
     _places: defaultdict[int, Place] = attrs.field(factory=lambda: defaultdict(Place), init=False)
     """How far each choice is told."""
     _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)

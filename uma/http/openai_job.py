@@ -15,8 +15,12 @@ from uma.http.openai import ERRORS
 from uma.http.problem import Problem
 from uma.http.usage import Total, finish_reason, stop_reason, timings, warnings
 from uma.types import Finished
+from uma.version import __version__
 
 Choice = dict[str, Any]
+
+FINGERPRINT = f"build-uma-{__version__}"
+"""OpenAI's `system_fingerprint`: which program answers. Clients of llama-server know it by its first letter."""
 
 
 @attrs.define
@@ -68,7 +72,7 @@ class ChoicesJob(SseJob, ABC):
         """See `Job`."""
         usage = b""
         if self.include_usage:
-            usage = self.chunk([], usage=Total.of(results).openai())
+            usage = self.chunk([], usage=Total.of(results).openai(), timings=timings(results[0]))
         return usage + b"data: [DONE]\n\n"
 
     def failed(self, problem: Problem) -> bytes:
@@ -77,7 +81,13 @@ class ChoicesJob(SseJob, ABC):
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every chunk, and the whole answer, begins with."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
 
     def chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
         """One event of the stream."""

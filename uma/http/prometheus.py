@@ -8,6 +8,8 @@ from typing import Any
 from uma.http.gateway import Gateway
 
 PREFIX = "uma_"
+LLAMA_SERVERS = "llamacpp:"
+"""Before the names that dashboards and autoscalers for llama-server read."""
 
 HELP = {
     "tokens_generated_total": "Tokens generated; those that were dropped included.",
@@ -44,7 +46,33 @@ HELP = {
 
 def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
     """The text of `/metrics`, each family with its HELP and TYPE."""
-    return "\n".join([*_families(snapshot), *_http(gateway)]) + "\n"
+    return "\n".join([*_families(snapshot), *_http(gateway), *_llama_servers(snapshot)]) + "\n"
+
+
+def _llama_servers(snapshot: Mapping[str, Any]) -> Iterator[str]:
+    """Those of llama-server's figures that are the same here: what it has besides is left out."""
+    figures = {name: snapshot.get(name, 0) for names in _OF_LLAMA_SERVER.values() for name in names}
+    computed = figures["prompt_tokens_total"] - figures["cached_tokens_total"] + figures["embed_tokens_total"]
+    values = {
+        "prompt_tokens_total": computed,
+        "tokens_predicted_seconds_total": figures["inter_token_ms_sum"] / 1000,
+    }
+    for name, (own, *_) in _OF_LLAMA_SERVER.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        text = f"llama-server's; see {PREFIX}{own}."
+        yield from _family(name, kind, text, [("", values.get(name, figures[own]))], prefix=LLAMA_SERVERS)
+
+
+_OF_LLAMA_SERVER: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens_total": ("prompt_tokens_total", "cached_tokens_total", "embed_tokens_total"),
+    "prompt_tokens_cached_total": ("cached_tokens_total",),
+    "tokens_predicted_total": ("tokens_generated_total",),
+    "tokens_predicted_seconds_total": ("inter_token_ms_sum",),
+    "n_decode_total": ("batch_calls_total",),
+    "requests_processing": ("active_sequences",),
+    "requests_deferred": ("queued_requests",),
+}
+"""By llama-server's name, the figures that it is made of."""
 
 
 def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:
@@ -66,8 +94,8 @@ def _counts(name: str) -> bool:
     return (name.endswith(ends) or name.startswith("requests_")) and name != "kv_cells_total"
 
 
-def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]]) -> Iterator[str]:
-    full = PREFIX + name
+def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]], prefix: str = PREFIX) -> Iterator[str]:
+    full = prefix + name
     yield f"# HELP {full} {text or name.replace('_', ' ')}"
     yield f"# TYPE {full} {kind}"
     yield from (f"{full}{suffix} {value}" for suffix, value in samples)

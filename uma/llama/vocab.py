@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.errors import BadRequest
+from uma.types import FillIn
 
 BLOCK = 4000
 """Half of the maximum length (characters) of a word in a text for a pre-tokenizer of llama.cpp that recurses; see
@@ -108,6 +109,24 @@ class Vocab:
     def eos_text(self) -> str:
         """How `eos` is written; empty where there is none."""
         return self.text_of(self.eos)
+
+    @cached_property
+    def fill_in(self) -> FillIn | None:
+        """The tokens for filling in the middle of a text; None where one of the three that it takes is missing."""
+        with self.opened() as handle:
+            prefix, suffix, middle, repository, file = (
+                None if (token := int(read(handle))) < 0 else token
+                for read in (
+                    lib.llama_vocab_fim_pre,
+                    lib.llama_vocab_fim_suf,
+                    lib.llama_vocab_fim_mid,
+                    lib.llama_vocab_fim_rep,
+                    lib.llama_vocab_fim_sep,
+                )
+            )
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return FillIn(prefix, suffix, middle, repository, file)
 
     def text_of(self, token: int) -> str:
         """A token's own spelling in the vocabulary, special tokens included; empty for -1."""

@@ -52,7 +52,17 @@ from uma.types.sampling import (
     Temperature,
     TopK,
 )
-from uma.types.server import Activity, Capabilities, Health, HealthStatus, Limits, ModelInfo, RunningRequest, ServerInfo
+from uma.types.server import (
+    Activity,
+    Capabilities,
+    FillIn,
+    Health,
+    HealthStatus,
+    Limits,
+    ModelInfo,
+    RunningRequest,
+    ServerInfo,
+)
 from uma.types.source import EventStream, Source
 
 __all__ = [
@@ -72,6 +82,7 @@ __all__ = [
     "Embeddings",
     "Event",
     "EventStream",
+    "FillIn",
     "FinishReason",
     "Finished",
     "Grammar",

@@ -31,6 +31,22 @@ class ModelInfo:
 
 
 @attrs.frozen
+class FillIn:
+    """The tokens with which a model fills in the middle of a text."""
+
+    prefix: int
+    """Before the text that comes before the gap."""
+    suffix: int
+    """Before the text that comes behind it."""
+    middle: int
+    """Before what fills it."""
+    repository: int | None = None
+    """Before a repository's name; None where the model has none, as with the next."""
+    file: int | None = None
+    """Before a file's name."""
+
+
+@attrs.frozen
 class Capabilities:
     """What this server can do with this model, derived from both."""
 
@@ -71,6 +87,8 @@ class Capabilities:
     rerank: bool = False
     speculation: str = "none"
     """How tokens are drafted: by `prompt look-up`, and by which draft model; or `none`, with the reason."""
+    fill_in: FillIn | None = None
+    """The model's tokens for filling in the middle; None: it has none."""
 
 
 @attrs.frozen
