@@ -22,14 +22,14 @@ from engine_world import alone, answer, answers, ask, config_for, tokens_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, schemas
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import LLM, SamplingParams, open_engine
 from uma.engine.engine import Engine
 from uma.engine.worker.sampling import MAX_FORCED
-from uma.errors import BadRequest
+from uma.errors import BadRequest, InternalError
 from uma.llama import backend
 from uma.llama import grammar as module
 from uma.llama.batch import Batch
@@ -204,12 +204,25 @@ async def test_an_output_that_is_cut_inside_its_grammar_says_length(tiny: Path) 
             assert got.finished.reason == ("stop" if limit == size else "length")
 
 
-async def test_the_end_of_the_grammar_wins_over_a_stop_string(tiny: Path) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stop", ["d", "cd", "abcd"])
+async def test_a_stop_string_that_the_grammar_s_last_token_completes_is_seen(
+    tiny: Path, stop: str, stream: bool
+) -> None:
+    grammars = [Grammar(choice=["abcd"]), Grammar(choice=["abcdef"]), Grammar(regex="abcd(ef)?")]
     async with open_engine(config_for(tiny)) as engine:
-        got = await answer(engine, constrained(Grammar(choice=["abcd"]), stop=["cd", "dx"]))
-        assert (got.text, got.finished.reason) == ("abcd", "stop")
-        got = await answer(engine, constrained(Grammar(choice=["abcdef"]), stop=["cd"]))
-        assert (got.text, got.finished.reason) == ("ab", "stop")
+        for grammar in grammars:
+            asked = constrained(grammar, stop=[stop, "dx"], stream=stream, temperature=0)
+            got = await answer(engine, asked)
+            text = got.text if stream else got.finished.text
+            assert (text, got.finished.reason) == ("abcd".removesuffix(stop), "stop")
+            assert got.finished.stop_string == stop
+
+
+async def test_what_could_have_become_a_stop_string_is_given_out_where_the_grammar_ends(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        got = await answer(engine, constrained(Grammar(choice=["abcd"]), stop=["cdx"]))
+    assert (got.text, got.finished.reason, got.finished.stop_string) == ("abcd", "stop", None)
 
 
 @pytest.mark.parametrize("more", [{"min_tokens": 30}, {"ignore_eos": True}], ids=str)
@@ -238,10 +251,10 @@ async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_
 ) -> None:
     compiling, go_on = threading.Barrier(3), threading.Event()
 
-    def slow(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    def slow(tokenizer: LLTokenizer, source: str, **how: Any) -> LLMatcher:
         compiling.wait(PATIENCE_SEC)  # for the other one
         assert go_on.wait(PATIENCE_SEC)
-        return LLMatcher(tokenizer, source)
+        return LLMatcher(tokenizer, source, **how)
 
     known = [Grammar(json_schema={"const": 1, "description": "x" * size}) for size in (1, 5_000)]
     monkeypatch.setattr(backend, "core_count", lambda: 4)  # one computes, one is Trio's
@@ -270,10 +283,10 @@ async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought
     seeking, go_on = threading.Event(), threading.Event()
     refusals: list[str] = []
 
-    def slow(source: str, tokenizer: LLTokenizer) -> str:
+    def slow(source: str, tokenizer: LLTokenizer, **how: Any) -> str:
         seeking.set()
         assert go_on.wait(PATIENCE_SEC)
-        return LLMatcher.validate_grammar(source, tokenizer)
+        return LLMatcher.validate_grammar(source, tokenizer, **how)
 
     async def ask_in_vain(engine: Engine) -> None:
         with pytest.raises(BadRequest) as caught:
@@ -329,6 +342,52 @@ async def test_masks_of_all_rows_are_computed_beside_their_batch(tiny: Path, mon
     assert [len(each.text) for each in got] == [30] * 3
     assert max(sizes) == 3
     assert len(sizes) <= batches
+
+
+class Unlucky:
+    """llguidance's own, which fails where it is given a grammar whose text can end."""
+
+    def __init__(self, threads: int) -> None:
+        self._real = LLExecutor(threads)
+
+    def unsafe_compute_mask_ptr(self, interpreters: list[tuple[LLMatcher, int]], *place: int) -> None:
+        if any(matcher.is_accepting() for matcher, _ in interpreters):
+            raise MemoryError("no memory for this mask")
+        self._real.unsafe_compute_mask_ptr(interpreters, *place)
+
+
+async def test_a_fault_in_a_grammar_s_mask_ends_its_request_alone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [constrained(Grammar(regex="[a-y]{30}"), seed) for seed in range(3)]
+    good.append(ask(tokens_for(9, 20), 40, id="free"))
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answers(engine, good)
+        monkeypatch.setattr(module, "LLExecutor", Unlucky)
+    failed: list[InternalError] = []
+
+    async def fail(engine: Engine) -> None:
+        with pytest.raises(InternalError, match="which tokens its grammar allows could not be computed") as caught:
+            await answer(engine, constrained(Grammar(regex="[a-z]{9}[0-9]*"), 7))
+        failed.append(caught.value)
+
+    async with open_engine(config_for(tiny)) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail, engine)
+            got = await answers(engine, good)
+        again = await answers(engine, good)
+    assert len(failed) == 1
+    assert "no memory for this mask" in caplog.text
+    assert [each.token_ids for each in got] == [each.token_ids for each in expected]
+    assert [each.token_ids for each in again] == [each.token_ids for each in expected]
+
+
+async def test_a_grammar_that_is_too_complex_at_a_place_of_its_text_ends_as_a_bad_request(tiny: Path) -> None:
+    words = " | ".join(f'"w{index}x" root' for index in range(2_500))
+    async with open_engine(config_for(tiny)) as engine:
+        with pytest.raises(BadRequest, match=r"grammar: at one place of its text .* more than 2,000 ways"):
+            await answer(engine, constrained(Grammar(gbnf=f"root ::= [ab] ({words})")))
+        assert (await answer(engine, constrained(Grammar(choice=["yes"])))).text == "yes"
 
 
 def test_a_grammar_has_exactly_one_form() -> None:

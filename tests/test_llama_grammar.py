@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, FORMATS, schemas
+from reference import vocabulary
 
 from models import write_model
 from uma.errors import BadRequest, DecodeFailed
@@ -52,6 +53,8 @@ def walk(vocab: Vocab, masks: GrammarMasks, state: GrammarState, random: Random)
     tokens = state.force()
     while not state.is_over:
         choices = allowed(masks, state)
+        if not choices:
+            state.check()
         if len(tokens) > LONGEST:
             reject()
         if len(tokens) > SHORTEST_FIRST:
@@ -322,6 +325,61 @@ def test_a_grammar_that_cannot_be_read_says_why(compiler: GrammarCompiler, gramm
     with pytest.raises(BadRequest) as caught:
         compiler.compile(grammar)
     assert caught.value.message.startswith(place)
+
+
+WORDS = [f"w{index}x" for index in range(2_500)]
+BEYOND: dict[str, tuple[Grammar, str]] = {
+    "alternatives": (Grammar(gbnf=f"root ::= {' | '.join(map(json.dumps, WORDS))}"), "gbnf: .* more than 2,000 ways"),
+    "alternatives later": (
+        Grammar(gbnf=f"root ::= [ab] ({' | '.join(f'{json.dumps(word)} root' for word in WORDS)})"),
+        "grammar: .* more than 2,000 ways",
+    ),
+    "rules": (
+        Grammar(
+            lark="start: "
+            + " | ".join(f"r{at}" for at in range(2_500))
+            + "".join(f'\nr{at}: "w{at}" r{at}' for at in range(2_500))
+        ),
+        "more than 2,000 ways",
+    ),
+    "no end": (Grammar(gbnf='root ::= "a" root'), r"gbnf: .* more than 50,000 steps .* no end"),
+    "repeats": (Grammar(gbnf='root ::= ("a" "b"){100000}'), "gbnf: .* more than 50,000 steps"),
+    "left recursion": (Grammar(gbnf='root ::= root "a"'), "gbnf: no text fits it"),
+    "itself": (Grammar(json_schema={"$ref": "#"}), "json_schema: no text fits it"),
+    "nothing": (Grammar(regex=r"[^\s\S]"), "regex: no text fits it"),
+    "overlap": (Grammar(json_schema={"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf is not available"),
+    "keyword": (Grammar(json_schema={"not": {}}), "json_schema: not available: not"),
+    "a place": (Grammar(gbnf='root ::= "a"{3,2}'), r"grammar\.gbnf: range end must be >= start"),
+}
+INTERNALS = re.compile(
+    r"NoExtension|Parser|[Ll]exer|panic|Unimplemented|coerce|forced bytes|Current row|Too many items|limits?\.|<state>"
+)
+"""Words of llguidance's own parts and settings."""
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_grammar_beyond_a_bound_is_refused_in_words_that_name_it(
+    vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, name: str
+) -> None:
+    """Before its request is queued, or where the text comes to the place."""
+    grammar, words = BEYOND[name]
+    with pytest.raises(BadRequest) as caught:
+        walk(vocab, masks, compiler.compile(grammar), Random(0))
+    assert re.search(words, caught.value.message)
+    assert not INTERNALS.search(caught.value.message)
+    assert "\n" not in caught.value.message
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> None:
+    """Falcon's has no token for some bytes."""
+    with Model.load(vocabulary("falcon"), vocab_only=True) as model:
+        compiler, masks = GrammarCompiler(model.vocab), GrammarMasks(model.vocab.n_tokens)
+        for grammar in (Grammar(choice=["\v"]), Grammar(regex=r"a\x0b"), Grammar(regex=r"[ab]\x0b+")):
+            with pytest.raises((BadRequest, DecodeFailed)) as caught:
+                walk(model.vocab, masks, compiler.compile(grammar), Random(0))
+            assert "no tokens for" in caught.value.message
+            assert not INTERNALS.search(caught.value.message)
+        masks.close()
 
 
 @pytest.mark.parametrize(

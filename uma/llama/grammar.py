@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from uma.errors import BadRequest, DecodeFailed
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
+from uma.llama.grammar_reasons import LIMITS, bound_of, told
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
@@ -34,8 +34,6 @@ MAX_USES = 256
 """Sequences after which a kept grammar is compiled again: they share its automaton, which only ever grows."""
 MAX_PROBES = 256
 """Maximum subschemas compiled to find the place of an error."""
-MESSAGE_CHARS = 400
-"""Maximum length of llguidance's reason in an error message."""
 
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
@@ -55,16 +53,18 @@ class GrammarState:
     The calls go: `force`, then (`GrammarMasks`, `accept`, `force`) for each sampled token, until `is_over`.
     """
 
-    __slots__ = ("is_over", "matcher")
+    __slots__ = ("fault", "is_over", "matcher")
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
         """llguidance's own object."""
         self.is_over = False
         """The text is complete and nothing can follow."""
+        self.fault: BaseException | None = None
+        """Why its mask could not be computed, where that is no fault of the grammar's."""
 
     def accept(self, token: int) -> None:
-        """Take a sampled token into account. Raises `DecodeFailed` where the grammar has no way to go on with it."""
+        """Take a sampled token into account. Raises as `check`."""
         self.matcher.consume_token(token)
         self.check()
 
@@ -81,10 +81,17 @@ class GrammarState:
         return 0 if self.is_over else self.matcher.validate_tokens(draft)
 
     def check(self) -> None:
-        """Bring `is_over` up to date. Raises `DecodeFailed` where the grammar cannot be followed further."""
+        """Bring `is_over` up to date. Raises `BadRequest` where the grammar is beyond a bound from here on, and
+        `DecodeFailed` where it cannot be followed further otherwise; `RuntimeError` after a `fault`.
+        """
+        if self.fault is not None:
+            raise RuntimeError("which tokens its grammar allows could not be computed") from self.fault
         self.is_over = self.matcher.is_stopped()
         if self.is_over and self.matcher.is_error():
-            raise DecodeFailed(f"the grammar cannot be followed further: {_one_line(self.matcher.get_error())}")
+            reason = self.matcher.get_error()
+            if (bound := bound_of(reason)) is not None:
+                raise BadRequest(f"grammar: {bound}")
+            raise DecodeFailed(f"the grammar cannot be followed further: {told(reason)}")
 
     def fork(self) -> GrammarState:
         """Another state at the same position."""
@@ -154,16 +161,19 @@ class GrammarCompiler:
             raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
         with self.turn, self._vocab.opened():
             tokenizer, source = self._read(grammar, before)
-        matcher = LLMatcher(tokenizer, source, log_level=0)
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             if before:
                 self._make(grammar)  # says where it cannot be served, if that is its own fault
             raise self._refusal(grammar, matcher.get_error(), tokenizer)
+        behind = matcher.deep_copy()
         with self.turn:
             matcher.compute_ff_tokens()
-        matcher.compute_bitmask()
-        if matcher.is_error():  # no text has an end, say where a `$ref` leads to itself
-            raise BadRequest(f"{_field(grammar)}: {_one_line(matcher.get_error())}")
+            behind.consume_tokens(behind.compute_ff_tokens())
+        for each in (matcher, behind):
+            each.compute_bitmask()
+            if each.is_error():  # no text has an end, say where a `$ref` leads to itself
+                raise BadRequest(f"{_field(grammar)}: {_told(grammar, each.get_error())}")
         return matcher
 
     def _read(self, grammar: Grammar, before: str) -> tuple[LLTokenizer, str]:
@@ -181,10 +191,10 @@ class GrammarCompiler:
         def fails_alike(schema: dict[str, Any]) -> bool:
             with self.turn:
                 source = _from_schema(schema)
-            return LLMatcher.validate_grammar(source, tokenizer) == reason
+            return LLMatcher.validate_grammar(source, tokenizer, limits=LIMITS) == reason
 
         place = "" if grammar.json_schema is None else _place(grammar.json_schema, fails_alike)
-        return BadRequest(f"{_field(grammar)}{place}: {_one_line(reason)}")
+        return BadRequest(f"{_field(grammar)}{place}: {_told(grammar, reason)}")
 
 
 class GrammarMasks:
@@ -218,7 +228,8 @@ class GrammarMasks:
     def wait(self) -> npt.NDArray[np.float32]:
         """The addends of the logits, `[masks, n_vocab]`: 0 for allowed tokens, minus infinity for others.
 
-        Valid until the next `begin`. A state whose grammar became too complex has a row without any allowed token.
+        Valid until the next `begin`. A state whose grammar became too complex, or whose mask could not be computed, has
+        rows without any allowed token: its `check` says why.
         """
         assert self._job is not None
         job, self._job = self._job, None
@@ -231,6 +242,17 @@ class GrammarMasks:
             self._helper = None
 
     def _fill(self, states: Sequence[GrammarState], drafts: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+        """The addends. A fault is found by computing each state's alone, and is that state's."""
+        try:
+            return self._filled(states, drafts)
+        except BaseException as error:  # noqa: BLE001  (a panic of llguidance's is no `Exception`)
+            if len(states) == 1:
+                states[0].fault = error
+                return np.broadcast_to(np.float32(-np.inf), (1 + len(drafts[0]), self._n_vocab))
+        alone = [self._fill([state], [draft]).copy() for state, draft in zip(states, drafts, strict=True)]
+        return np.concatenate(alone)
+
+    def _filled(self, states: Sequence[GrammarState], drafts: Sequence[list[int]]) -> npt.NDArray[np.float32]:
         size = len(states) + sum(map(len, drafts))
         if size > len(self._bits):
             self._bits = np.empty((size, self._words), np.int32)
@@ -319,11 +341,16 @@ def _source(grammar: Grammar) -> str:
     try:
         return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
     except Exception as error:  # noqa: BLE001  (that is what the converter raises)
-        raise BadRequest(f"grammar.gbnf: {_one_line(str(error) or type(error).__name__)}") from None
+        raise BadRequest(f"grammar.gbnf: {told(str(error) or type(error).__name__)}") from None
 
 
 def _field(grammar: Grammar) -> str:
     return f"grammar.{next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)}"
+
+
+def _told(grammar: Grammar, reason: str) -> str:
+    """llguidance's reason; the places in it are those of Lark's notation, in which only such a grammar was given."""
+    return told(reason, has_places=grammar.lark is not None)
 
 
 def _behind(before: str, source: str) -> str:
@@ -360,12 +387,3 @@ def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) 
                 break
         else:
             return place
-
-
-def _one_line(reason: str) -> str:
-    """llguidance's reason without the drawing below it."""
-    if match := re.search(r"regex parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", reason):
-        line = f"{match[3]} (character {len(match[2]) + 1} of the regular expression)"
-    else:
-        line = reason.strip().partition("\n")[0]
-    return line if len(line) <= MESSAGE_CHARS else line[:MESSAGE_CHARS] + "..."

@@ -140,8 +140,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Generate `max_tokens` tokens, also where the model would end earlier."""
     grammar: Grammar | None = None
-    """What the output must look like. Its end ends the output, before any stop string that comes with it. `Grammar`'s
-    own fields are taken in its place: `SamplingParams(json_schema={…})`."""
+    """What the output must look like. Its end ends the output; a stop string in it does so before. `Grammar`'s own
+    fields are taken in its place: `SamplingParams(json_schema={…})`."""
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
     """Number of likeliest tokens reported with each generated token, all with log probabilities. None: no report."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None

@@ -48,11 +48,6 @@ class TextStream:
             text, self._held = text + self._held, ""
         return text
 
-    def end(self, piece: bytes) -> str:
-        """The rest of a text that is complete with these bytes. No stop string is looked for in it any more."""
-        text, self._held = self._held + self._decoder.decode(piece, final=True), ""
-        return text
-
     def _release(self, more: str) -> str:
         text, seen = self._held + more, len(self._held)
         for end, char in enumerate(more, seen + 1):

@@ -182,7 +182,8 @@ class ChatAbilities:
             except BadRequest as found:
                 message = found.message.replace("grammar.json_schema", f"tools[{place}].parameters", 1)
                 return BadRequest(f"{message}; give tool_choice none, or leave the tool out")
-        return error
+        # Together they are beyond a bound that each of them keeps.
+        return BadRequest(f"tools: {error.message.removeprefix('grammar.lark: ')}")
 
     async def _known_specials(self) -> Specials:
         if self._specials is None:

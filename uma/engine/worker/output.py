@@ -61,12 +61,9 @@ class Output:
         sequence.tokens.append(token)
         is_last = sequence.generated + 1 >= sequence.max_tokens
         piece = sequence.spellings.get(token) or self._vocab.piece(token)
-        if sampled.is_end:
-            text = sequence.text.end(piece)
-        else:
-            text = sequence.text.push(piece)
-            if is_last and not sequence.text.stopped:
-                text += sequence.text.finish()
+        text = sequence.text.push(piece)
+        if is_last or sampled.is_end:
+            text += sequence.text.finish()
         given_ms = now_ms
         if sequence.is_paced:
             given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms, self._beat)

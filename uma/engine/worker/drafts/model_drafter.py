@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from contextlib import suppress
 from itertools import takewhile
 
 import attrs
@@ -23,7 +24,7 @@ from uma.engine.policy.cost import CostModel
 from uma.engine.worker.chances import Chances
 from uma.engine.worker.drafts.drafter import NOTHING, Guess
 from uma.engine.worker.sequence import Sequence, Status
-from uma.errors import DecodeFailed
+from uma.errors import UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 from uma.llama.grammar import GrammarMasks, GrammarState
@@ -366,7 +367,7 @@ class ModelDrafter:
         if going.grammar is not None:
             try:
                 going.grammar.accept(token)
-            except DecodeFailed:  # it became too complex: the row's own will say so if the text comes to here
+            except UmaError:  # it became too complex: the row's own will say so if the text comes to here
                 going.wanted = ahead
                 return
         sureness = 1.0 / float(np.exp(logits - top).sum())
@@ -381,8 +382,9 @@ class ModelDrafter:
         del text.guess[allowed:], text.kinds[allowed:]
         self._catch_up(sequence, text)
         fork = sequence.grammar.fork()
-        for token in text.guess:
-            fork.accept(token)
+        with suppress(UmaError):  # it became too complex: from here on it allows no token
+            for token in text.guess:
+                fork.accept(token)
         return fork
 
     def _decode(self, sequences: list[Sequence]) -> float | None:
