@@ -7,7 +7,6 @@ conversation are here: `Child` for the parent, `serve` for the program. A messag
 
 from __future__ import annotations
 
-import json
 import resource
 import socket
 import subprocess
@@ -17,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.spawn import get_executable
 from typing import Any, BinaryIO
+
+from uma import json_text
 
 START_SEC = 30.0
 """Maximum time for a child process to start, on a machine that is busy."""
@@ -114,14 +115,14 @@ class Child:
             self._process = None
 
     def _send(self, message: Any, due: float) -> None:
-        payload = json.dumps(message).encode()
+        payload = json_text.dumps(message, ensure_ascii=True).encode()
         self._until(due).sendall(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
 
     def _answer(self, due: float) -> Any:
         size = int.from_bytes(self._receive(HEADER_BYTES, due), "little")
         if size > self._max_answer_bytes:
             raise ValueError("its answer is too long")
-        return json.loads(self._receive(size, due))
+        return json_text.loads(self._receive(size, due).decode())
 
     def _receive(self, size: int, due: float) -> bytes:
         data = bytearray()
@@ -160,11 +161,11 @@ def _read(stream: BinaryIO) -> Any:
     header = stream.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         raise EOFError
-    return json.loads(stream.read(int.from_bytes(header, "little")))
+    return json_text.loads(stream.read(int.from_bytes(header, "little")).decode())
 
 
 def _write(stream: BinaryIO, message: Any) -> None:
-    payload = json.dumps(message).encode()
+    payload = json_text.dumps(message, ensure_ascii=True).encode()
     stream.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
     stream.flush()
 

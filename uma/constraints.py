@@ -22,6 +22,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
+from uma import json_text
+
 
 @attrs.frozen
 class Range:
@@ -152,12 +154,15 @@ def _crowd(value: Any, most: int) -> str:
 
 def _json_bytes(value: Any) -> int:
     """The size of `value` as JSON, without any spaces; 0 where it is no JSON."""
-    import orjson  # noqa: PLC0415  (the command line's grammar imports this module, and has no use for it)
+    # The command line's grammar imports this module, and has no use for these.
+    import orjson  # noqa: PLC0415
+
+    from uma import json_bytes  # noqa: PLC0415
 
     # JSON's own types only: orjson would write others in its own way, and they would come back as something else.
     as_it_is = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
     try:
-        return len(orjson.dumps(value, option=as_it_is))
+        return len(json_bytes.dumps(value, as_it_is))
     except (orjson.JSONEncodeError, RecursionError):
         return 0
 
@@ -189,7 +194,7 @@ def _is_json(value: Any) -> bool:
         return -(2**63) <= value < 2**64
     if isinstance(value, float):
         return math.isfinite(value)
-    return value is None or isinstance(value, list | tuple)
+    return value is None or isinstance(value, list | tuple | json_text.Number)
 
 
 def _is_utf8(text: str) -> bool:

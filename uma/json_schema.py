@@ -16,6 +16,8 @@ from math import gcd, isfinite, lcm
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
+from uma.json_text import Number
+
 ESCAPES = 'nrbtf\\"'
 """Letters that can stand behind a backslash: without `u` there is one way to spell a string."""
 COMPACT: dict[str, Any] = {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES}
@@ -68,7 +70,9 @@ _INNER = {"$ref", "multipleOf", *SCHEMAS_BY_NAME, *SCHEMA_LISTS, *SINGLE_SCHEMAS
 """Keywords that constrain multiples, or lead to a schema that can."""
 _MAPS = (*SCHEMAS_BY_NAME, "dependencies")
 """Keywords whose value has names for its keys; those of `dependencies` can lead to lists of names as well."""
-_VALUES = ("const", "enum", "default", "example", "examples")
+_NOTES = ("default", "example", "examples")
+"""Keywords that constrain nothing, and whose value is data."""
+_VALUES = ("const", "enum", *_NOTES)
 """Keywords whose value is data, and a schema only where a `$ref` leads into it."""
 
 
@@ -90,6 +94,9 @@ def _adapted(schema: Any) -> Any:
     for word in (*SCHEMA_LISTS, *SINGLE_SCHEMAS):
         if word in schema:
             made[word] = _adapted(schema[word])
+    for word in _NOTES:
+        if _holds_wide(schema.get(word)):
+            del made[word]  # it constrains nothing, and llguidance reads no such number
     if schema.get("uniqueItems") is False:
         del made["uniqueItems"]  # it says nothing, and llguidance knows neither value
     form, also = schema.get("format"), made.get("allOf", [])
@@ -189,6 +196,9 @@ def _leads_astray(pointer: str) -> bool:
 
 
 def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for word, value in schema.items():
+        if word not in _NOTES and _holds_wide(value if word in _VALUES or isinstance(value, Number) else None):
+            yield place + place_of(word), "not available with numbers beyond 64 bits, which llguidance rounds"
     least, required = schema.get("minProperties"), schema.get("required")
     n_required = len(set(filter(_is_text, required))) if isinstance(required, list | tuple) else 0
     if isinstance(least, int) and least - n_required > 1:
@@ -291,6 +301,20 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _holds_wide(value: Any) -> bool:
+    """Whether a number in `value` is beyond 64 bits."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Number):
+            return True
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+    return False
 
 
 def _integers(value: Any) -> Iterator[int]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from uma import json_text
 from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.lark import Rules, string
 from uma.chat.schema import (
@@ -42,7 +43,7 @@ def json_rule(rules: Rules, name: str, schema: Schema, place: str = "") -> str:
     """A rule for the JSON that the schema at `place` allows."""
     if place:
         schema = {**schema, "x-guidance": {}}  # llguidance reads a whole schema's alone
-    rules.add(name, f"%json {json.dumps(for_llguidance(schema, SPACED))}")
+    rules.add(name, f"%json {json_text.dumps(for_llguidance(schema, SPACED), ensure_ascii=True)}")
     check_room(rules, place)
     return name
 
@@ -59,7 +60,7 @@ def check_room(rules: Rules, place: str) -> None:
 
 def answer_rule(rules: Rules, schema: Schema) -> str:
     """A rule for an answer that is the JSON that a schema allows, as compact as under a grammar without tools."""
-    return rules.add("answer", f"%json {json.dumps(for_llguidance(schema, COMPACT))}")
+    return rules.add("answer", f"%json {json_text.dumps(for_llguidance(schema, COMPACT), ensure_ascii=True)}")
 
 
 def object_call(rules: Rules, form: ObjectForm, tool: Tool, at: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
+from uma import json_text
 from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
 from uma.chat.json_call import JsonCall, JsonString
 from uma.chat.parts import CallArguments, CallBegun, Part
@@ -111,7 +112,7 @@ class _Call(ABC):
 
     def _end(self) -> None:
         try:
-            value = json.loads(self.arguments, parse_constant=_refuse)
+            value = json_text.loads(self.arguments)
         except (ValueError, RecursionError):
             self.problem = "its arguments are not JSON"
             return
@@ -320,7 +321,7 @@ class _BracesCall(_Call):
             word += char
             char = yield
         try:
-            value = json.loads(word, parse_constant=_refuse)
+            value = json_text.loads(word)
         except ValueError:
             value = ""
         if isinstance(value, str | list | dict):
@@ -377,7 +378,3 @@ def _quoted(text: str) -> str:
 def overlap(text: str, mark: str) -> int:
     """How much of the beginning of `mark` the text ends with, less than all of it."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")

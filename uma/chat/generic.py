@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from uma import json_text
 from uma.chat.families import Family
 from uma.chat.forms import NamedForm, ObjectForm
 from uma.types import Message, Tool
@@ -24,7 +25,7 @@ def told(messages: Sequence[Message], tools: Sequence[Tool], family: Family) -> 
     turns = list(messages)
     if not tools:
         return tuple(turns)
-    listed = "\n".join(json.dumps(attrs.asdict(tool), ensure_ascii=False) for tool in tools)
+    listed = "\n".join(json_text.dumps(attrs.asdict(tool)) for tool in tools)
     how = _LIST.format(tools=listed) + _how(family)
     if turns[0].role == "system":
         return (attrs.evolve(turns[0], content=f"{turns[0].content}\n\n{how}"), *turns[1:])

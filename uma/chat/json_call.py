@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+
+from uma import json_text
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _KEYS = {"name", "id", "type", *_ARGUMENT_KEYS}
@@ -152,14 +153,14 @@ class JsonCall:
 
     def _json(self, text: str) -> object:
         try:
-            return json.loads(text, parse_constant=_refuse)
+            return json_text.loads(text)
         except (ValueError, RecursionError):
             self.problem = self.problem or "it is not JSON"
             return None
 
 
-def whole_members(beginning: str) -> dict[str, Any]:
-    """Of a JSON object that is cut off anywhere: its members that are whole."""
+def whole_members(beginning: str) -> str:
+    """Of a JSON object that is cut off anywhere: an object of its members that are whole, as they are written."""
     depth = comma = 0
     string = JsonString()
     for at, char in enumerate(beginning):
@@ -171,9 +172,6 @@ def whole_members(beginning: str) -> dict[str, Any]:
     # A number's last digit can be missing.
     for whole in [to_comma] if beginning[-1:].isdigit() else [beginning, beginning + "}", to_comma]:
         with suppress(ValueError, RecursionError):
-            return dict(json.loads(whole, parse_constant=_refuse))
-    return {}
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
+            if isinstance(json_text.loads(whole), dict):
+                return whole
+    return "{}"

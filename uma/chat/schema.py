@@ -15,6 +15,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from uma import json_text
 from uma.json_schema import COMBINATIONS, OF_NUMBERS, SCHEMAS_BY_NAME, subschemas
 from uma.types import Tool
 
@@ -218,7 +219,7 @@ def value_in_text(text: str, kinds: frozenset[str]) -> str:
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json_text.loads(text)
     except (ValueError, RecursionError):
         if "string" not in kinds or (kinds & {"array", "object"} and text.lstrip(" \t\r\n")[:1] in ("[", "{")):
             raise ValueError("an argument is not JSON") from None
@@ -367,7 +368,3 @@ def _kinds_of_value(value: Any) -> Iterable[str]:
 def literal(text: str) -> str:
     """A regular expression of llguidance that matches only `text`."""
     return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")

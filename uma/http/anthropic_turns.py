@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
 
+from uma import json_bytes, json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
@@ -115,7 +115,7 @@ def _turns(
         if kind == "tool_use":
             check_calls(able, here)
             use = read_part(block, _ToolUse, here, ignored)
-            calls.append(ToolCall(use.id, use.name, json.dumps(use.input, ensure_ascii=False)))
+            calls.append(ToolCall(use.id, use.name, json_text.dumps(use.input)))
         elif kind == "tool_result":
             check_calls(able, here)
             result = read_part(block, _ToolResult, here, ignored)
@@ -132,8 +132,8 @@ def _turns(
 
 def tool_use(call: ToolCall | CutCall) -> dict[str, Any]:
     """A call as a content block. One that is cut off has those of its arguments that are whole."""
-    given = json.loads(call.arguments) if isinstance(call, ToolCall) else whole_members(call.arguments)
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    given = call.arguments if isinstance(call, ToolCall) else whole_members(call.arguments)
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": json_bytes.verbatim(given)}
 
 
 @attrs.frozen(kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import attrs
 import orjson
 
+from uma import json_bytes
 from uma.http.problem import Problem
 from uma.types import Finished, Prompt, ReasoningDelta, Request, Token, ToolCallDelta
 
@@ -73,7 +74,7 @@ class Dialect(Protocol):
 
 def dumps(body: Any) -> bytes:
     """JSON as every answer has it."""
-    return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+    return json_bytes.dumps(body, orjson.OPT_NON_STR_KEYS)
 
 
 def sse(body: Any, event: str | None = None) -> bytes:

@@ -12,6 +12,7 @@ import orjson
 import trio
 from starlette.types import Message, Receive, Scope, Send
 
+from uma import json_bytes
 from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
 from uma.errors import BadRequest, InvalidJson, UmaError
@@ -292,7 +293,7 @@ class Exchange:
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        value = orjson.loads(data)
+        value = json_bytes.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidJson(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import attrs
 
+from uma import json_bytes, json_text
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities, fill_in
@@ -189,7 +189,7 @@ def _messages(bodies: Sequence[ChatMessage], ignored: list[str]) -> Iterator[Mes
             text = f"{text}\n{seen}" if text else seen
         calls = []
         for call in body.tool_calls or ():
-            arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
+            arguments = json_text.dumps(call.function.arguments or {})
             calls.append(ToolCall(f"{count:09}", call.function.name, arguments))
             waiting.add(calls[-1])
             count += 1
@@ -349,7 +349,7 @@ def _chat_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -
         message["thinking"] = thinking
     if calls:
         message["tool_calls"] = [
-            {"function": {"name": each.name, "arguments": json.loads(each.arguments)}} for each in calls
+            {"function": {"name": each.name, "arguments": json_bytes.verbatim(each.arguments)}} for each in calls
         ]
     return {"message": message}
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import attrs
 
+from uma import json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Length, Text, show
 from uma.errors import BadRequest
@@ -145,5 +146,5 @@ def custom_arguments(given: str) -> str:
 
 def custom_input(arguments: str) -> str:
     """The input of a call of a custom tool; empty where the call is cut off."""
-    given = whole_members(arguments).get(INPUT, "")
+    given = json_text.loads(whole_members(arguments)).get(INPUT, "")
     return given if isinstance(given, str) else ""

@@ -5,13 +5,12 @@ OpenAI's and Ollama's bodies describe a tool in the same way; a dialect with ano
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
-import orjson
 
+from uma import json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
@@ -84,13 +83,13 @@ def past_call(id: str, name: str, arguments: str, path: str, ignored: list[str])
     """
     given = arguments.strip() or "{}"
     try:
-        is_object = isinstance(orjson.loads(given), dict)
-    except ValueError:
+        is_object = isinstance(json_text.loads(given), dict)
+    except (ValueError, RecursionError):
         is_object = False
     if is_object:
         return ToolCall(id, name, given)
     ignored.append(path)
-    return ToolCall(id, name, json.dumps(whole_members(given) if given.startswith("{") else {}, ensure_ascii=False))
+    return ToolCall(id, name, whole_members(given) if given.startswith("{") else "{}")
 
 
 def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_parallel: bool | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from uma import json_text
 from uma.errors import BadRequest, DecodeFailed
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
 from uma.llama.grammar_reasons import LIMITS, bound_of, told
@@ -361,7 +362,7 @@ def _behind(before: str, source: str) -> str:
 
 def key_of(grammar: Grammar, before: str) -> str:
     """The same for what `GrammarCompiler.compile` takes for the same grammar."""
-    return json.dumps([attrs.asdict(grammar), before])
+    return json_text.dumps([attrs.asdict(grammar), before])
 
 
 def _literal(text: str) -> str:

@@ -7,7 +7,6 @@ nothing but jinja2 and the standard library: the child starts in a fraction of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from uma import json_text
 from uma.child import serve
 
 MAX_STEPS = 1_000_000
@@ -187,7 +187,7 @@ def _tojson(
     # Not jinja2's own filter: that one escapes for HTML, which models have not seen.
     # What a filter such as `map` gives is a list to a template's author.
     value = list(value) if isinstance(value, Iterator) else value
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json_text.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def main() -> None:

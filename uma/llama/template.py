@@ -7,7 +7,6 @@ conversation can hold up more than its own request.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Any
 import attrs
 from jinja2 import Template, meta, nodes
 
+from uma import json_text
 from uma.errors import TemplateError
 from uma.llama.fitting import forms_of, one_system, without_system
 from uma.llama.render_process import RenderProcess
@@ -283,7 +283,7 @@ def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": call.arguments if taste.arguments_as_text else json.loads(call.arguments),
+                    "arguments": call.arguments if taste.arguments_as_text else json_text.loads(call.arguments),
                 },
             }
             for call in message.tool_calls

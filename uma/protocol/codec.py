@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from uma import json_bytes
 from uma.constraints import MAX_LINES, hints_of, problems, proven, show
 from uma.errors import BadRequest, InvalidJson
 from uma.protocol.converter import cut, structure, unknown_fields, unstructure
@@ -66,7 +67,7 @@ _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 def read_object(payload: bytes) -> dict[str, Any]:
     """A payload's JSON object. Raises `InvalidJson` for what is none."""
     try:
-        value = orjson.loads(payload)
+        value = json_bytes.loads(payload)
     except orjson.JSONDecodeError as error:
         raise InvalidJson(f"the frame is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -185,7 +186,7 @@ def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | N
         fields["logprobs"] = unstructure(token.logprobs)
     if metadata is not None:
         fields["metadata"] = metadata
-    return encode_frame(orjson.dumps(fields))
+    return encode_frame(orjson.dumps(fields, default=json_bytes.as_written))
 
 
 MAX_INLINE_FIGURES = 4_096
@@ -208,17 +209,17 @@ def encode_embeddings(
 ) -> bytes:
     """An embed event as a whole frame, of figures that were `written_embeddings` before."""
     head = {"event": "embed", "id": embeddings.id, "embeddings": written, "prompt_tokens": embeddings.prompt_tokens}
-    return encode_frame(orjson.dumps({**head, **_if_any(warnings=warnings, metadata=metadata)}))
+    return encode_frame(json_bytes.dumps({**head, **_if_any(warnings=warnings, metadata=metadata)}))
 
 
 def fragment(metadata: Mapping[str, Any]) -> orjson.Fragment:
     """`metadata` written once, for many events."""
-    return orjson.Fragment(orjson.dumps(metadata))
+    return orjson.Fragment(json_bytes.dumps(metadata))
 
 
 def _frame(fields: Mapping[str, Any]) -> bytes:
     try:
-        return encode_frame(orjson.dumps(fields))
+        return encode_frame(json_bytes.dumps(fields))
     except orjson.JSONEncodeError as error:
         raise BadRequest(f"the message cannot be written as JSON: {error}") from None
 

@@ -5,7 +5,6 @@ A request that asks for neither is not touched. Belongs to the Trio thread.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -14,6 +13,7 @@ from typing import Any
 import attrs
 import trio
 
+from uma import json_text
 from uma.chat.families import GENERIC, family_of, thinking_of
 from uma.chat.generic import plain, told
 from uma.chat.grammar import calls_grammar
@@ -305,6 +305,6 @@ def _tools(request: Request) -> tuple[Tool, ...]:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(json_text.loads(text), dict)
     except (ValueError, RecursionError):
         return False

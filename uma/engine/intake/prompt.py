@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 import trio
 
+from uma import json_text
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
@@ -248,4 +248,4 @@ def _texts(request: Request) -> Iterator[str]:
         yield from (call.arguments for call in message.tool_calls)
     for tool in request.tools:
         yield tool.description
-        yield json.dumps(tool.parameters, ensure_ascii=False)
+        yield json_text.dumps(tool.parameters)
