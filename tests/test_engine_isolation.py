@@ -17,6 +17,8 @@ from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.kv.archive import Archive
+from uma.engine.worker.commands import Commands, CountKnown
 from uma.engine.worker.output import Output
 from uma.errors import InternalError, from_code
 from uma.llama.batch import Batch
@@ -148,6 +150,54 @@ async def test_a_fault_of_the_whole_thread_is_told_logged_raised_and_saves_nothi
     assert "on purpose" in str(told[0])
     assert "Traceback" in caplog.text
     assert not list((tmp_path / "kv").rglob("*.umakv")), "what a broken thread held was saved"
+
+
+async def test_after_a_fault_of_the_whole_thread_every_request_is_refused_at_once(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    on_disk = ask((*tokens_for(1, 600), 97), 2, id="on disk")
+    async with open_engine(config) as engine:
+        await answer(engine, ask(tokens_for(1, 600), 2))
+    is_there, may_fail, is_asked, is_written = threading.Event(), threading.Event(), trio.Event(), trio.Event()
+    post, run = Commands.post, Archive.run
+
+    class BreakingContext(Context):
+        def begin(self, batch: Batch) -> int:
+            is_there.set()
+            assert may_fail.wait(PATIENCE_SEC)
+            raise ZeroDivisionError("on purpose")
+
+    def watched(commands: Commands, command: Any) -> None:
+        post(commands, command)
+        if isinstance(command, CountKnown):
+            is_asked.set()
+
+    async def run_slowly(archive: Archive) -> None:
+        await run(archive)
+        await is_written.wait()
+
+    monkeypatch.setattr("uma.engine.open.Context", BreakingContext)
+    monkeypatch.setattr(Commands, "post", watched)
+    monkeypatch.setattr(Archive, "run", run_slowly)
+    told: list[InternalError] = []
+    with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):
+        async with open_engine(config) as engine:
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as nursery:
+
+                    async def read(request: Request) -> None:
+                        told.append(await fails(engine, request))
+
+                    nursery.start_soon(read, ask())
+                    assert await trio.to_thread.run_sync(is_there.wait, PATIENCE_SEC)
+                    nursery.start_soon(read, on_disk)
+                    await is_asked.wait()
+                    may_fail.set()
+                await read(ask())
+            is_written.set()
+            await trio.sleep_forever()
+    assert ["on purpose" in str(error) for error in told] == [True] * 3
 
 
 # Delivery

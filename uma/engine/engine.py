@@ -42,7 +42,7 @@ from uma.engine.policy import Scheduler, Targets
 from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.submission import Prepared, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
-from uma.engine.worker.loop import DecodeWorker
+from uma.engine.worker.loop import DecodeWorker, ended_by
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Status
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
@@ -87,6 +87,8 @@ class Engine:
         self._metrics.cache.total_capacity = context.n_ctx
         self._trio_token = trio.lowlevel.current_trio_token()
         self._is_draining = False
+        self._fault: BaseException | None = None
+        """What has ended the engine."""
         self._drained = trio.Event()
         self._pool = _make_pool(config, context, archive)
         scheduler = Scheduler(_targets(config, context))
@@ -254,6 +256,11 @@ class Engine:
         self._is_draining = True
         self._note_drained()
 
+    def has_failed(self, fault: BaseException) -> None:
+        """A part of the engine has ended with this fault: refuse every request from now on."""
+        self._fault = fault
+        self.begin_drain()
+
     async def drained(self) -> None:
         """Wait, after `begin_drain`, until no request is left."""
         await self._drained.wait()
@@ -263,6 +270,8 @@ class Engine:
             self._drained.set()
 
     def _check_open(self) -> None:
+        if self._fault is not None:
+            raise ended_by(self._fault)
         if self._is_draining:
             raise ShuttingDown("the server is stopping and takes no new requests")
 

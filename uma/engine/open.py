@@ -17,6 +17,8 @@ from uma.engine.engine import Engine
 from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
 from uma.engine.loading import Loader
+from uma.engine.worker.loop import ended_by
+from uma.errors import ShuttingDown
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.net.trio_only import require_trio
@@ -94,14 +96,22 @@ class _Tasks:
                     # A limiter of its own: this thread lives as long as the engine and must take no slot from others.
                     run = partial(trio.to_thread.run_sync, engine.worker.run, limiter=trio.CapacityLimiter(1))
                     self.thread = await outcome.acapture(run)
+                    self._refuse_rest(block)
                     while_it_runs.cancel_scope.cancel()
                 engine.mailbox.empty()
                 engine.mailbox.close()
                 if engine.archive is not None:
                     engine.archive.close()
                 shield.deadline = trio.current_time() + LAST_WRITES_SEC
+
+    def _refuse_rest(self, block: trio.CancelScope) -> None:
+        """The decode thread has ended: refuse what it has not taken up, and all that comes."""
         if isinstance(self.thread, outcome.Error):
+            self._engine.has_failed(self.thread.error)
+            self._engine.worker.refuse_rest(ended_by(self.thread.error))
             block.cancel()
+        else:
+            self._engine.worker.refuse_rest(ShuttingDown("the engine is stopping"))
 
     async def _deliver(self, block: trio.CancelScope) -> None:
         try:
@@ -109,6 +119,7 @@ class _Tasks:
         except Exception as fault:  # noqa: BLE001  (raised from the block)
             _log.critical("the engine ends: its events can no longer be delivered", exc_info=fault)
             self.delivery = outcome.Error(fault)
+            self._engine.has_failed(fault)
             self._engine.worker.stop()
             block.cancel()
 

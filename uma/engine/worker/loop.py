@@ -51,7 +51,7 @@ from uma.engine.worker.sampling import Sampling
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.waiting import WaitingRoom
 from uma.engine.worker.withdrawn import Withdrawn
-from uma.errors import InternalError, ShuttingDown
+from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
@@ -64,6 +64,11 @@ IDLE_SEC = 0.25
 
 
 _log = logging.getLogger("uma.engine")
+
+
+def ended_by(fault: BaseException) -> InternalError:
+    """What every reader and client is told after a fault that ends the engine."""
+    return InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})")
 
 
 class DecodeWorker:
@@ -174,7 +179,7 @@ class DecodeWorker:
         except BaseException as fault:
             self.has_failed = True
             _log.critical("the decode thread ends: a fault in the engine", exc_info=fault)
-            error = InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})")
+            error = ended_by(fault)
             self._residency.abandon_all(error)
             self._embedder.end_all(error)
             raise
@@ -185,6 +190,22 @@ class DecodeWorker:
                 self._model_drafter.close()
             self._pool.tell_end()
             self._outbox.flush()
+
+    def refuse_rest(self, error: UmaError) -> None:
+        """Once the thread has ended: answer what came too late for it. No other thread must post any more."""
+        for command in self.commands.take():
+            match command:
+                case Submit(sequence):
+                    self._outbox.add(sequence.stream, error)
+                    self._metrics.finished("error")
+                case CountKnown(_, answer):
+                    answer(0)
+                case Probe(answer):
+                    answer(False)
+                case Embed(job):
+                    job.error = error
+                    job.finish()
+        self._outbox.flush()
 
     def _tick_until_stopped(self) -> None:
         while not self._is_stopping:
