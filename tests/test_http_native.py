@@ -10,10 +10,12 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from engine_world import config_for
+from engine_world import answer, ask, config_for
 from http_server import Answered, RawHttp, hosted_http
 
 from models import write_encoder
+from uma.engine import open_engine
+from uma.http.usage import timings
 
 GREEDY = {"temperature": 0, "n_predict": 6, "ignore_eos": True}
 
@@ -133,6 +135,25 @@ def test_of_the_last_object_only_the_members_asked_for_are_told(server: Server) 
 def test_the_number_of_tokens_has_three_names(server: Server, name: str) -> None:
     told = server.ask("POST", "/completion", {"prompt": "Once", "ignore_eos": True, name: 5}).json
     assert (told["tokens_predicted"], told["stop_type"]) == (5, "limit")
+
+
+def test_an_answer_that_ends_where_the_context_is_full_is_truncated(server: Server) -> None:
+    n_ctx = server.ask("GET", "/props").json["default_generation_settings"]["n_ctx"]
+    prompt = {"prompt": [97] * (n_ctx - 20), "ignore_eos": True}
+    for n_predict, tokens in ((-1, 20), (5, 5)):
+        told = server.ask("POST", "/completion", {**prompt, "n_predict": n_predict}).json
+        assert (told["tokens_predicted"], told["truncated"]) == (tokens, n_predict == -1)
+        assert events(server, "/completion", {**prompt, "n_predict": n_predict})[-1]["truncated"] is (n_predict == -1)
+
+
+async def test_speeds_are_those_of_the_tokens_after_the_first(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        one, many = [(await answer(engine, ask(max_tokens=count))).finished for count in (1, 12)]
+    told = timings(many)
+    assert told["predicted_per_second"] == pytest.approx(11 * 1_000 / many.metrics.decode_ms, rel=0.01)
+    assert 1_000 / told["predicted_per_token_ms"] == pytest.approx(told["predicted_per_second"], rel=0.01)
+    assert told["predicted_n"] * 1_000 / told["predicted_ms"] == pytest.approx(told["predicted_per_second"], rel=0.01)
+    assert timings(one)["predicted_per_second"] == timings(one)["predicted_ms"] == 0
 
 
 def test_probabilities_behind_the_sampler_are_refused_by_name(server: Server) -> None:

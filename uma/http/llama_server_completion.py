@@ -141,6 +141,7 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
         bool(body.stream),
         model,
         n_predict=gateway.source.info.limits.default_max_tokens if asked is None else asked,
+        n_ctx=gateway.source.info.limits.n_ctx,
         returns_tokens=bool(body.return_tokens),
         fields=body.response_fields or (),
         is_list=len(requests) > 1 and not is_one_prompt(body.prompt),
@@ -191,6 +192,8 @@ class CompletionJob(SseJob):
     model: str = attrs.field(kw_only=False)
     n_predict: int
     """As the body has it, or by default."""
+    n_ctx: int
+    """Maximum tokens of a prompt and its answer."""
     returns_tokens: bool
     fields: Sequence[str]
     """Of the last object, those that are wanted (`a/b`: the member `b` of `a`); none: all."""
@@ -265,13 +268,18 @@ class CompletionJob(SseJob):
             "generation_settings": settings(request.sampling, self.n_predict, result.seed, stream=request.stream),
             "prompt": request.prompt,
             "has_new_line": has_new_line,
-            "truncated": False,
+            "truncated": self._fills_context(result),
             "stop_type": "limit" if result.reason == "length" else "word" if word is not None else "eos",
             "stopping_word": word or "",
             "timings": timings(result),
             "seed": result.seed,
             **warnings([result], is_unbounded=self.n_predict == UNBOUNDED, before=self.notes),
         }
+
+    def _fills_context(self, result: Finished) -> bool:
+        """Whether an answer ended where the context was full."""
+        longest = max(answer.completion_tokens for answer in result.every_answer)
+        return result.reason == "length" and result.usage.prompt_tokens + longest >= self.n_ctx
 
     def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
         """The members of the last object that were asked for; one that is not there is left out."""

@@ -35,7 +35,7 @@ from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
 from uma.http.problem import Problem, Unsupported
 from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
-from uma.http.usage import warnings
+from uma.http.usage import decoded_ms, warnings
 from uma.types import (
     Finished,
     Logprobs,
@@ -443,7 +443,7 @@ class OllamaJob:
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": round(metrics.prefill_ms * _NS_PER_MS),
             "eval_count": usage.completion_tokens,
-            "eval_duration": round(metrics.decode_ms * _NS_PER_MS),
+            "eval_duration": round(decoded_ms(result) * _NS_PER_MS),
             "cached_tokens": usage.cached_tokens,
             **warnings([result], is_unbounded=self.is_unbounded),
         }

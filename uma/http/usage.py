@@ -77,12 +77,20 @@ def timings(result: Finished) -> dict[str, Any]:
         "prompt_per_token_ms": _over(metrics.prefill_ms, computed),
         "prompt_per_second": _over(1000.0 * computed, metrics.prefill_ms),
         "predicted_n": usage.completion_tokens,
-        "predicted_ms": metrics.decode_ms,
-        "predicted_per_token_ms": _over(metrics.decode_ms, usage.completion_tokens),
-        "predicted_per_second": _over(1000.0 * usage.completion_tokens, metrics.decode_ms),
+        "predicted_ms": decoded_ms(result),
+        "predicted_per_token_ms": _over(1000.0, metrics.tokens_per_second),
+        "predicted_per_second": metrics.tokens_per_second,
         "queue_ms": metrics.queue_ms,
         "ttft_ms": metrics.ttft_ms,
     }
+
+
+def decoded_ms(result: Finished) -> float:
+    """What all tokens of an answer take at the rate at which they came: clients divide their number by it.
+
+    The first comes of the prompt's batch, so that the time from the first to the last is that of one token less.
+    """
+    return _over(1000.0 * result.usage.completion_tokens, result.metrics.tokens_per_second)
 
 
 def _over(amount: float, by: float) -> float:
