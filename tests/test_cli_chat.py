@@ -19,6 +19,7 @@ from script_model import write_script_model
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
 from uma.cli.chat import COMMANDS
 from uma.cli.conversation import ChatFileError, Conversation
+from uma.cli.editor import MAX_HISTORY_BYTES
 from uma.types import Message
 
 LONG = ("--ignore-eos",)
@@ -338,6 +339,109 @@ def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: Server
         tell(terminal, "/undo", "Taken back")
         ask(terminal, "hello again")
         assert questions(terminal, home) == ["hello again"]
+
+
+def test_a_full_context_goes_on_without_the_oldest_turns_and_asks_again(server: ServerProcess, home: Path) -> None:
+    turns = [{"user": f"{n} " + "x " * 350, "assistant": "yes"} for n in range(4)]
+    chat_file = {"format": "uma-chat", "version": 1, "system": "Be kind.", "turns": turns}
+    (home / "long.json").write_text(json.dumps(chat_file))
+    with chat(server, home, *SHORT, "--load", "long.json") as terminal:
+        tell(terminal, "what now?", "The conversation has become too long")
+        terminal.type("/shorten\r")
+        terminal.wait_for("Oldest turns left out: 2; 2 are left.")
+        terminal.wait_for("first after")
+        wait_for_prompt(terminal)
+        assert [question[:2] for question in questions(terminal, home)] == ["2 ", "3 ", "wh"]
+        assert Conversation.load(home / "so-far.json").system == "Be kind."
+
+
+def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home: Path) -> None:
+    with running_server(socket_dir / "uma.sock") as server, chat(server, home, *LONG) as terminal:
+        begin_a_story(terminal)
+        server.process.kill()
+        terminal.wait_for("The conversation is kept, and so is the answer up to here.")
+        wait_for_prompt(terminal)
+        tell(terminal, "/save so-far.json", "Saved to so-far.json")
+    ((question, answer),) = Conversation.load(home / "so-far.json").turns
+    assert question == "Tell me a story"
+    assert len(answer.split()) > 10
+
+
+def test_a_question_is_asked_again_for_another_answer(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT, "--temperature", "1.5") as terminal:
+        tell(terminal, "/retry", "There is no question to ask again.")
+        ask(terminal, "first")
+        ask(terminal, "second")
+        terminal.type("/retry\r")
+        terminal.wait_for("Asked again: second")
+        terminal.wait_for("first after", 3)
+        wait_for_prompt(terminal)
+        assert questions(terminal, home) == ["first", "second"]
+
+
+def test_a_question_that_is_asked_again_in_vain_keeps_its_answer(socket_dir: Path, home: Path) -> None:
+    with running_server(socket_dir / "uma.sock") as server, chat(server, home, *SHORT) as terminal:
+        ask(terminal, "first")
+        server.process.kill()
+        server.wait()
+        tell(terminal, "/retry", "The conversation is kept, ")
+        assert questions(terminal, home) == ["first"]
+    assert Conversation.load(home / "so-far.json").turns[0][1]
+
+
+def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *LONG) as terminal:
+        tell(terminal, "/set max_tokens 3", "max_tokens  3")
+        ask(terminal, "hello")
+        assert "· 3 tokens ·" in terminal.text
+        tell(terminal, "/set temperature hot", "/set temperature: expected a number")
+        tell(terminal, "/set top_p 7", "/set top_p: ")
+        tell(terminal, "/set nothing 1", "/set: nothing is none of temperature, ")
+        tell(terminal, "/set max_tokens -", "left to the model")
+        tell(terminal, "/set", "seed")
+
+
+def test_the_usual_commands_exist_and_nothing_that_takes_away_is_guessed(server: ServerProcess, home: Path) -> None:
+    with chat(server, home) as terminal:
+        tell(terminal, "/model", "context 2,048 tokens")
+        tell(terminal, "/resett", "no such command: /resett; ")
+        tell(terminal, "/und", "no such command: /und; ")
+        assert "mean /reset?" not in terminal.text
+        assert "mean /undo?" not in terminal.text
+        tell(terminal, "/temperature 0.7", "did you mean /set temperature 0.7?")
+        tell(terminal, "/clear", "The conversation starts over.")
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", "Bye", "/bye", "/exit", "/quit "])
+def test_the_usual_words_leave(word: str, server: ServerProcess, home: Path) -> None:
+    with chat(server, home) as terminal:
+        terminal.type(word + "\r")
+        assert terminal.wait() == 0
+
+
+def test_history_has_a_bound_and_what_was_refused_stays_out(server: ServerProcess, home: Path) -> None:
+    file = home / ".local" / "state" / "uma" / "chat-history"
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(f"\n# 2026-01-01\n+old question {n}\n" for n in range(20_000)))
+    with chat(server, home, *SHORT) as terminal:
+        assert file.stat().st_size < MAX_HISTORY_BYTES
+        terminal.type("\x1b[A")
+        terminal.wait_for("> old question 19999")
+        terminal.type("\x15")
+        before = file.read_bytes()
+        tell(terminal, "x " * 2_500, "That question is too long and was not kept")
+        assert file.read_bytes() == before, "refused"
+        ask(terminal, "a question to remember")
+        assert file.read_bytes().endswith(b"+a question to remember\n")
+    assert before.startswith(b"\n# ")
+
+
+def test_no_history_is_kept_where_none_is_wanted(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT, "--no-history") as terminal:
+        ask(terminal, "a secret")
+        terminal.type("\x1b[A")
+        terminal.wait_for("> a secret", 2)
+    assert not (home / ".local" / "state" / "uma" / "chat-history").exists()
 
 
 def test_a_first_question_that_is_too_long_is_told_as_that(server: ServerProcess) -> None:

@@ -5,6 +5,7 @@ never the conversation.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from uma.cli.conversation import Conversation
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pick_view import standard_view
-from uma.cli.slash import COMMANDS, NO_ROOM
+from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
 from uma.cli.source import Bond, Opened, open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View
@@ -57,7 +58,7 @@ def _check_model(name: str) -> None:
 
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
-    chat = begin(view=standard_view(COMMANDS), interrupts=interrupts)
+    chat = begin(view=standard_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
     question: str | None = None
     while True:
         try:
@@ -69,10 +70,17 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
         except UmaError as error:
             if chat.info is None:
                 raise
-            chat.fail(error)
+            chat.fail(error, question)
             question = await chat.talk(None)
         if question is None:
             return 1 if chat.n_failed and not chat.is_interactive else 0
+
+
+def _advice(name: str, argument: str) -> str:
+    """What an unknown command can have been meant as: never one that takes something away."""
+    if name.removeprefix("/") in SET:
+        return f"; did you mean /set {name.removeprefix('/')} {argument or 'VALUE'}?"
+    return nearest(name, COMMANDS.keys() - DESTRUCTIVE) or "; /help tells those there are"
 
 
 @attrs.define(eq=False)
@@ -95,6 +103,13 @@ class Chat:
     """Where `/save` writes when no name is given."""
     is_hung_up_on: bool = False
     """A server has closed the session, before the first word of an answer: the question is asked again, once."""
+    again: str | None = None
+    """A question that a command asks: `/retry`'s, `/shorten`'s."""
+    taken_back: tuple[str, str] | None = None
+    """The turn that `/retry` asks again: it comes back where there is no other answer."""
+    refused: str | None = None
+    """The last question, where the conversation had become too long for it."""
+    is_shortening: bool = False
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False
@@ -142,6 +157,12 @@ class Chat:
             self.view.tell("Ctrl-D or /quit leaves.")
         elif line.startswith("/"):
             self.command(line)
+            if self.is_shortening:
+                await self._leave_out_the_oldest()
+            question, self.again = self.again, None
+            return question
+        elif self.is_interactive and line.strip().lower() in FAREWELLS:
+            self.is_over = True
         elif line.strip():
             return line
         return None
@@ -185,15 +206,14 @@ class Chat:
             if isinstance(failure, HUNG_UP) and self.opened.is_server and not answer and not was_hung_up_on:
                 self.opened, self.is_hung_up_on = None, True
             else:
-                self.fail(failure)
+                self.fail(failure, question, "".join(answer))
             return
-        self.last = finished or self.last
+        self.last, self.refused = finished or self.last, None
         self._conclude(question, "".join(answer), finished)
 
     def _conclude(self, question: str, answer: str, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"
-        if answer or not is_stopped:
-            self.conversation.add(question, answer)
+        self._keep(question, answer, is_whole=not is_stopped)
         if is_stopped:
             self.view.tell(
                 "Stopped; the conversation goes on from here." if answer else "Stopped before the first word."
@@ -202,6 +222,14 @@ class Chat:
             self.view.tell("The model answered with nothing.")
         if finished is not None:
             self._tell_how_it_went(finished)
+
+    def _keep(self, question: str, answer: str, *, is_whole: bool = False) -> None:
+        """Add a turn with what there is of its answer; where there is nothing, the one that it was to replace."""
+        taken_back, self.taken_back = self.taken_back, None
+        if answer or is_whole:
+            self.conversation.add(question, answer)
+        elif taken_back is not None:
+            self.conversation.add(*taken_back)
 
     def _tell_how_it_went(self, finished: Finished) -> None:
         assert self.info is not None
@@ -214,19 +242,55 @@ class Chat:
             is_full = used >= self.info.limits.n_ctx
             self.view.tell(f"The context is full: {NO_ROOM}." if is_full else "Cut at the limit of --max-tokens.")
 
-    def fail(self, error: UmaError) -> None:
-        """Say what went wrong and what can be done. The conversation is as it was."""
+    def fail(self, error: UmaError, question: str | None = None, answer: str = "") -> None:
+        """Say what went wrong and what can be done. What was shown of an answer is kept, as after Ctrl-C."""
         self.n_failed += 1
         self.is_hung_up_on = False
         self.view.complain(error.message)
+        if question is not None:
+            self._keep(question, answer)
         if isinstance(error, PromptTooLarge):
+            self.view.lines.forget()
             if self.conversation.turns:
+                self.refused = question
                 self.view.tell(f"The conversation has become too long; the question was not kept. {NO_ROOM}.")
             else:
                 self.view.tell("That question is too long and was not kept; a larger --n-ctx gives more room.")
         elif isinstance(error, (*HUNG_UP, ShuttingDown)):
             self.opened = None
-            self.view.tell("The conversation is kept, the question is not. The next one looks for the server again.")
+            kept = "and so is the answer up to here" if answer else "the question is not"
+            self.view.tell(f"The conversation is kept, {kept}. The next question looks for the server again.")
+        elif answer:
+            self.view.tell("The answer up to here is kept.")
+
+    def shorten(self) -> None:
+        """Leave out the oldest turns before the next question, as many as it takes."""
+        self.is_shortening = True
+
+    async def _leave_out_the_oldest(self) -> None:
+        """Drop turns until a quarter of the context is free, and ask the question again that did not fit."""
+        self.is_shortening = False
+        if self.opened is None or self.info is None:
+            self.view.complain("no server is there that could tell what fits; the next question looks for one")
+            return
+        question, n_left_out = self.refused or "", 0
+        most = self.info.limits.n_ctx - self.info.limits.n_ctx // 4
+        while self.conversation.turns and (n_left_out == 0 or await self._prompt_tokens(question) > most):
+            del self.conversation.turns[0]
+            n_left_out += 1
+        left = len(self.conversation.turns)
+        self.view.tell(
+            f"Oldest turns left out: {n_left_out}; {left} are left." if n_left_out else "There are no turns."
+        )
+        self.again, self.refused = self.refused, None
+
+    async def _prompt_tokens(self, question: str) -> float:
+        assert self.opened is not None
+        request = Request(id=f"count-{self.n_asked}", messages=self.conversation.asking(question or " "))
+        try:
+            return len((await self.opened.source.tokenize(request)).token_ids)
+        except PromptTooLarge:
+            return math.inf
 
     def switch(self) -> None:
         """From the next question on, whatever model the server has is welcome."""
@@ -238,12 +302,11 @@ class Chat:
 
     def command(self, line: str) -> None:
         """Obey a line that begins with a slash."""
-        name, _, argument = line.partition(" ")
-        known = COMMANDS.get(name.strip())
+        name, _, argument = line.strip().partition(" ")
+        known = COMMANDS.get(ALIASES.get(name, name))
         if known is None:
             self.n_failed += 1
-            near = nearest(name, COMMANDS) or "; /help tells those there are"
-            self.view.complain(f"no such command: {name.strip()}{near}")
+            self.view.complain(f"no such command: {name}{_advice(name, argument)}")
             return
         try:
             known.act(self, argument.strip())

@@ -23,6 +23,11 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from uma.cli.view import DROPPED, PROMPT
 
+MAX_HISTORY_BYTES = 262_144
+"""Maximum size of the history file as a chat begins; a longer one loses its older half."""
+MAX_ENTRY_CHARS = 8_192
+"""Maximum length of a line that is kept: a pasted document is no line that anyone looks for again."""
+
 
 @attrs.define(eq=False)
 class Editor:
@@ -35,11 +40,11 @@ class Editor:
     _is_ending: bool = False
 
     @classmethod
-    def on_terminal(cls, commands: Iterable[str], environ: Mapping[str, str]) -> Editor:
+    def on_terminal(cls, commands: Iterable[str], environ: Mapping[str, str], *, keeps_history: bool) -> Editor:
         """An editor on this process's terminal."""
         return cls(
             PromptSession(
-                history=_history(history_path(environ)),
+                history=_history(history_path(environ)) if keeps_history else InMemoryHistory(),
                 key_bindings=_keys(),
                 completer=CommandCompleter(tuple(commands)),
                 # Tab completes as in a shell: a menu would keep rows of the screen empty for itself.
@@ -58,6 +63,12 @@ class Editor:
             line = await trio.to_thread.run_sync(self._ask)
             nursery.cancel_scope.cancel()
         return line
+
+    def forget(self) -> None:
+        """As `LineSource.forget`: the line stays within reach of the arrow keys in this chat."""
+        history = self._session.history
+        if isinstance(history, LastingHistory):
+            history.forget()
 
     def _ask(self) -> str | None:
         prompt = PROMPT if os.environ.get("NO_COLOR") else ANSI(f"\x1b[1;36m{PROMPT}\x1b[0m")
@@ -133,15 +144,41 @@ def _history(path: Path | None) -> History:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _shorten(path)
     except OSError:
         return InMemoryHistory()
     return LastingHistory(str(path))
 
 
+def _shorten(path: Path) -> None:
+    """Keep the newer half of a file over `MAX_HISTORY_BYTES`, from the beginning of an entry on."""
+    written = path.read_bytes()
+    if len(written) > MAX_HISTORY_BYTES:
+        begins = written.find(b"\n# ", len(written) - MAX_HISTORY_BYTES // 2)
+        path.write_bytes(written[begins:] if begins >= 0 else b"")
+
+
 class LastingHistory(FileHistory):
     """A history file; a line that cannot be written there (a full disk) is still remembered by this chat."""
 
+    _last: tuple[int, int] = (0, 0)
+    """Where the last entry begins and ends in the file."""
+
     def store_string(self, string: str) -> None:
-        """Append `string` to the file."""
+        """Append `string` to the file, unless it is longer than `MAX_ENTRY_CHARS`."""
+        self._last = (0, 0)
+        if len(string) > MAX_ENTRY_CHARS:
+            return
+        path = Path(os.fsdecode(self.filename))
         with suppress(OSError):
+            begin = path.stat().st_size
             super().store_string(string)
+            self._last = begin, path.stat().st_size
+
+    def forget(self) -> None:
+        """Cut the last entry off again, unless another chat has written behind it."""
+        begin, end = self._last
+        path = Path(os.fsdecode(self.filename))
+        with suppress(OSError):
+            if end > begin and path.stat().st_size == end:
+                os.truncate(path, begin)

@@ -131,6 +131,11 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
+    parser.add_argument(
+        "--no-history",
+        action="store_true",
+        help="keep no questions for the arrow keys of later chats (default: kept in ~/.local/state/uma/chat-history)",
+    )
     _add_place(parser)
     add_sampling(parser)
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)

@@ -10,11 +10,11 @@ from uma.cli.terminal import Output
 from uma.cli.view import PROMPT, PlainLines, PlainView, View
 
 
-def standard_view(commands: Iterable[str]) -> View:
-    """The view that this process's standard input and output allow."""
+def standard_view(commands: Iterable[str], *, keeps_history: bool) -> View:
+    """The view that this process's standard input and output allow; with `keeps_history` later chats know its lines."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         from uma.cli.terminal_view import TerminalView  # noqa: PLC0415  (slow to import, and a pipe has no use for it)
 
-        return TerminalView.standard(commands)
+        return TerminalView.standard(commands, keeps_history=keeps_history)
     return PlainView(PlainLines(0, PROMPT if is_terminal else ""), Output.standard())

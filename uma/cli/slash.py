@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from uma.cli import words
 from uma.cli.conversation import Conversation
 from uma.cli.view import View
-from uma.types import Finished, ServerInfo
+from uma.config import settings
+from uma.errors import UmaError
+from uma.types import SAMPLER_FIELDS, Finished, SamplingParams, ServerInfo
 
-NO_ROOM = "/undo takes back the last turn, /reset starts over; a larger --n-ctx gives more room"
+SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
+"""Fields of `SamplingParams` that `/set` changes."""
+NO_ROOM = "/shorten leaves out the oldest turns, /reset starts over; a larger --n-ctx gives more room"
 
 
 class Talk(Protocol):
@@ -26,9 +30,17 @@ class Talk(Protocol):
     last: Finished | None
     last_file: Path | None
     is_over: bool
+    sampling: SamplingParams
+    again: str | None
+    """A question that is asked once the command is over."""
+    taken_back: tuple[str, str] | None
+    """A turn that comes back where its question gets no other answer."""
 
     def switch(self) -> None:
         """Go on with another model, where the server has one now."""
+
+    def shorten(self) -> None:
+        """Leave out the oldest turns, as many as it takes for the next question to fit."""
 
 
 def _help(chat: Talk, _: str) -> None:
@@ -87,6 +99,61 @@ def _stats(chat: Talk, _: str) -> None:
     chat.view.listing(rows)
 
 
+def _retry(chat: Talk, _: str) -> None:
+    if not chat.conversation.turns:
+        chat.view.tell("There is no question to ask again.")
+        return
+    chat.taken_back = chat.conversation.turns.pop()
+    chat.again = chat.taken_back[0]
+    chat.view.tell(f"Asked again: {_short(chat.again)}")
+
+
+def _shorten(chat: Talk, _: str) -> None:
+    chat.shorten()
+
+
+def _set(chat: Talk, text: str) -> None:
+    name, _, value = text.partition(" ")
+    name, value = name.removeprefix("--").replace("-", "_"), value.strip()
+    if name and name not in SET:
+        chat.view.complain(f"/set: {name} is none of {', '.join(SET)}")
+    elif name and not value:
+        chat.view.complain(f"/set {name}: which value? `-` leaves it to the model")
+    else:
+        if name:
+            chat.sampling = with_value(chat.sampling, name, value)
+        chat.view.listing([(each, _value_words(chat.sampling, each)) for each in ((name,) if name else SET)])
+
+
+def with_value(sampling: SamplingParams, name: str, text: str) -> SamplingParams:
+    """The parameters with one of `SET` changed; `-` leaves it out. Raises `UmaError` for what it cannot be."""
+    try:
+        number = int(text) if name == "seed" and text != "-" else 0
+        value = None if text == "-" else number if name == "seed" else settings()[name].parse(text, f"/set {name}")
+        changed: dict[str, Any] = {name: value}
+        return attrs.evolve(sampling, **changed)
+    except ValueError as error:
+        raise UmaError(f"/set {name}: {error}") from None
+
+
+def _value_words(sampling: SamplingParams, name: str) -> str:
+    value = getattr(sampling, name)
+    return "left to the model" if value is None else str(value)
+
+
+def _model(chat: Talk, _: str) -> None:
+    if chat.info is None:
+        chat.view.tell("There is no model yet.")
+        return
+    chat.view.listing(
+        [
+            ("model", words.model_line(chat.info.model)),
+            ("file", chat.info.model.path),
+            ("", words.context_line(chat.info)),
+        ]
+    )
+
+
 def _switch(chat: Talk, _: str) -> None:
     chat.switch()
 
@@ -114,10 +181,20 @@ COMMANDS: dict[str, SlashCommand] = {
     "/reset": SlashCommand("", "forget the conversation and start over", _reset),
     "/system": SlashCommand("[TEXT]", "instructions for the model: show, set, or remove them with -", _system),
     "/undo": SlashCommand("", "take back the last question and its answer", _undo),
+    "/retry": SlashCommand("", "ask the last question again, for another answer", _retry),
+    "/shorten": SlashCommand("", "leave out the oldest turns, where the context is full", _shorten),
+    "/set": SlashCommand("[NAME VALUE]", "show or set temperature, top_p, max_tokens, seed and the like", _set),
     "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
     "/switch": SlashCommand("", "go on with another model, where the server has one now", _switch),
-    "/quit": SlashCommand("", "leave", _quit),
+    "/model": SlashCommand("", "which model answers, and how long its context is", _model),
+    "/quit": SlashCommand("", "leave; so do exit, quit and bye alone on a line", _quit),
 }
 """The chat's commands, by name."""
+ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/regenerate": "/retry", "/info": "/model"}
+"""Names that other chats have for these commands."""
+DESTRUCTIVE = frozenset({"/reset", "/undo", "/quit", "/retry"})
+"""Commands that take something away: none of them is guessed for a word that is not known."""
+FAREWELLS = frozenset({"exit", "quit", "bye"})
+"""Words that, alone on a line of a terminal, leave the chat instead of going to the model."""

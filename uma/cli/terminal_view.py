@@ -32,9 +32,9 @@ class TerminalView:
     lines: Editor
 
     @classmethod
-    def standard(cls, commands: Iterable[str]) -> TerminalView:
+    def standard(cls, commands: Iterable[str], *, keeps_history: bool) -> TerminalView:
         """On this process's terminal; `commands` are what Tab completes."""
-        return cls(Console(highlight=False), Editor.on_terminal(commands, os.environ))
+        return cls(Console(highlight=False), Editor.on_terminal(commands, os.environ, keeps_history=keeps_history))
 
     def tell(self, text: str) -> None:
         """As `View.tell`."""

@@ -28,6 +28,9 @@ class LineSource(Protocol):
     async def read(self) -> str | None:
         """The next line, or `DROPPED`; None at the end."""
 
+    def forget(self) -> None:
+        """Keep the last line out of what later chats remember."""
+
 
 class Answer(Protocol):
     """An answer that is being written."""
@@ -68,6 +71,9 @@ class PlainLines:
     """Written before each line, where a person types them."""
     _rest: bytes = b""
     _is_over: bool = False
+
+    def forget(self) -> None:
+        """As `LineSource.forget`: nothing is remembered."""
 
     async def read(self) -> str | None:
         """As `LineSource.read`. Bytes that are not UTF-8 come as surrogates, which no request takes."""
