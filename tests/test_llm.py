@@ -20,7 +20,7 @@ from script_model import write_script_model
 
 from harness import PATIENCE_SEC
 from models import write_model
-from uma import LLM, Engine, Message, RuntimeConfig, SamplingParams, connect, open_engine
+from uma import LLM, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
 from uma.llm.arguments import message_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
@@ -188,6 +188,18 @@ def test_an_llm_says_what_it_is(tiny: Path) -> None:
     assert repr(llm) == f"<uma.LLM {str(tiny)!r}: Tiny test model, 2,048 tokens of context>"
     llm.close()
     assert "closed" in repr(llm)
+
+
+def test_a_model_without_a_template_does_not_write_the_user_s_turn(tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base.gguf", chat_template=None)
+    written = SamplingParams(grammar=Grammar(regex=" Hello\\n\\nUser: Who are you\\\\?"), max_tokens=60)
+    with open_llm(base) as llm:
+        talk = [{"role": "user", "content": "Hi"}]
+        (out,) = llm.chat(talk, written)
+        assert out.outputs[0].text.strip() == "Hello"
+        assert out.outputs[0].finish_reason == "stop"
+        # A text is no conversation: nothing ends it.
+        assert "User: Who" in llm.generate("Hi", written)[0].outputs[0].text
 
 
 FORKS = """

@@ -9,10 +9,8 @@ from uma.engine import sizing
 from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
 from uma.llama.context import Context
-from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, Capabilities, Limits, ServerInfo
+from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, MAX_STOPS, Capabilities, Limits, ServerInfo
 from uma.version import __version__
-
-MAX_STOP_STRINGS = 16
 
 
 def server_info(
@@ -43,7 +41,7 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         streaming=True,
         chat=context.model.info.has_chat_template,
         prefix_sharing=_prefix_sharing(context, config),
-        max_stop_sequences=MAX_STOP_STRINGS,
+        max_stop_sequences=MAX_STOPS,
         sampling_params=features.sampling_params(),
         tools=chat.tool_choices,
         reasoning=chat.has_thinking,

@@ -31,6 +31,8 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """For models without a template: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
+PLAIN_TURN = "\nUser:"
+"""What the next turn begins with there: a model that writes it goes on with both sides of the conversation."""
 
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 """Names by which templates are told how much to think: most by the first, Muse's and Kimi K3's by the others."""

@@ -17,6 +17,7 @@ stops by itself before it has filled the context."""
 MAX_SEED = 2**32 - 1
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
+MAX_STOPS = 16
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ class SamplingParams:
     presence_penalty: Penalty | None = None
     seed: Annotated[int, Range(0, MAX_SEED)] | None = None
     """None: the engine draws one, which `Finished.seed` reports."""
-    stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] = attrs.field(
+    stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, MAX_STOPS, "strings")] = attrs.field(
         default=(), converter=tuple_of_strings
     )
     """Strings that end the output and are not part of it."""

@@ -27,7 +27,8 @@ from uma.engine.intake.rendering import has_switch
 from uma.errors import BadRequest
 from uma.json_schema import problem
 from uma.llama.model import Model
-from uma.types import Grammar, Request, SamplingParams, Tool
+from uma.llama.template import PLAIN_TURN
+from uma.types import MAX_STOPS, Grammar, Request, SamplingParams, Tool
 
 CHOICES = ("auto", "none", "required", "named")
 """For `Capabilities.tools`: words of `tool_choice`, and that a tool can be named in it."""
@@ -68,6 +69,9 @@ class ChatAbilities:
         """The request as the model's template can render it. Raises `BadRequest` for what cannot be honoured."""
         if lines := list(self._problems(request)):
             raise BadRequest("\n".join(lines))
+        stop = request.sampling.stop
+        if request.messages is not None and not self._template.is_own and len(stop) < MAX_STOPS:
+            request = attrs.evolve(request, sampling=attrs.evolve(request.sampling, stop=(*stop, PLAIN_TURN)))
         messages, family = request.messages, self._family
         if messages is None or isinstance(family, str) or family.knows_tools:
             return request
