@@ -22,6 +22,8 @@ from uma.http.page.endpoints import AnswerBody, MarkdownBody
 RERANK = llama_server_embeddings.RerankBody
 BODIES: dict[str, type[Any]] = {
     "/v1/chat/completions": openai_chat.ChatBody,
+    "/v1/chat/completions/input_tokens": openai_chat.Conversation,
+    "/v1/responses/input_tokens": openai_responses.ResponsesBody,
     "/v1/completions": openai_completions.CompletionBody,
     "/v1/embeddings": openai_embeddings.EmbeddingsBody,
     "/v1/responses": openai_responses.ResponsesBody,

@@ -54,7 +54,7 @@ def events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, An
     """The events of a stream, without comments."""
     answer = server.ask("POST", path, {**body, "stream": True})
     assert answer.status == 200
-    lines = answer.body.decode().split("\n\n")
+    lines = answer.body.decode().split("\n")
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 

@@ -296,6 +296,7 @@ NO_MODEL = {"/health/check", "/ui/api/answers", "/ui/api/markdown"}
 CONVERSATION, TEXTS, RANKED = GENERATING[CHAT], {"content": "a"}, {"query": "a", "documents": ["b"]}
 ELSE: dict[str, dict[str, Any]] = {
     **{"/v1/messages/count_tokens": CONVERSATION, "/apply-template": CONVERSATION, "/api/show": {}},
+    **{"/v1/chat/completions/input_tokens": CONVERSATION, "/v1/responses/input_tokens": {"input": "a"}},
     **{"/completions": {"prompt": "a"}, "/infill": {"input_prefix": "a", "input_suffix": "b"}},
     **{"/v1/embeddings": {"input": "a"}, "/api/embed": {"input": "a"}, "/api/embeddings": {"prompt": "a"}},
     **{"/tokenize": TEXTS, "/detokenize": {"tokens": [300]}, "/embedding": TEXTS, "/embeddings": TEXTS},

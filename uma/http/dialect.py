@@ -10,6 +10,7 @@ import orjson
 
 from uma import json_bytes
 from uma.http.problem import Problem
+from uma.http.telemetry import Telemetry
 from uma.types import Finished, Prompt, ReasoningDelta, Request, Token, ToolCallDelta
 
 Body = Mapping[str, Any]
@@ -37,8 +38,15 @@ class Job(Protocol):
     def media_type(self) -> bytes:
         """The stream's content type."""
 
+    @property
+    def telemetry(self) -> Telemetry | None:
+        """What is told of the stream's speed, where the body asks for that."""
+
     def begin(self) -> bytes:
         """What a stream opens with."""
+
+    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+        """How far a prompt is, with these members; only where there is `telemetry`."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
         """The prompt, where it was asked for."""
@@ -94,6 +102,15 @@ class SseJob:
 
     requests: Sequence[Request]
     stream: bool
+    telemetry: Telemetry | None = attrs.field(default=None, init=False)
+
+    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+        """See `Job`. Few dialects have it."""
+        return b""
+
+    def timed(self, index: int) -> dict[str, Any]:
+        """What the next token of a request is told with, where the body asks for that."""
+        return {} if self.telemetry is None else self.telemetry.token(index)
 
     @property
     def media_type(self) -> bytes:

@@ -18,9 +18,10 @@ import trio
 from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http.dialect import Job
 from uma.http.exchange import ClientGoneError, Exchange
-from uma.net.metering import metered
+from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
+from uma.net.metering import Meter, metered
 from uma.net.wakeup import Wakeup
-from uma.types import Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
+from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
 
 T = TypeVar("T")
 
@@ -173,23 +174,58 @@ class _Streamed:
                 metered(stream, self.http.account) as meter,
             ):
                 self._asked += 1
-                stream.tap = partial(self._take, index)
+                if self.job.telemetry is None:
+                    stream.tap = partial(self._take, index)
+                else:
+                    for event in await self._watched(source, index, stream, self.job.telemetry):
+                        await self._tell(index, event, meter)
                 async for event in stream:
-                    self._open()
-                    if isinstance(event, Finished):
-                        meter.usage = event.usage
-                        self._results[index] = event
-                        self._push(self.job.finished(index, event))
-                    elif isinstance(event, Prompt):
-                        self._push(self.job.prompt(index, event))
-                    else:
-                        self._push(self._said(index, event))
-                        while self._unsent_bytes >= MAX_UNSENT_BYTES:
-                            await self._room.park()
+                    await self._tell(index, event, meter)
         except UmaError as error:
             self._failure = self._failure or _placed(error, index, len(self.job.requests))
             if siblings is not None:
                 siblings.cancel()
+
+    async def _tell(self, index: int, event: Event, meter: Meter) -> None:
+        self._open()
+        if isinstance(event, Finished):
+            meter.usage = event.usage
+            self._results[index] = event
+            self._push(self.job.finished(index, event))
+        elif isinstance(event, Prompt):
+            self._push(self.job.prompt(index, event))
+        else:
+            self._push(self._said(index, event))
+            while self._unsent_bytes >= MAX_UNSENT_BYTES:
+                await self._room.park()
+
+    async def _watched(self, source: Source, index: int, stream: EventStream, telemetry: Telemetry) -> list[Event]:
+        """The events that come before all is told of the prompt: the first, or all of an answer that ends meanwhile."""
+        events: list[Event] = []
+        while not events:
+            with trio.move_on_after(POLL_SEC):
+                events.append(await anext(stream))
+            state = await self._state(source, index)
+            if events and state is None:
+                while not isinstance(events[-1], Finished):
+                    events.append(await anext(stream))
+                usage = events[-1].usage
+                state = PromptState(usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens)
+            if state is not None:
+                now = attrs.evolve(state, processed=state.total) if events else state
+                self._open()
+                for told in telemetry.looked(index, now):
+                    self._push(self.job.progress(index, told))
+        return events
+
+    async def _state(self, source: Source, index: int) -> PromptState | None:
+        """How far a prompt is; None where it waits, or its answer has ended."""
+        try:
+            running = (await source.activity()).running
+        except BadRequest:  # behind a gateway, a server of an older protocol
+            return None
+        found = (each for each in running if each.id == self.job.requests[index].id)
+        return next((PromptState(each.prompt_tokens, each.cached_tokens, each.computed_tokens) for each in found), None)
 
     def _said(self, index: int, event: Token | ReasoningDelta | ToolCallDelta) -> bytes:
         return self.job.token(index, event) if isinstance(event, Token) else self.job.part(index, event)

@@ -31,6 +31,7 @@ from uma.http.llama_server import DEFAULTS, ERRORS, settings
 from uma.http.logprobs import Unshown, shown
 from uma.http.problem import Problem
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
+from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import timings, warnings
 from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplingParams, Temperature, Token
 
@@ -42,7 +43,7 @@ UNBOUNDED = -1
 
 
 @attrs.frozen(kw_only=True)
-class CompletionBody(Common):
+class CompletionBody(Common, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Annotated[Any, PROMPTS]
@@ -136,7 +137,7 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
         )
         for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt"))
     ]
-    return CompletionJob(
+    job = CompletionJob(
         requests,
         bool(body.stream),
         model,
@@ -146,6 +147,8 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
         fields=body.response_fields or (),
         is_list=len(requests) > 1 and not is_one_prompt(body.prompt),
     )
+    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
+    return job
 
 
 def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict: int | None) -> SamplingParams:
@@ -211,13 +214,20 @@ class CompletionJob(SseJob):
         self._n[index] += 1
         if "\n" in token.text:
             self._lines.add(index)
+        more = self.timed(index)
         if self.requests[0].sampling.logprobs is not None:
-            return sse({**self._piece(index, token), **_probabilities(self._unshown[index].take(token))})
+            more |= _probabilities(self._unshown[index].take(token))
+        if more:
+            return sse({**self._piece(index, token), **more})
         return (
             b'data: {"index":%d,"content":' % index
             + orjson.dumps(token.text)
             + (b',"tokens":[%d],"stop":false,"tokens_predicted":%d}\n\n' % (token.token_id, self._n[index]))
         )
+
+    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+        """See `Job`."""
+        return sse({"index": index, "content": "", "tokens": [], "stop": False, "tokens_predicted": 0, **told})
 
     def _piece(self, index: int, token: Token) -> dict[str, Any]:
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
@@ -375,6 +375,14 @@ class OllamaJob:
     suffix: str = attrs.field(default="", init=False)
     """What comes behind the answer, where it fills in the middle."""
     _untold: Untold = attrs.field(factory=Untold, init=False)
+
+    @property
+    def telemetry(self) -> None:
+        """See `Job`."""
+
+    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+        """See `Job`."""
+        return b""
 
     @property
     def media_type(self) -> bytes:

@@ -16,10 +16,12 @@ from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, MaxTokens, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
+from uma.http.generation import unless_gone
 from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.openai import DEFAULTS, Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.structured_outputs import StructuredBody, grammar_of
+from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.tools import (
     Calls,
     Effort,
@@ -86,8 +88,10 @@ class Conversation(StructuredBody):
 
 
 @attrs.frozen(kw_only=True)
-class ChatBody(Conversation):
+class ChatBody(Conversation, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    verbose: bool | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -105,7 +109,23 @@ class ChatBody(Conversation):
 
 async def chat_completions(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/chat/completions`."""
-    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
+    job = await http.built(partial(_job, gateway, http))
+    if job.is_verbose:
+        found = await unless_gone(http, partial(gateway.source.tokenize, job.requests[0]))
+        job.verbose = {"__verbose": {"prompt": found.text}}
+    await gateway.generate(http, job)
+
+
+async def count_tokens(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/chat/completions/input_tokens`: the prompt's tokens, as a chat with it would use them."""
+
+    def request(fields: dict[str, Any]) -> Request:
+        body = read(fields, Conversation, http)
+        gateway.names.check(body.model)
+        return Request(http.id, **prompt(gateway, body, http))
+
+    found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
+    await http.answer_json({"object": "response.input_tokens", "input_tokens": len(found.token_ids)})
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
@@ -116,7 +136,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
     request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
     is_unbounded = (body.max_completion_tokens or body.max_tokens) == -1
-    return ChatJob(
+    job = ChatJob(
         [request],
         bool(body.stream),
         f"chatcmpl-{http.id}",
@@ -124,6 +144,9 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
         include_usage=usage_wanted,
         is_unbounded=is_unbounded,
     )
+    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
+    job.is_verbose = bool(body.verbose)
+    return job
 
 
 def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
@@ -205,6 +228,8 @@ class ChatJob(ChoicesJob):
 
     kind = "chat.completion.chunk"
     text_key = b'"content":'
+    is_verbose: bool = attrs.field(default=False, init=False)
+    """Whether `verbose` is wanted."""
     _untold: defaultdict[int, Untold] = attrs.field(factory=lambda: defaultdict(Untold), init=False)
     """By choice."""
 
@@ -215,12 +240,13 @@ class ChatJob(ChoicesJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
+        more = self.timed(index)
         if self.requests[0].sampling.logprobs is None:
-            return self.piece(token.index, token.text) if token.text else b""
+            return self.piece(token.index, token.text, more) if token.text else b""
         told = self._untold[token.index].take(token)
         if not token.text:
             return b""
-        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(told))])
+        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(told))], **more)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""

@@ -21,6 +21,7 @@ from uma.http.openai import DEFAULTS, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.prompts import PROMPTS, built_with_ids, prompts
 from uma.http.structured_outputs import StructuredBody, grammar_of
+from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
 
@@ -29,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @attrs.frozen(kw_only=True)
-class CompletionBody(StructuredBody):
+class CompletionBody(StructuredBody, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Annotated[Any, PROMPTS]
@@ -74,6 +75,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
         is_unbounded=body.max_tokens == -1,
     )
     job.suffix = body.suffix or ""
+    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
     return job
 
 
@@ -139,21 +141,21 @@ class CompletionJob(ChoicesJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        place = self.place(index, token.index)
+        place, more = self.place(index, token.index), self.timed(index)
         if self.requests[0].sampling.logprobs is None:
-            return self.piece(place, token.text) if token.text else b""
-        return self._told(place, token.text, self._unshown[place].take(token))
+            return self.piece(place, token.text, more) if token.text else b""
+        return self._told(place, token.text, self._unshown[place].take(token), more)
 
-    def _told(self, place: int, text: str, positions: Sequence[Logprobs]) -> bytes:
+    def _told(self, place: int, text: str, positions: Sequence[Logprobs], more: Mapping[str, Any]) -> bytes:
         if not (text or positions):
             return b""
         form = completion_form(((each.chosen.text, each) for each in positions), self._places[place])
-        return self.chunk([_choice(place, text, logprobs=form)])
+        return self.chunk([_choice(place, text, logprobs=form)], **more)
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
         places = ((self.place(index, each.index), each) for each in finished.every_answer)
-        rest = [self._told(place, "", self._unshown[place].rest(each)) for place, each in places]
+        rest = [self._told(place, "", self._unshown[place].rest(each), {}) for place, each in places]
         return b"".join(rest) + super().finished(index, finished)
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:

@@ -37,6 +37,8 @@ class ChoicesJob(SseJob, ABC):
     include_usage: bool
     is_unbounded: bool
     """See `warnings`."""
+    verbose: Mapping[str, Any] = attrs.field(factory=dict, init=False)
+    """llama-server's `__verbose`, where it is asked for: what the model reads."""
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _frames: dict[int, tuple[bytes, bytes]] = attrs.field(factory=dict, init=False)
     """By choice, an event up to the token's text and what follows it: all of it but the text stays the same."""
@@ -49,8 +51,14 @@ class ChoicesJob(SseJob, ABC):
         """The number among all choices of an answer to the prompt `index`."""
         return index * self.requests[0].sampling.n + answer
 
-    def piece(self, place: int, text: str) -> bytes:
-        """A chunk with nothing but a piece of text."""
+    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+        """See `Job`."""
+        return self.chunk([self.delta(self.place(index, 0))], **told)
+
+    def piece(self, place: int, text: str, told: Mapping[str, Any]) -> bytes:
+        """A chunk with nothing but a piece of text, and `told`."""
+        if told:
+            return self.chunk([self.delta(place, text)], **told)
         before, after = self._frames.get(place) or self._frame(place)
         return before + orjson.dumps(text) + after
 
@@ -65,7 +73,7 @@ class ChoicesJob(SseJob, ABC):
             {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
             for each in finished.every_answer
         ]
-        account = {"timings": timings(finished), **warnings([finished], is_unbounded=self.is_unbounded)}
+        account = {**self.verbose, "timings": timings(finished), **warnings([finished], is_unbounded=self.is_unbounded)}
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])
 
     def end(self, results: Sequence[Finished]) -> bytes:
@@ -97,4 +105,4 @@ class ChoicesJob(SseJob, ABC):
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
         told = warnings(results, is_unbounded=self.is_unbounded)
-        return {"usage": Total.of(results).openai(), "timings": timings(results[0]), **told}
+        return {**self.verbose, "usage": Total.of(results).openai(), "timings": timings(results[0]), **told}

@@ -15,12 +15,14 @@ from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
 from uma.http.gateway import Gateway
+from uma.http.generation import unless_gone
 from uma.http.logprobs import Untold, entries, spelling
 from uma.http.openai import DEFAULTS, ERRORS
 from uma.http.openai_input import INPUT, messages_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
+from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.tools import (
     MAX_TOOLS,
     Effort,
@@ -75,7 +77,7 @@ Includable = Literal[
 
 
 @attrs.frozen(kw_only=True)
-class ResponsesBody(Common):
+class ResponsesBody(Common, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     input: Annotated[Any, INPUT]
@@ -96,6 +98,13 @@ class ResponsesBody(Common):
     conversation: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
+
+
+async def count_tokens(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/responses/input_tokens`: the prompt's tokens, as a response to it would use them."""
+    job = await http.built(partial(_job, gateway, http))
+    found = await unless_gone(http, partial(gateway.source.tokenize, job.requests[0]))
+    await http.answer_json({"object": "response.input_tokens", "input_tokens": len(found.token_ids)})
 
 
 async def responses(gateway: Gateway, http: Exchange) -> None:
@@ -135,7 +144,9 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         **tool_fields([tools.tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
     held = params.over(gateway.config.sampler).settled
-    return ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held, tools)
+    job = ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held, tools)
+    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
+    return job
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -186,8 +197,12 @@ class ResponsesJob(SseJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        told = self._untold.take(token)
-        return self._grown("message", token.text, logprobs=entries(told)) if token.text else b""
+        told, more = self._untold.take(token), self.timed(index)
+        return self._grown("message", token.text, logprobs=entries(told), told=more) if token.text else b""
+
+    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+        """See `Job`."""
+        return self._event("response.in_progress", response=self._response("in_progress", [], None), **told)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
@@ -202,7 +217,8 @@ class ResponsesJob(SseJob):
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         response = {**self._response(_status(finished), self._output(finished), finished), **_notes(finished)}
-        return empty + closed + self._event(kind, response=response)
+        told = {} if self.telemetry is None else {"timings": timings(finished)}
+        return empty + closed + self._event(kind, response=response, **told)
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -247,9 +263,14 @@ class ResponsesJob(SseJob):
         return item
 
     def _grown(
-        self, kind: ItemKind, text: str, call: ToolCall | None = None, logprobs: Sequence[dict[str, Any]] = ()
+        self,
+        kind: ItemKind,
+        text: str,
+        call: ToolCall | None = None,
+        logprobs: Sequence[dict[str, Any]] = (),
+        told: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """The next piece of an item's text, behind what opens the item where it is none that is open."""
+        """The next piece of an item's text, with `told`, behind what opens the item where it is none that is open."""
         last = self._items[-1] if self._is_open else None
         opened = b""
         if last is None or last.kind != kind or (call is not None and last.call_id != call.id):
@@ -263,7 +284,7 @@ class ResponsesJob(SseJob):
         if not text or kind == "custom_tool_call":  # its input is known at its end
             return opened
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
-        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more)
+        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(told or {}))
 
     def _close(self, status: str) -> bytes:
         if not self._is_open:

@@ -1,0 +1,100 @@
+"""What llama-server tells in a stream of how far and how fast it is, where a body asks: the progress of the prompt
+(`return_progress`), and timings in each chunk (`timings_per_token`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import trio
+
+POLL_SEC = 0.1
+"""Between two looks at how far a prompt has been read."""
+
+
+@attrs.frozen(kw_only=True, slots=False)  # beside another base with slots
+class TelemetryFields:
+    """The fields that ask for it. They change nothing of an answer that is no stream."""
+
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+
+
+@attrs.frozen
+class PromptState:
+    """How far a prompt is. All counts are tokens."""
+
+    total: int
+    cached: int
+    """Those that did not have to be computed."""
+    processed: int
+    """Those whose KV is there, cached ones included."""
+
+
+@attrs.define
+class Telemetry:
+    """Counts the tokens of a stream's requests. Each is known by its place among the job's."""
+
+    tells_progress: bool
+    times_tokens: bool
+    _began_at: float = attrs.field(factory=trio.current_time, init=False)
+    _prompts: dict[int, PromptState] = attrs.field(factory=dict, init=False)
+    _read_at: dict[int, float] = attrs.field(factory=dict, init=False)
+    """When the first token came."""
+    _tokens: dict[int, int] = attrs.field(factory=dict, init=False)
+
+    @classmethod
+    def of(cls, fields: TelemetryFields, *, stream: bool) -> Telemetry | None:
+        """What `fields` ask for; None where that is nothing, or the answer is no stream."""
+        progress, timings = bool(fields.return_progress), bool(fields.timings_per_token)
+        return cls(progress, timings) if stream and (progress or timings) else None
+
+    def looked(self, index: int, now: PromptState) -> Iterator[dict[str, Any]]:
+        """Members of the chunks that tell of `now`: none where nothing has changed, and the first begins with what is
+        cached.
+        """
+        before = self._prompts.get(index)
+        if before is None:
+            before = self._prompts[index] = attrs.evolve(now, processed=now.cached)
+            yield from self._told(index, before, 0.0)
+        if now.processed > before.processed:
+            self._prompts[index] = now
+            yield from self._told(index, now, 1000 * (trio.current_time() - self._began_at))
+
+    def _told(self, index: int, state: PromptState, ms: float) -> Iterator[dict[str, Any]]:
+        if self.tells_progress:
+            progress = {"total": state.total, "cache": state.cached, "processed": state.processed, "time_ms": ms}
+            yield {"prompt_progress": progress, **self._timed(index, ms)}
+
+    def token(self, index: int) -> dict[str, Any]:
+        """Members of the chunk with the next token."""
+        self._read_at.setdefault(index, trio.current_time())
+        self._tokens[index] = self._tokens.get(index, 0) + 1
+        return self._timed(index, 1000 * (self._read_at[index] - self._began_at))
+
+    def _timed(self, index: int, prompt_ms: float) -> dict[str, Any]:
+        if not self.times_tokens:
+            return {}
+        state, n = self._prompts.get(index, PromptState(0, 0, 0)), self._tokens.get(index, 0)
+        computed = state.processed - state.cached
+        predicted_ms = 1000 * (trio.current_time() - self._read_at[index]) if n else 0.0
+        return {
+            "timings": {
+                "cache_n": state.cached,
+                "prompt_n": computed,
+                "prompt_ms": prompt_ms,
+                "prompt_per_token_ms": _over(prompt_ms, computed),
+                "prompt_per_second": _over(1000.0 * computed, prompt_ms),
+                "predicted_n": n,
+                "predicted_ms": predicted_ms,
+                "predicted_per_token_ms": _over(predicted_ms, n - 1),
+                "predicted_per_second": _over(1000.0 * (n - 1), predicted_ms),
+            }
+        }
+
+
+def _over(amount: float, by: float) -> float:
+    """0 where there is nothing to divide yet."""
+    return amount / by if by > 0 and amount > 0 else 0.0
