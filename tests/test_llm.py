@@ -18,7 +18,7 @@ import psutil
 import pytest
 from script_model import write_script_model
 
-from harness import PATIENCE_SEC
+from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
@@ -330,6 +330,34 @@ def test_two_llms_work_side_by_side(tiny: Path, tmp_path: Path) -> None:
         outs = [each.generate(prompts, params(20)) for each in (one, two, one)]
     texts = [[out.outputs[0].text for out in each] for each in outs]
     assert texts[0] == texts[2] != texts[1]
+
+
+FEW_FILES = """
+import gc, os, resource
+from uma import LLM
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for left in range(16):
+    try:
+        LLM(n_ctx=512, threads=1, threads_batch=1).close()
+        print("made", flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+    gc.collect()
+    os.close(held.pop())
+"""
+
+
+def test_without_file_descriptors_for_its_thread_an_llm_is_an_error() -> None:
+    done = run_to_end(sys.executable, "-c", FEW_FILES)
+    told = done.stdout.splitlines()
+    assert told[3] == "the LLM's thread cannot start: Too many open files; raise `ulimit -n`", done.stderr
+    assert told[-1] == "made"
 
 
 def test_several_threads_share_an_llm(llm: LLM) -> None:

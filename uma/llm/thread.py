@@ -14,6 +14,7 @@ import outcome
 import trio
 
 from uma.engine import Engine
+from uma.errors import InternalError
 from uma.types import Source
 
 T = TypeVar("T")
@@ -37,11 +38,14 @@ class SourceThread:
         self._stop = trio.Event()
         self._is_ready = threading.Event()
         self._ended: outcome.Outcome[None] | None = None
-        loop: SimpleQueue[trio.lowlevel.TrioToken] = SimpleQueue()
+        loop: SimpleQueue[trio.lowlevel.TrioToken | None] = SimpleQueue()
         # A daemon: at the interpreter's end the finalizer stops it; a thread that is none would be waited for first.
         self._thread = threading.Thread(target=self._run, args=(loop,), name="uma-llm", daemon=True)
         self._thread.start()
-        self._token = loop.get()
+        token = loop.get()
+        if token is None:
+            raise self._why_no_loop()
+        self._token = token
         try:
             self._is_ready.wait()
         except BaseException:
@@ -142,11 +146,21 @@ class SourceThread:
             return self._ended.error
         return ValueError("this LLM is closed")
 
-    def _run(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
+    def _why_no_loop(self) -> Exception:
+        """Why Trio could not start, mostly for want of file descriptors."""
+        self._thread.join()
+        assert isinstance(self._ended, outcome.Error)
+        error = self._ended.error
+        if isinstance(error, OSError):
+            return OSError(error.errno, f"the LLM's thread cannot start: {error.strerror}; raise `ulimit -n`")
+        return InternalError(f"the LLM's thread cannot start ({type(error).__name__}: {error})")
+
+    def _run(self, loop: SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
         self._ended = outcome.capture(trio.run, self._serve, loop)
+        loop.put(None)  # read only where there was no loop
         self._is_ready.set()
 
-    async def _serve(self, loop: SimpleQueue[trio.lowlevel.TrioToken]) -> None:
+    async def _serve(self, loop: SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
         self._is_open = False
         loop.put(trio.lowlevel.current_trio_token())
         async with self._opened() as self.source, trio.open_nursery() as self._nursery:
