@@ -137,6 +137,44 @@ async def test_a_smaller_capacity_is_kept_to_from_the_start(tmp_path: Path) -> N
     assert files(tmp_path) == []
 
 
+async def test_servers_that_share_a_folder_keep_to_one_bound(tmp_path: Path) -> None:
+    one, other = await tier(tmp_path), await tier(tmp_path, identity=OTHERS)
+    for number in range(4):
+        await one.write(snapshot(number))
+        await other.write(snapshot(number))
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 350 * KB
+    assert {await has(each, 3) for each in (one, other)} == {True}, "what was written last stays"
+
+
+async def test_what_one_server_has_written_is_found_by_another_of_the_same_model(tmp_path: Path) -> None:
+    one, other = await tier(tmp_path), await tier(tmp_path)
+    await one.write(snapshot(1))
+    await other.write(snapshot(2))
+    assert await has(other, 1)
+
+
+async def test_a_file_that_another_server_uses_stays(tmp_path: Path) -> None:
+    one, other = await tier(tmp_path), await tier(tmp_path)
+    await one.write(snapshot(1))
+    used(files(tmp_path)[0], 60)
+    await one.write(snapshot(2))
+    await other.write(snapshot(3))
+    assert await has(other, 1)
+    await one.write(snapshot(4))
+    assert await has(await tier(tmp_path), 1) and not await has(await tier(tmp_path), 2)
+
+
+async def test_a_file_that_was_torn_when_the_machine_stopped_is_found_out_and_removed(tmp_path: Path) -> None:
+    await (await tier(tmp_path)).write(snapshot(1))
+    (path,) = files(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(-10 * KB, os.SEEK_END)
+        file.write(bytes(10 * KB))
+    disk = await tier(tmp_path)
+    assert not await has(disk, 1)
+    assert not files(tmp_path) and disk.size_bytes == 0
+
+
 async def test_snapshots_that_wait_for_a_slow_disk_are_bounded_and_those_dropped_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,7 +76,9 @@ class _Entry(_File):
 class DiskTier:
     """Snapshots in `FOLDER` in a folder, up to `capacity_bytes`; the file that was used longest ago is evicted first.
 
-    All files there count, also those of other models and other versions of llama.cpp, and are evicted alike.
+    All files there count, also those of other models and other versions of llama.cpp, and are evicted alike. Several
+    servers can share the folder: each looks at it again after every file that it writes, so the bound is that of all
+    files, exceeded at most by those that are written at that moment.
     `identity` is everything a snapshot depends on; `exact_ends` as for the `SnapshotStore`; what is larger than
     `most_read_bytes` has no place in memory and is never read. Belongs to the Trio thread.
     Raises `ConfigError` where the folder cannot be used.
@@ -113,7 +115,7 @@ class DiskTier:
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
-        for file in await trio.to_thread.run_sync(self._scan):
+        for file in await trio.to_thread.run_sync(self._new_files, frozenset[Path]()):
             self._keep(file)
 
     def fits(self, snapshot: Snapshot) -> bool:
@@ -140,7 +142,7 @@ class DiskTier:
                 return None
             snapshot = await trio.to_thread.run_sync(self._read, entry)
             if snapshot is None:
-                self._forget(entry)
+                self._remove(entry)
             else:
                 entry.snapshot = weakref.ref(snapshot)
             return snapshot
@@ -158,7 +160,9 @@ class DiskTier:
         if self._entries.has(snapshot.tokens):
             return
         try:
-            self._keep(await trio.to_thread.run_sync(self._write, snapshot))
+            written = await trio.to_thread.run_sync(self._write, snapshot)
+            await self._see_other_servers(written)
+            self._keep(written)
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
@@ -166,6 +170,23 @@ class DiskTier:
         for entry, size in [] if self._exact_ends else list(self._entries.beginnings(snapshot.tokens)):
             if size < len(snapshot.tokens):
                 self._remove(entry)
+
+    async def _see_other_servers(self, written: _Entry) -> None:
+        """Take in what other servers have written, used and removed meanwhile."""
+        known = frozenset((*self._files, written.path))
+        new = await trio.to_thread.run_sync(self._new_files, known)
+        times = await trio.to_thread.run_sync(_times, list(self._files))
+        for path, used_at in times.items():
+            file = self._files.get(path)
+            if file is None:
+                continue
+            if used_at is None:
+                self._forget(file)
+            elif used_at > file.used_at:
+                file.used_at = used_at
+                self._files.move_to_end(path)
+        for file in new:
+            self._keep(file)
 
     def _keep(self, file: _File) -> None:
         """Take a file in; the ones used longest ago are evicted until all fit."""
@@ -194,10 +215,14 @@ class DiskTier:
         except OSError as error:
             _log.warning("cache_dir: %s could not be removed: %s", file.path, error)
 
-    def _scan(self) -> list[_File]:
-        """What the folder holds, the file used longest ago first. What is no plain file of ours stays as it is."""
+    def _new_files(self, known: frozenset[Path]) -> list[_File]:
+        """What the folder holds beside `known`, the file used longest ago first. What is no plain file of ours stays as
+        it is.
+        """
         found: list[_File] = []
         for path in self._folder.iterdir():
+            if path in known:
+                continue
             try:
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
@@ -206,6 +231,8 @@ class DiskTier:
                     found.append(self._read_header(path, status) or _File(path, status.st_size, status.st_mtime))
                 elif path.suffix == PART_SUFFIX and time.time() - status.st_mtime > PART_AGE_SEC:
                     path.unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue  # another server has removed it
             except OSError as error:
                 _log.warning("cache_dir: %s is ignored: %s", path, error)
         return sorted(found, key=lambda each: each.used_at)
@@ -261,7 +288,9 @@ class DiskTier:
         }
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
-        # Written aside and renamed: a snapshot is there whole or not at all, also when the machine stops.
+        # Written aside and renamed: what this process has not written whole is never found. When the machine stops,
+        # data can be missing behind the new name; then the checksum differs. To wait for the disk would gain a cache
+        # nothing.
         with tempfile.NamedTemporaryFile(dir=self._folder, suffix=PART_SUFFIX, delete=False) as file:
             try:
                 for piece in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens):
@@ -273,7 +302,19 @@ class DiskTier:
                 Path(file.name).unlink(missing_ok=True)
                 raise
         snapshot.is_on_disk = True
-        return _Entry(path, path.stat().st_size, tokens=snapshot.tokens, snapshot=weakref.ref(snapshot))
+        status = path.stat()
+        return _Entry(path, status.st_size, status.st_mtime, tokens=snapshot.tokens, snapshot=weakref.ref(snapshot))
+
+
+def _times(paths: list[Path]) -> dict[Path, float | None]:
+    """When each file was used last; None where it is gone."""
+    found: dict[Path, float | None] = {}
+    for path in paths:
+        try:
+            found[path] = path.stat().st_mtime
+        except OSError:
+            found[path] = None
+    return found
 
 
 def _token_bytes(count: object, most: int) -> int:
