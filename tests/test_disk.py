@@ -16,7 +16,8 @@ from uma.engine.kv.disk import FOLDER, PART_AGE_SEC, PART_SUFFIX, DiskTier
 from uma.engine.kv.snapshots import Snapshot
 from uma.errors import ConfigError
 
-MINE, OTHERS = {"model": "mine"}, {"model": "another"}
+MINE: dict[str, str | int] = {"model": "mine"}
+OTHERS: dict[str, str | int] = {"model": "another"}
 KB = 1024
 
 
@@ -94,7 +95,7 @@ async def test_its_folder_is_the_users_alone(tmp_path: Path) -> None:
 
 
 async def test_files_of_other_models_count_and_are_evicted_like_its_own(tmp_path: Path) -> None:
-    other = await tier(tmp_path, identity=dict(OTHERS))
+    other = await tier(tmp_path, identity=OTHERS)
     for number in (1, 2):
         await other.write(snapshot(number))
     for path in files(tmp_path):

@@ -13,7 +13,7 @@ from engine_world import Answer, answer, ask, config_for, tokens_for
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import STRIDE_STEPS
-from uma.engine.kv import leaving, pool
+from uma.engine.kv import leaving
 from uma.engine.policy.layout import AttentionCost
 from uma.engine.policy.leaving import Leaving
 from uma.llama.batch import Batch
@@ -83,7 +83,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     monkeypatch.setattr("uma.engine.open.Context", WatchedContext)
     monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", 0)
-    monkeypatch.setattr(pool, "MOST_PLAIN_TOKENS", 2_048)
     # Copies of idle times come later than anything here.
     monkeypatch.setattr("uma.engine.worker.loop.IDLE_SEC", 3_600.0)
     return found

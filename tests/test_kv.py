@@ -396,8 +396,9 @@ class TestCarrying:
         assert pool.store.covers(self.cached)
 
     def test_cache_that_holds_little_more_than_running_sequences_is_worth_no_snapshot(
-        self, pool: KvPool, context: FakeContext
+        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(kv, "WORTH_RESTORING_TOKENS", 61)
         self.carry(pool, context, unified=True, most_cache=0)
         assert not len(pool.store), "all but its end is carried over"
 
@@ -522,7 +523,6 @@ class TestCacheThatLeavesEarly:
     def test_no_more_is_copied_at_a_time_than_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
         self.slow(monkeypatch)
-        monkeypatch.setattr(kv, "MOST_PLAIN_TOKENS", 1_000)
         other = array("i", range(3_000, 3_100))
         self.run(pool, context, other)
         pool.acquire(self.other, 3.0)

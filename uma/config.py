@@ -156,7 +156,9 @@ class RuntimeConfig:
     )
 
     cache_tokens: Annotated[int, Range(-1)] = setting(
-        -1, "finished prefixes kept in KV cells, where they cost every stream a little; -1: chosen from n_ctx", "tokens"
+        -1,
+        "finished prefixes kept in KV cells, where they cost every stream a little; 0: none, -1: chosen from n_ctx",
+        "tokens",
     )
     cache_ram_mb: Annotated[int, Range(-1)] = setting(
         -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"

@@ -404,9 +404,11 @@ def map_above_bytes(config: RuntimeConfig) -> float:
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:
-    """Cells that can hold nothing but cache."""
+    """Cells that can hold nothing but cache. Where memory keeps none, all can: what left them would be lost."""
     if config.cache_tokens >= 0:
         return config.cache_tokens
+    if config.cache_ram_mb == 0:
+        return context.n_ctx
     return max(LEAST_CACHE_TOKENS, context.n_ctx // CACHE_SHARE)
 
 

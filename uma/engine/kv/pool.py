@@ -23,8 +23,6 @@ from uma.llama.context import Context
 PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
-MOST_PLAIN_TOKENS = 256
-"""Maximum cells of cache in which prefixes stay that are short and unused so far, or have a snapshot."""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
 MOST_CARRIED_CACHE = 4_096
@@ -45,7 +43,9 @@ class KvPool:
     """Hands out sequence ids and cells, and keeps finished sequences as cache for as long as there is room.
 
     `cache_cells` bounds the cells that hold nothing but cache: attention walks over every cell in use, also those that
-    are masked, so cache in cells costs every decoding stream a little, and a snapshot costs no stream anything.
+    are masked, so cache in cells costs every decoding stream a little, and a snapshot costs no stream anything. With 0
+    nothing stays in cells, and where the store keeps nothing either there is no cache: only sequences that run at the
+    same time share what they have in common.
     With `leaves_early` cache that can be copied quickly leaves its cells as soon as a sequence begins that has no use
     for it. On a CPU that is worth most to a short sequence: with fewer than 512 cells llama.cpp's threads share the
     heads of attention, with more they share the cells, and masked cells leave some threads without work (100 M
@@ -252,27 +252,33 @@ class KvPool:
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
         """The sequence ends; with `keep` what it computed stays as cache."""
-        keep = keep and self.shares and holding.tip.end >= LEAST_SHARED_TOKENS
+        keep = keep and self.shares and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         self.trim_cache()
 
+    @property
+    def _is_off(self) -> bool:
+        """Whether neither cells nor memory keep what has ended."""
+        return self._cache_cells == 0 and not self.store.is_enabled
+
     def trim_cache(self, until: Callable[[], bool] | None = None) -> None:
-        """Let cache beyond `cache_cells` leave its cells, the oldest first, if it is not lost by it.
+        """Let cache beyond `cache_cells` leave its cells, the oldest first, for memory.
 
         With `until` no further sequence leaves once that is true: to free the cells of hundreds takes longer than a
         request can wait.
 
-        What is worth a snapshot that cannot be taken now stays until there is time or the room is needed; and what was
-        used last stays: it is the conversation that goes on.
+        A sequence whose snapshot cannot be taken now stays until there is time or the room is needed. What was used
+        last stays: it is the conversation that goes on. In a buffer of its own cache is in no other sequence's way, and
+        stays. With no cells for cache all of it leaves.
         """
-        if not (self.cells.is_unified and self.store.is_enabled):
+        if self._cache_cells and not self.cells.is_unified:
             return
-        newest = self.tree.newest()
+        newest = self.tree.newest() if self._cache_cells else None
         for seq_id in self.tree.leaves():
-            node = self.tree.cached[seq_id]
-            most = self._cache_cells if self._is_worth_saving(node) else min(self._cache_cells, MOST_PLAIN_TOKENS)
-            excess = self.tree.evictable_tokens - most
-            if excess > 0 and seq_id != newest and self._save_before_drop(seq_id):
+            excess = self.tree.evictable_tokens - self._cache_cells
+            if excess <= 0:
+                return
+            if seq_id != newest and self._save_before_drop(seq_id):
                 self.tree.shorten(seq_id, excess)
                 if until is not None and until():
                     return
@@ -353,17 +359,16 @@ class KvPool:
                 self.store.add(self._snapshot_of(seq_id))
 
     def _is_snapshot_taken(self, seq_id: int, saves: int) -> bool:
-        """Take a snapshot of a cached sequence whose cells go, where it is worth it for so many of its tokens."""
+        """Take a snapshot of a cached sequence whose cells go, where that would save so many tokens."""
         node = self.tree.cached[seq_id]
-        reuses = max(1, node.reuses)
-        if not self.store.accepts(node.whole(), saves, reuses):
+        if saves < WORTH_RESTORING_TOKENS or self.store.covers(node.whole()):
             return False
         size = self.cells.state_size(seq_id)
-        is_placed = self.store.has_place_for(size, node.end, reuses, node.used_at)
-        return is_placed and self.store.add(self._snapshot_of(seq_id))
+        is_placed = self.store.has_place_for(size, node.end, max(1, node.reuses), node.used_at)
+        return is_placed and self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
 
     def _is_worth_saving(self, node: Node) -> bool:
-        """Whether dropping a cached end would lose more than computing it again costs.
+        """Whether a cached end is worth a snapshot before its cells are needed, and a place on disk.
 
         Cells that another id shares are not lost: the part that counts begins behind them.
         """
@@ -395,17 +400,21 @@ class KvPool:
             cells -= before - self.used_cells
 
     def _save_before_drop(self, seq_id: int) -> bool:
-        """Take a snapshot of a cached sequence that is about to go. Whether what is worth keeping is kept."""
+        """Take a snapshot of a cached sequence that is about to go.
+
+        Whether it can go: False where there is no time for the snapshot now.
+        """
         node = self.tree.cached[seq_id]
-        if not self._is_worth_saving(node):
+        saves = node.end - node.alone()[-1].start
+        if saves < WORTH_RESTORING_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
             return True
         is_large = node.end * self.cells.bytes_per_token > MOST_STALL_BYTES
         if self.cells.waits_for_copy(seq_id) or (self.has_decoding_rows and is_large):
             return False
         size = self.cells.state_size(seq_id)
-        if not self.store.has_place_for(size, node.end, node.reuses, node.used_at):
-            return True
-        return self.store.add(self._snapshot_of(seq_id))
+        if self.store.has_place_for(size, node.end, node.reuses, node.used_at):
+            self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
+        return True
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""

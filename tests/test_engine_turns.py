@@ -1,0 +1,68 @@
+"""What programs that take turns on one engine read again: their own conversations stay, in cells or in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_world import answer, ask, config_for, settled, tokens_for
+from reference import real_model
+
+from uma.config import RuntimeConfig
+from uma.engine import Engine, open_engine
+
+PROGRAMS, TURNS, FEW_TURNS = 3, 6, 3
+SYSTEM_TOKENS, TURN_TOKENS = 400, 60
+
+
+async def read_in_turns(engine: Engine, answer_tokens: int, turns: int = TURNS) -> tuple[int, int]:
+    """Each program asks its next question once the others have had their answers.
+
+    Returns the prompt tokens that were computed, and those that no request had computed before.
+    """
+    system = tokens_for(0, SYSTEM_TOKENS)
+    talks = [system] * PROGRAMS
+    read, new = 0, SYSTEM_TOKENS
+    for turn in range(turns):
+        for program in range(PROGRAMS):
+            prompt = (*talks[program], *tokens_for(1 + TURNS * program + turn, TURN_TOKENS))
+            got = await answer(engine, ask(prompt, answer_tokens))
+            usage = got.finished.usage
+            read += usage.prompt_tokens - usage.cached_tokens
+            new += TURN_TOKENS
+            talks[program] = (*prompt, *got.token_ids)
+    return read, new
+
+
+def assert_little_is_read_again(read: int, new: int) -> None:
+    # The last token of an answer is given and not computed, and a beginning in common by chance is found.
+    assert read <= new + PROGRAMS * TURNS + 8, f"{read} tokens read where {new} are new"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"cache_tokens": 1_024}, {"cache_tokens": 0}, {"cache_ram_mb": 0}, {"kv_unified": "on"}],
+    ids=["by default", "with few cells for cache", "in memory alone", "in cells alone", "in one buffer"],
+)
+async def test_programs_with_one_system_prompt_read_none_of_their_own_turns_again(
+    tiny: Path, settings: dict[str, Any]
+) -> None:
+    async with open_engine(config_for(tiny, **({"n_ctx": 8_192, "cache_ram_mb": 256} | settings))) as engine:
+        assert_little_is_read_again(*await read_in_turns(engine, answer_tokens=40))
+
+
+async def test_nor_do_they_with_a_real_model() -> None:
+    config = RuntimeConfig(model=str(real_model("smollm2")), n_ctx=8_192, n_gpu_layers=0, threads=1, threads_batch=1)
+    async with open_engine(config) as engine:
+        assert_little_is_read_again(*await read_in_turns(engine, answer_tokens=4, turns=FEW_TURNS))
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_a_cache_that_is_switched_off_keeps_nothing(tiny: Path, layout: str) -> None:
+    config = config_for(tiny, cache_tokens=0, cache_ram_mb=0, kv_unified=layout, max_sequences=2)
+    async with open_engine(config) as engine:
+        for _ in range(2):
+            got = await answer(engine, ask(tokens_for(1, 300)))
+            assert got.finished.usage.cached_tokens == 0
+            assert (await settled(engine))["kv_cells_used"] == 0
