@@ -278,6 +278,10 @@ def write_sentence_pieces(path: Path, text: str, unknown: str = "") -> Path:
 
 
 COMMON_WORDS = "the and to was in her his she he they of it that said day you with had little for on very is one"
+COMMON_PAIRS = (
+    "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro ic "
+    "ne ea ra ce li ch ll be ma si om ur us im |> <|"
+)
 FILL_IN = {"fim_pre": "<PRE>", "fim_suf": "<SUF>", "fim_mid": "<MID>", "fim_rep": "<REP>", "fim_sep": "<SEP>"}
 """GGUF's names of the tokens for filling in the middle, and how `write_word_model` spells them."""
 
@@ -298,7 +302,7 @@ def write_word_model(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     beginnings = [f"\u2581{word[:end]}" for word in COMMON_WORDS.split() for end in range(1, len(word) + 1)]
-    pieces = list(dict.fromkeys(["\u2581", *map(chr, range(33, 127)), *beginnings]))
+    pieces = list(dict.fromkeys(["\u2581", *map(chr, range(33, 127)), *COMMON_PAIRS.split(), *beginnings]))
     marks = dict(fill_in or {})
     kinds = gguf.TokenType
     first, last = 3 + 256, 3 + 256 + len(pieces)

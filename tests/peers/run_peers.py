@@ -89,6 +89,7 @@ def run(folder: Path, tests: Sequence[str], words: str = "", llama_server: Path 
 
 def copy_tests(source: Path, folder: Path, tree: Path) -> None:
     """Copy the tests, with `LOOKS` in place of numbers that depend on the model. Their paths to templates hold."""
+    folder.mkdir(exist_ok=True)
     shutil.copytree(source / "tools" / "server" / "tests", tree)
     (tree / "conftest.py").unlink()
     (folder / "models").symlink_to(source / "models")

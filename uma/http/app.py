@@ -95,6 +95,14 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
 )
 
+_LEFT_OUT = {
+    "/slots/": "no slot is saved or erased: prefixes are found by their tokens, with --cache-dir after a restart too",
+    "/lora-adapters": "there are no LoRA adapters: merge one into the model's file",
+    "/models/": "one server has one model: start another one for another model",
+    "/cors-proxy": "other servers' answers are not fetched for a page",
+    "/predict": "each request has a body of its own; ask /v1/chat/completions",
+}
+"""Beginnings of llama-server's paths that are not here, and why."""
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs"))
 _LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, llama_server_completion, llama_server_embeddings))
 _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
@@ -173,6 +181,8 @@ async def _tell_fault(http: Exchange) -> None:
 
 def _advice(path: str) -> str:
     """What to ask instead of a path that there is not."""
+    if (left_out := next((each for each in _LEFT_OUT if path.startswith(each)), None)) is not None:
+        return f"; {_LEFT_OUT[left_out]}"
     if path.startswith(_OLLAMAS_MODELS):
         return "; models are not managed over HTTP: this server has the one of `uma run --model`, see /api/tags"
     known = [each for _, each, _ in ENDPOINTS if "{" not in each]
