@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
-from engine_world import answer, ask, config_for, settled, tokens_for
+from engine_world import answer, answers, ask, config_for, settled, tokens_for
 from reference import real_model
 
 from uma.config import RuntimeConfig
@@ -66,3 +67,20 @@ async def test_a_cache_that_is_switched_off_keeps_nothing(tiny: Path, layout: st
             got = await answer(engine, ask(tokens_for(1, 300)))
             assert got.finished.usage.cached_tokens == 0
             assert (await settled(engine))["kv_cells_used"] == 0
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_a_prompt_that_asks_for_no_cache_is_computed_whole(tiny: Path, tmp_path: Path, layout: str) -> None:
+    config = config_for(tiny, kv_unified=layout, max_sequences=2, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
+    request = ask(tokens_for(1, 300))
+    apart = attrs.evolve(request, id="b", cache_prompt=False)
+    async with open_engine(config) as engine:
+        await answer(engine, request)
+        found = (await answer(engine, request)).finished.usage.cached_tokens
+        assert found > 200
+        alone = await answer(engine, apart)
+        beside = await answers(engine, [request, apart])
+        assert [each.finished.usage.cached_tokens for each in (alone, beside[1])] == [0, 0]
+        assert beside[0].finished.usage.cached_tokens > 200, "what it computes stays for others"
+    async with open_engine(config) as engine:
+        assert (await answer(engine, apart)).finished.usage.cached_tokens == 0, "nor from the disk"

@@ -246,7 +246,12 @@ def test_lane_targets_and_pace_reach_the_engine_from_the_body_and_from_headers(
     noted: tuple[int, list[Request]], path: str
 ) -> None:
     port, given = noted
-    fields = {"priority": 1, "pace": "off", "slo": {"target_ttft_ms": 60_000, "target_tbt_ms": 70}}
+    fields = {
+        "priority": 1,
+        "pace": "off",
+        "cache_prompt": False,
+        "slo": {"target_ttft_ms": 60_000, "target_tbt_ms": 70},
+    }
     headers = {"x-uma-priority": "1", "x-uma-pace": "off"}
     headers |= {"x-uma-target-ttft-ms": "60000", "x-uma-target-tbt-ms": "70"}
     body = GENERATING.get(path, GENERATING["/v1/chat/completions"])
@@ -258,6 +263,7 @@ def test_lane_targets_and_pace_reach_the_engine_from_the_body_and_from_headers(
         assert raw.ask("POST", path, body, **{"x-uma-pace": "slow"}).status == 400
     finally:
         raw.close()
+    assert [request.cache_prompt for request in given[-3:]] == [False, True, False]
     for request in given[-3:]:
         assert (request.priority, request.pace, request.slo) == (1, "off", Slo(60_000, 70))
 

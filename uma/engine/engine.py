@@ -143,7 +143,8 @@ class Engine:
             report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
             grammar, forced = await self._grammar(asked, tokens)
-            await self._fetch_from_disk(tokens)
+            if request.cache_prompt:
+                await self._fetch_from_disk(tokens)
             # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
             self._check_open()
             self._gate.check_queue(request.priority)

@@ -56,6 +56,7 @@ class Common:
     priority: Lane | None = None
     slo: Slo | None = None
     pace: Pace | None = None
+    cache_prompt: bool | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
     min_p: Share | None = None
@@ -169,13 +170,20 @@ def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:
 
 
 def urgency(body: Common, http: Exchange) -> dict[str, Any]:
-    """The fields of a `Request` by which it is scheduled and paced: from the body, else the headers, else the defaults.
+    """The fields of a `Request` by which it is scheduled, paced and cached: from the body, else the headers, else the
+    defaults.
 
     Raises `BadRequest` where a header is no number in its range, or no word.
     """
     asked = body.slo or Slo()
     slo = Slo(asked.target_ttft_ms or _header_ms(http, _TTFT), asked.target_tbt_ms or _header_ms(http, _TBT))
-    return {"priority": lane(body.priority, http), "slo": slo, "pace": body.pace or _header_pace(http)}
+    pace = body.pace or _header_pace(http)
+    return {
+        "priority": lane(body.priority, http),
+        "slo": slo,
+        "pace": pace,
+        "cache_prompt": body.cache_prompt is not False,
+    }
 
 
 def lane(priority: Lane | None, http: Exchange) -> Lane:

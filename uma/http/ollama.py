@@ -272,13 +272,13 @@ _UNLOAD = (0, "0", "0s", "0m", "0h")
 
 
 def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
-    """UMA's `priority`, `slo` and `pace` can stand beside the options too."""
+    """UMA's own fields can stand beside the options too."""
     options = fields.get("options")
     if options is None:
         options = {}
     if not isinstance(options, dict):
         return fields
-    moved = {name: fields[name] for name in ("priority", "slo", "pace") if name in fields}
+    moved = {name: fields[name] for name in ("priority", "slo", "pace", "cache_prompt") if name in fields}
     return {**fields, "options": {**options, **moved}}
 
 

@@ -240,7 +240,11 @@ class Sequence:
 
     @property
     def reusable(self) -> array[int]:
-        """Of its tokens those that can come from the cache, and one more: all, unless logits are still to be read."""
+        """Of its tokens those that can come from the cache, and one more: all, unless logits are still to be read or it
+        asks for none.
+        """
+        if not self.request.cache_prompt and not self.generated:
+            return self.tokens[:1]
         report = self.report
         return self.tokens if report is None or not self.unread else self.tokens[: report.read + 1]
 
