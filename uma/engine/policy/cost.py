@@ -301,6 +301,10 @@ class CostModel:
         """Whether a chunk of about so many tokens was seen."""
         return self._chunks.has_seen(tokens)
 
+    def is_sure_of(self, tokens: int) -> bool:
+        """Whether a chunk of about so many tokens was seen often enough to be believed."""
+        return self._chunks.is_sure(tokens)
+
     def has_read_rest(self, tokens: int) -> bool:
         """Whether what fewer tokens than a tile take was seen, of about so many."""
         return self._chunks.has_seen(tokens) if tokens in SIZES else self._chunks.has_seen_below(tokens)

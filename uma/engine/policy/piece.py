@@ -160,7 +160,8 @@ class PieceSizes:
         long as the usual piece, which is a quarter of `slo_ttft_ms`.
 
         For so long the next request waits, and the reader is not told how far its prompt is. Deep in a prompt a tile,
-        or a last part of one, is read whole up to `MOST_PATIENT`.
+        or a last part of one, is read whole up to `MOST_PATIENT`. Within that the next size is tried while it was seen
+        too seldom to be believed, and now and then: in proportion to a smaller one, it mostly takes less.
         """
         if not self._cost.knows_prefill:
             return targets.start_chunk_tokens
@@ -170,7 +171,11 @@ class PieceSizes:
         if prompts.position(whole) >= TILE_TOKENS and prompts.ms(whole) <= MOST_PATIENT * usual_ms:
             tokens = whole
         sizes = (*(size for size in SIZES if size < wanted), wanted)
-        return max(tokens, *(size for size in sizes if prompts.ms(size) <= PATIENT * usual_ms), 0)
+        tokens = max(tokens, *(size for size in sizes if prompts.ms(size) <= PATIENT * usual_ms), 0)
+        larger = next((size for size in sizes if size > tokens), tokens)
+        self._limited += larger > tokens
+        is_due = self._limited % TRY_LARGER_EVERY == 0 or not self._cost.is_sure_of(larger)
+        return larger if is_due and prompts.ms(tokens) * larger / tokens <= MOST_PATIENT * usual_ms else tokens
 
     def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int, most: int) -> Piece:
         """The piece of at most `most` tokens that reads most a millisecond of those that no reader has to wait for."""
