@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from harness import ServerProcess, run_to_end, uma_command
+from harness import RunInProcess, ServerProcess, run_to_end, uma_command
 from uma.cli.answer_options import ANSWER_FIELDS
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, Parser, build_parser
@@ -222,3 +222,16 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main([]) == 2
     assert "generate" in capsys.readouterr().err
+
+
+def test_a_worker_s_planes_are_those_of_dynamo_s_variables(
+    uma_here: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+    monkeypatch.setenv("DYN_REQUEST_PLANE", "nats")
+    options = build_parser().parse_args(["worker", "--request-plane", "tcp"])
+    assert (options.discovery_backend, options.request_plane, options.event_plane) == ("file", "tcp", "zmq")
+    monkeypatch.setenv("DYN_EVENT_PLANE", "pigeons")
+    done = uma_here("worker")
+    assert done.returncode == 2
+    assert b"DYN_EVENT_PLANE: 'pigeons' must be one of zmq, nats" in done.stderr

@@ -22,7 +22,8 @@ from uma.contracts.load import (
 )
 
 FIGURES: dict[str, Any] = {
-    "active_sequences": 3, "queued_requests": 2, "kv_cells_used": 33, "kv_cells_total": 256, "cache_hit_rate": 0.25,
+    "active_sequences": 3, "queued_requests": 2, "kv_cells_used": 43, "kv_cells_total": 256, "cache_hit_rate": 0.25,
+    "cache_evictable_size": 10,
 }  # fmt: skip
 ENGINE = EngineStats(5, 2, 1, 60, 1.0, 2.0, 3.0, 2, 256, 3)
 CACHE = CacheStats(0.25, 1, 3, 10, 20, 30, 40, 0, 2)
@@ -31,9 +32,15 @@ REPORT = report_of(
 )
 
 
-def test_a_block_counts_as_soon_as_one_of_its_cells_is_used() -> None:
+def test_a_block_counts_as_soon_as_a_running_request_holds_one_of_its_cells() -> None:
     made = report_of(FIGURES, worker_id=7, timestamp_ms=1_000_000, total_slots=8, block_size=16)
     assert made == LoadReport(7, 1_000_000, WorkerStats(3, 8, 2), KvStats(3, 16, 33 / 256, 0.25))
+
+
+def test_cells_of_nothing_but_cache_are_free() -> None:
+    idle = FIGURES | {"active_sequences": 0, "kv_cells_used": 100, "cache_evictable_size": 100}
+    made = report_of(idle, worker_id=7, timestamp_ms=1_000_000, total_slots=8, block_size=16)
+    assert made.kv_stats == KvStats(0, 16, 0.0, 0.25)
 
 
 @pytest.mark.parametrize(("age_ms", "expected"), [(0, False), (5_000, False), (5_001, True)])

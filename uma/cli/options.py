@@ -23,6 +23,21 @@ from uma.types import SAMPLER_FIELDS, SamplingParams
 GATEWAY = HTTP | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec", "log_level", "log_file"}
 """Settings that `uma gateway` has a use for."""
 
+DYNAMO_PLANES: Mapping[str, tuple[str, tuple[str, ...]]] = types.MappingProxyType(
+    {
+        "discovery-backend": ("etcd", ("etcd", "file", "kubernetes", "mem")),
+        "request-plane": ("tcp", ("tcp", "nats")),
+        "event-plane": ("zmq", ("zmq", "nats")),
+    }
+)
+"""Options of `uma worker` that Dynamo has variables for, too: each with its default and the words it can be."""
+
+
+def plane_variable(name: str) -> str:
+    """Dynamo's own variable for one of `DYNAMO_PLANES`."""
+    return f"DYN_{name.replace('-', '_').upper()}"
+
+
 SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t"})
 """Short forms of options, as llama.cpp's own programs have them."""
 

@@ -7,6 +7,7 @@ The work of a command is in the module of its name, imported only when it is cal
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import attrs
 from uma.cli import say
 from uma.cli.answer_options import add_answer
 from uma.cli.harmless import harmless
-from uma.cli.options import GATEWAY, SAMPLING, add_sampling, add_settings
+from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
 from uma.config import SERVER_ONLY, nearest, settings
 from uma.version import __version__
 
@@ -303,16 +304,13 @@ def _describe_worker(parser: argparse.ArgumentParser) -> None:
         default="127.0.0.1",
         help="name or address for other machines (default: 127.0.0.1)",
     )
-    for name, default, choices in (
-        ("discovery-backend", "etcd", ("etcd", "file", "kubernetes", "mem")),
-        ("request-plane", "tcp", ("tcp", "nats")),
-        ("event-plane", "zmq", ("zmq", "nats")),
-    ):
+    for name, (default, choices) in DYNAMO_PLANES.items():
+        variable = plane_variable(name)
         parser.add_argument(
             f"--{name}",
             choices=choices,
-            default=default,
-            help=f"Dynamo's {name.replace('-', ' ')} (default: {default})",
+            default=os.environ.get(variable) or default,
+            help=f"Dynamo's {name.replace('-', ' ')} (default: ${variable}, else {default})",
         )
     add_settings(parser, leave_out=SERVER_ONLY)
 

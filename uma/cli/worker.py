@@ -8,7 +8,7 @@ import socket
 from ipaddress import ip_address
 
 from uma.cli import say
-from uma.cli.options import load_settings
+from uma.cli.options import DYNAMO_PLANES, load_settings, plane_variable
 from uma.errors import ConfigError
 
 INSTALL = "pip install '.[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
@@ -21,6 +21,8 @@ def main(options: argparse.Namespace) -> int:
     if options.block_size < 1:
         raise ConfigError(f"--block-size: {options.block_size} must be 1 or more")
     _check_system_port(os.environ.get("DYN_SYSTEM_PORT"))
+    for name, (_, choices) in DYNAMO_PLANES.items():
+        _check_plane(plane_variable(name), getattr(options, name.replace("-", "_")), choices)
     address = address_of(options.host)
     try:
         from uma.bridges.dynamo.worker import WorkerOptions, run_worker  # noqa: PLC0415
@@ -61,6 +63,12 @@ def address_of(host: str) -> str:
     if ip_address(address).is_loopback and host not in ("localhost", address):
         say.warn(f"--host: {host} is {address} here, which no other machine reaches; give the machine's own address")
     return address
+
+
+def _check_plane(variable: str, value: str, choices: tuple[str, ...]) -> None:
+    """An option is checked as it is read; what is none of the words came by Dynamo's variable."""
+    if value not in choices:
+        raise ConfigError(f"{variable}: {value!r} must be one of {', '.join(choices)}")
 
 
 def _check_system_port(value: str | None) -> None:

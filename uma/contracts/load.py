@@ -33,7 +33,9 @@ class WorkerStats:
 
 @attrs.frozen
 class KvStats:
-    """KV blocks of one worker; a block counts as soon as one of its cells is in use."""
+    """KV blocks of one worker that running requests hold; a block counts as soon as one of its cells does.
+
+    Cells that hold nothing but cached prefixes are free for the next request, and not counted."""
 
     kv_active_blocks: Count
     kv_total_blocks: Count
@@ -97,7 +99,8 @@ def report_of(
     cache_stats: CacheStats | None = None,
 ) -> LoadReport:
     """A report from an engine's metrics; `total_slots` is how many requests are computed at once."""
-    used, total = snapshot["kv_cells_used"], snapshot["kv_cells_total"]
+    total = snapshot["kv_cells_total"]
+    used = max(0, snapshot["kv_cells_used"] - snapshot["cache_evictable_size"])
     return LoadReport(
         worker_id,
         timestamp_ms,
