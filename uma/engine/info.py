@@ -46,6 +46,7 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         tools=chat.tool_choices,
         reasoning=chat.has_thinking,
         reasoning_switch=chat.has_thinking_switch,
+        reasoning_efforts=context.model.chat_template.efforts,
         template_variables=tuple(sorted(context.model.chat_template.switches)),
         grammars=GRAMMAR_FIELDS if len(context.model.vocab.eog) else (),
         max_logprobs=MAX_LOGPROBS,

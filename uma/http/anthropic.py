@@ -19,7 +19,7 @@ from uma.http.anthropic_turns import (
     ToolBodies,
     TurnBody,
     offered,
-    thinking_wanted,
+    thinking_wish,
     tool_use,
     turns_of,
 )
@@ -29,8 +29,9 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, first, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
-from uma.http.problem import Problem, Unsupported
-from uma.http.tools import Effort, reasoning
+from uma.http.problem import Problem
+from uma.http.thinking import thinking
+from uma.http.tools import Effort
 from uma.http.usage import spoken, warnings
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
 
@@ -80,6 +81,14 @@ ERRORS = AnthropicErrors()
 
 
 @attrs.frozen(kw_only=True)
+class OutputBody:
+    """`output_config`."""
+
+    effort: Effort | None = None
+    format: Any = None
+
+
+@attrs.frozen(kw_only=True)
 class Conversation(Common):
     """What both endpoints take."""
 
@@ -89,14 +98,7 @@ class Conversation(Common):
     tools: ToolBodies | None = None
     tool_choice: ChoiceBody | None = None
     thinking: ThinkingBody | None = None
-
-
-@attrs.frozen(kw_only=True)
-class OutputBody:
-    """`output_config`."""
-
-    effort: Effort | None = None
-    format: Any = None
+    output_config: OutputBody | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +109,6 @@ class MessagesBody(Conversation):
     stream: bool | None = None
     temperature: Annotated[float, Range(0, 1)] | None = None
     stop_sequences: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None = None
-    output_config: OutputBody | None = None
 
 
 async def messages(gateway: Gateway, http: Exchange) -> None:
@@ -142,8 +143,6 @@ def _grammar(wanted: OutputBody | None, gateway: Gateway, http: Exchange) -> Gra
     """`output_config.format`: `{"type": "json_schema", "schema": …}`."""
     if wanted is None:
         return None
-    if wanted.effort is not None:
-        http.ignored.append("output_config.effort")
     form, field = wanted.format, "output_config.format"
     if form is None:
         return None
@@ -170,14 +169,12 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
 def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, Any]:
     """The fields of a `Request` that its prompt is made from."""
     able = gateway.source.info.capabilities
-    if body.messages[-1].role == "assistant":
-        last = f"messages[{len(body.messages) - 1}]"
-        raise Unsupported(f"{last}: this server cannot continue an assistant's message; end with a user's")
+    effort = None if body.output_config is None else body.output_config.effort
     system = text_of(body.system, "system", http.ignored)
     turns = turns_of(body.messages, able, http.ignored)
     return {
         "messages": (*([Message("system", system)] if system else []), *turns),
-        "reasoning": reasoning(thinking_wanted(body.thinking, http.ignored), "thinking", able, http.ignored),
+        **thinking(thinking_wish(body.thinking, effort), able, http.ignored),
         **offered(body.tools or (), body.tool_choice, able, http),
     }
 

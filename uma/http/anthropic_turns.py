@@ -14,7 +14,18 @@ from uma.constraints import Length, Range
 from uma.errors import BadRequest
 from uma.http.content import part_text, question_start, read_part, text_of
 from uma.http.exchange import Exchange
-from uma.http.tools import MAX_TOOLS, Name, Schema, check_calls, name_schemas, named_choice, tool_fields, with_names
+from uma.http.thinking import Wish
+from uma.http.tools import (
+    MAX_TOOLS,
+    Effort,
+    Name,
+    Schema,
+    check_calls,
+    name_schemas,
+    named_choice,
+    tool_fields,
+    with_names,
+)
 from uma.types import Capabilities, CutCall, Message, Tool, ToolCall
 
 
@@ -108,7 +119,7 @@ def _turns(
     if not isinstance(body.content, list):
         yield Message(body.role, text_of(body.content, path, ignored))
         return
-    texts, calls, results = [], [], 0
+    texts, calls, thoughts, results = [], [], [], 0
     for index, block in enumerate(body.content):
         here = f"{path}[{index}]"
         kind = _kind(block)
@@ -124,10 +135,12 @@ def _turns(
             yield Message("tool", f"Error: {text}" if result.is_error else text, (), result.tool_use_id)
         elif isinstance(kind, str) and _OF_SERVER_TOOLS.fullmatch(kind):
             ignored.append(here)
-        elif kind not in ("thinking", "redacted_thinking"):  # templates leave old thinking out as well
+        elif kind == "thinking":
+            thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", ignored))
+        elif kind != "redacted_thinking":
             texts.append(part_text(block, here, ignored, is_question=is_question))
     if texts or calls or not results:
-        yield Message(body.role, "\n".join(texts), tuple(calls))
+        yield Message(body.role, "\n".join(texts), tuple(calls), reasoning="\n".join(thoughts) or None)
 
 
 def tool_use(call: ToolCall | CutCall) -> dict[str, Any]:
@@ -144,10 +157,13 @@ class ThinkingBody:
     budget_tokens: Annotated[int, Range(1)] | None = None
 
 
-def thinking_wanted(thinking: ThinkingBody | None, ignored: list[str]) -> bool:
-    """Whether `thinking` asks for some. Adds its budget to `ignored`: thinking has no bound but `max_tokens`."""
-    if thinking is None:
-        return False
-    if thinking.budget_tokens is not None:
-        ignored.append("thinking.budget_tokens")
-    return thinking.type != "disabled"
+def thinking_wish(thinking: ThinkingBody | None, effort: Effort | None) -> Wish:
+    """What `thinking` and `output_config` ask for; without `thinking` there is to be none."""
+    return Wish(
+        wanted=thinking is not None and thinking.type != "disabled",
+        field="thinking",
+        effort=effort,
+        effort_field="output_config.effort",
+        budget=None if thinking is None else thinking.budget_tokens,
+        budget_field="thinking.budget_tokens",
+    )

@@ -34,7 +34,8 @@ from uma.http.fields import (
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
 from uma.http.problem import Problem, Unsupported
-from uma.http.tools import Name, Tools, check_calls, name_schemas, reasoning, tool_fields, with_names
+from uma.http.thinking import Wish, thinking
+from uma.http.tools import Name, Tools, check_calls, name_schemas, tool_fields, with_names
 from uma.http.usage import decoded_ms, warnings
 from uma.types import (
     Finished,
@@ -116,7 +117,7 @@ class ChatMessage:
     tool_calls: Annotated[tuple[OllamaCall, ...], Length(0, 128, "calls")] | None = None
     tool_name: Name | None = None
     name: Name | None = None
-    thinking: Any = None
+    thinking: Annotated[str, Text()] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -194,7 +195,8 @@ def _messages(bodies: Sequence[ChatMessage], ignored: list[str]) -> Iterator[Mes
             waiting.add(calls[-1])
             count += 1
         of = waiting.take(body.tool_name or body.name) if body.role == "tool" else None
-        yield Message(body.role, text, tuple(calls), None if of is None else of.id, body.tool_name or body.name)
+        id, name = None if of is None else of.id, body.tool_name or body.name
+        yield Message(body.role, text, tuple(calls), id, name, body.thinking or None)
 
 
 class _Unanswered:
@@ -287,14 +289,18 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     how = urgency(options, http)
     stream = body.stream is not False
     able, is_chat = gateway.source.info.capabilities, "messages" in prompt
-    if isinstance(body.think, str) or (body.think is not None and not is_chat):
-        http.ignored.append("think")  # it thinks as much as it does by itself, and without a template if it will
+    if body.think is not None and not is_chat:
+        http.ignored.append("think")  # without a template it thinks if it will
+    effort = body.think if isinstance(body.think, str) else None
+    wish = Wish(
+        wanted=None if body.think is None else bool(body.think), field="think", effort=effort, effort_field="think"
+    )
     request = Request(
         http.id,
         sampling=_sampling(gateway, body, options, http),
         stream=stream,
         **how,
-        reasoning=reasoning(body.think and bool(body.think), "think", able, http.ignored) if is_chat else None,
+        **(thinking(wish, able, http.ignored) if is_chat else {}),
         **prompt,
     )
     return OllamaJob([request], stream, model, piece, is_unbounded=not _has_bound(options))

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import Length, Range, Text
+from uma.constraints import Json, Length, Range, Text
+from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.content import question_start, text_of
 from uma.http.dialect import Body
@@ -22,17 +23,16 @@ from uma.http.openai import DEFAULTS, Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.structured_outputs import StructuredBody, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
+from uma.http.thinking import Wish, thinking
 from uma.http.tools import (
     Calls,
     Effort,
     Tools,
     check_calls,
-    effort_wanted,
     legacy,
     name_schemas,
     openai_choice,
     past_call,
-    reasoning,
     tool_fields,
     with_names,
 )
@@ -63,13 +63,9 @@ class ChatMessage:
     tool_call_id: Annotated[str, Length(1, 128), Text()] | None = None
     name: Annotated[str, Length(1, 128), Text()] | None = None
     refusal: str | None = None
-
-
-@attrs.frozen(kw_only=True)
-class TemplateSwitches:
-    """`chat_template_kwargs`, as vLLM and llama-server have it."""
-
-    enable_thinking: bool | None = None
+    reasoning_content: Annotated[str, Text()] | None = None
+    """What the assistant thought; vLLM calls it `reasoning`."""
+    reasoning: Annotated[str, Text()] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +80,10 @@ class Conversation(StructuredBody):
     functions: Any = None
     function_call: Any = None
     reasoning_effort: Effort | None = None
-    chat_template_kwargs: TemplateSwitches | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Json()] | None = None
+    """As vLLM and llama-server have it; so are the next two."""
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -196,16 +195,26 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, An
     name_schemas(http.names, places, "function.parameters")
     return {
         "messages": with_names(messages),
-        "reasoning": reasoning(_thinks(body, http), "chat_template_kwargs.enable_thinking", able, http.ignored),
+        "continue_final_message": _goes_on(body, http.ignored),
+        **thinking(
+            Wish(effort=body.reasoning_effort, effort_field="reasoning_effort", variables=body.chat_template_kwargs),
+            able,
+            http.ignored,
+        ),
         **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     }
 
 
-def _thinks(body: Conversation, http: Exchange) -> bool | None:
-    by_effort = effort_wanted(body.reasoning_effort, "reasoning_effort", http.ignored)
-    if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
-        return body.chat_template_kwargs.enable_thinking
-    return by_effort
+def _goes_on(body: Conversation, ignored: list[str]) -> bool:
+    """Whether an assistant's message at the end is continued: unless the body asks for another turn."""
+    wanted, opens, last = body.continue_final_message, body.add_generation_prompt, body.messages[-1]
+    if wanted and opens:
+        raise BadRequest("continue_final_message: an answer is continued, or add_generation_prompt begins another one")
+    if wanted and (last.role != "assistant" or last.tool_calls):
+        raise BadRequest("continue_final_message: the last message must be the assistant's, without tool_calls")
+    if opens is False and last.role != "assistant":
+        ignored.append("add_generation_prompt")
+    return wanted is not False and not opens
 
 
 def _message(message: ChatMessage, path: str, ignored: list[str], *, is_question: bool) -> Message:
@@ -219,7 +228,8 @@ def _message(message: ChatMessage, path: str, ignored: list[str], *, is_question
         )
         for at, each in enumerate(message.tool_calls or ())
     ]
-    return Message(role, text, tuple(calls), message.tool_call_id, message.name)
+    thought = message.reasoning_content or message.reasoning
+    return Message(role, text, tuple(calls), message.tool_call_id, message.name, thought)
 
 
 @attrs.define

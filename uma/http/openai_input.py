@@ -70,6 +70,22 @@ class _Output:
     status: Any = None
 
 
+@attrs.frozen(kw_only=True)
+class _Reasoning:
+    summary: tuple[dict[str, Any], ...] = ()
+    content: tuple[dict[str, Any], ...] | None = None
+    type: str = "reasoning"
+    encrypted_content: Any = None
+    id: Any = None
+    status: Any = None
+
+
+def _thought(item: _Reasoning, path: str, ignored: list[str]) -> str:
+    """The text of an item of thinking: all of it where the item has that, else its summary."""
+    name, parts = ("content", item.content) if item.content else ("summary", item.summary)
+    return "\n".join(text_of(part.get("text"), f"{path}.{name}[{at}].text", ignored) for at, part in enumerate(parts))
+
+
 def messages_of(given: Any, instructions: str | None, able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
     """The conversation that `input` and `instructions` are. Adds what cannot be read to `ignored`.
 
@@ -86,9 +102,15 @@ def messages_of(given: Any, instructions: str | None, able: Capabilities, ignore
     question = question_start([_speaker(item) for item in given])
     for index, item in enumerate(given):
         _add(turns, item, f"input[{index}]", able, ignored, is_question=index >= question)
+    turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
         raise BadRequest("input: has no message")
     return with_names(turns)
+
+
+def _is_thought(turn: Message) -> bool:
+    """Whether it is thinking, without an answer or a call so far."""
+    return bool(turn.reasoning) and not (turn.content or turn.tool_calls)
 
 
 def _speaker(item: Any) -> str:
@@ -104,9 +126,10 @@ def _add(
 ) -> None:
     """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind == "reasoning":  # templates leave old thinking out as well
-        return
-    if kind in ("function_call", "custom_tool_call", "local_shell_call"):
+    if kind == "reasoning":
+        if thought := _thought(read_part(item, _Reasoning, path, ignored), path, ignored):
+            turns.append(Message("assistant", "", reasoning=thought))
+    elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
         check_calls(able, path)
         last = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
         turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, _past_call(item, kind, path, ignored))))
@@ -117,7 +140,11 @@ def _add(
     elif kind == "message":
         message = read_part(item, _Item, path, ignored)
         role = "system" if message.role == "developer" else message.role
-        turns.append(Message(role, text_of(message.content, f"{path}.content", ignored, is_question=is_question)))
+        text = text_of(message.content, f"{path}.content", ignored, is_question=is_question)
+        if role == "assistant" and turns and _is_thought(turns[-1]):
+            turns[-1] = attrs.evolve(turns[-1], content=text)
+        else:
+            turns.append(Message(role, text))
     elif isinstance(kind, str) and _OF_HOSTED_TOOLS.fullmatch(kind):
         ignored.append(path)
     else:

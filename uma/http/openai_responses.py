@@ -23,12 +23,11 @@ from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
 from uma.http.telemetry import Telemetry, TelemetryFields
+from uma.http.thinking import Wish, thinking
 from uma.http.tools import (
     MAX_TOOLS,
     Effort,
-    effort_wanted,
     openai_choice,
-    reasoning,
     tool_fields,
 )
 from uma.http.usage import finish_reason, spoken, timings, warnings
@@ -140,7 +139,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         sampling=params,
         stream=bool(body.stream),
         **how,
-        reasoning=reasoning(effort_wanted(effort, "reasoning.effort", http.ignored), "reasoning", able, http.ignored),
+        **thinking(Wish(effort=effort, effort_field="reasoning.effort"), able, http.ignored),
         **tool_fields([tools.tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
     held = params.over(gateway.config.sampler).settled

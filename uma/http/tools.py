@@ -1,4 +1,4 @@
-"""Tools, their calls and results, and thinking: from the dialects' words to UMA's.
+"""Tools, their calls and results: from the dialects' words to UMA's.
 
 OpenAI's and Ollama's bodies describe a tool in the same way; a dialect with another form makes `Function`s of its own.
 """
@@ -15,11 +15,11 @@ from uma.chat.json_call import whole_members
 from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
 from uma.http.problem import Unsupported
-from uma.types import Capabilities, Message, ReasoningMode, Tool, ToolCall
+from uma.types import Capabilities, Message, Tool, ToolCall
 from uma.types.fields import MAX_MEMBERS
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model is asked to think. `none` switches thinking off; templates have no words for the others."""
+"""How much a model is asked to think. `none`: not at all. A template is told the nearest that it knows."""
 MAX_NAME = 128
 """Maximum characters of a tool's name."""
 Name = Annotated[str, Length(1, MAX_NAME), Text()]
@@ -198,24 +198,3 @@ def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
         else:
             told.append(message)
     return tuple(told)
-
-
-def effort_wanted(effort: Effort | None, field: str, ignored: list[str]) -> bool | None:
-    """Whether `effort` asks for no thinking (False) or leaves that to the model. Adds `field` to `ignored` where it
-    asks for some degree of it.
-    """
-    if effort not in (None, "none"):
-        ignored.append(field)
-    return False if effort == "none" else None
-
-
-def reasoning(wanted: bool | None, field: str, able: Capabilities, ignored: list[str]) -> ReasoningMode | None:
-    """Thinking told apart from the answer, where the model thinks; None: as the model does by itself.
-
-    Adds `field` to `ignored` where it asks a model to think that does not: programs ask whatever the model is.
-    """
-    if able.reasoning:
-        return "off" if wanted is False else "auto"
-    if wanted:
-        ignored.append(field)
-    return None

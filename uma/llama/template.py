@@ -22,7 +22,7 @@ from uma.errors import TemplateError
 from uma.llama.fitting import forms_of, one_system, without_system
 from uma.llama.render_process import RenderProcess
 from uma.llama.sandbox import RefusedError, UnusableError, compiled, environment, rendered
-from uma.types import Message, Tool
+from uma.types import EFFORT_NAMES, EFFORTS, Message, Tool
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
@@ -33,11 +33,6 @@ PLAIN_TEMPLATE = (
 """For models without a template: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
 PLAIN_TURN = "\nUser:"
 """What the next turn begins with there: a model that writes it goes on with both sides of the conversation."""
-
-EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
-"""Names by which templates are told how much to think: most by the first, Muse's and Kimi K3's by the others."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Words for it, the least first."""
 
 RENDERERS = 2
 """Maximum child processes: as many as prompts are prepared at once, so that the one that is kept free of background

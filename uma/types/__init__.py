@@ -65,17 +65,23 @@ from uma.types.server import (
     ServerInfo,
 )
 from uma.types.source import EventStream, Source
+from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",
+    "EFFORTS",
+    "EFFORT_NAMES",
     "GRAMMAR_FIELDS",
     "MAX_ANSWERS",
     "MAX_LOGPROBS",
     "MAX_SEED",
     "MAX_STOPS",
     "MAX_TEXTS",
+    "NO_EFFORT",
     "PROMPT_FIELDS",
     "SAMPLER_FIELDS",
+    "THINKING_BUDGET",
+    "THINKING_SWITCHES",
     "Activity",
     "Answer",
     "Capabilities",

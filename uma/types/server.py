@@ -77,6 +77,8 @@ class Capabilities:
     """The model's template has a switch by which `reasoning: off` asks it for no thinking, and `on` for some."""
     template_variables: tuple[str, ...] = ()
     """Names that the model's template reads beside the conversation, for `chat_template_kwargs`."""
+    reasoning_efforts: tuple[str, ...] = ()
+    """Words that the model's template takes for how much to think, the least first; none where it asks for none."""
     generate: bool = True
     """False: the model embeds text and does not generate."""
     embeddings: bool = False

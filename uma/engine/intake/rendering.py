@@ -5,32 +5,24 @@ Safe to call from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import takewhile
-from types import MappingProxyType
 from typing import Any
 
 import attrs
 
 from uma.chat.families import Thinking, thinking_of
 from uma.errors import TemplateError
-from uma.llama.template import EFFORT_NAMES, ChatTemplate
-from uma.types import Message, ReasoningMode, Request
-
-THINKING_SWITCHES: Mapping[str, tuple[Any, Any]] = MappingProxyType(
-    {
-        "enable_thinking": (True, False),
-        "thinking": (True, False),
-        "reasoning": (True, False),
-        "thinking_mode": ("enabled", "disabled"),
-    }
+from uma.llama.template import ChatTemplate
+from uma.types import (
+    EFFORT_NAMES,
+    NO_EFFORT,
+    THINKING_BUDGET,
+    THINKING_SWITCHES,
+    Message,
+    ReasoningMode,
+    Request,
 )
-"""Names by which templates are asked for thinking or for none, and the values for it: most by the first, DeepSeek's
-and Granite's by `thinking`, Cohere's by `reasoning`, MiniMax's by the last."""
-NO_BUDGET: Mapping[str, Any] = MappingProxyType({"thinking_budget": 0})
-"""What asks Seed-OSS for no thinking."""
-NO_EFFORT = "no_think"
-"""The effort that asks Hunyuan for no thinking; without an effort it does not think either."""
+
 _ANSWER, _THOUGHT = "UMA looks for this answer", "UMA looks for this thought"
 
 
@@ -66,7 +58,7 @@ def _switches(template: ChatTemplate, mode: ReasoningMode | None) -> dict[str, A
     at = 0 if mode == "on" else 1
     values = {name: each[at] for name, each in THINKING_SWITCHES.items()}
     if mode == "off":
-        values |= NO_BUDGET
+        values[THINKING_BUDGET] = 0
     if NO_EFFORT in template.efforts:
         values |= dict.fromkeys(EFFORT_NAMES, NO_EFFORT if mode == "off" else template.efforts[-1])
     return {name: value for name, value in values.items() if name in template.switches}

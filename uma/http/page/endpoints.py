@@ -22,7 +22,7 @@ from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound, Problem
-from uma.http.tools import reasoning
+from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
 from uma.types import Activity, Message, ReasoningMode, Request, SamplerSettings, SamplingParams
 
@@ -106,7 +106,7 @@ class Page:
             id=f"page-{http.id}",
             messages=body.messages,
             sampling=body.sampling,
-            reasoning=reasoning(thinks, "reasoning", self.gateway.source.info.capabilities, http.ignored),
+            **thinking(Wish(wanted=thinks, field="reasoning"), self.gateway.source.info.capabilities, http.ignored),
             **wish,
         )
         (request,) = self.gateway.admitted(http, [request])
