@@ -371,6 +371,17 @@ def test_an_allowed_origin_may_send_with_its_key(locked: HttpServer, keys: dict[
     assert "access-control-allow-credentials" not in answer.headers
 
 
+def test_an_allowed_origin_s_page_from_the_internet_can_reach_a_private_network(locked: HttpServer) -> None:
+    wish = {"access-control-request-method": "POST", "access-control-request-private-network": "true"}
+    allowed = locked.ask("OPTIONS", "/v1/completions", origin="https://friend.example", **wish)
+    assert (allowed.status, allowed.headers["access-control-allow-private-network"]) == (204, "true")
+    refused = locked.ask("OPTIONS", "/v1/completions", origin="https://evil.example", **wish)
+    assert (refused.status, "access-control-allow-private-network" in refused.headers) == (403, False)
+    del wish["access-control-request-private-network"]
+    asked = locked.ask("OPTIONS", "/v1/completions", origin="https://friend.example", **wish)
+    assert "access-control-allow-private-network" not in asked.headers
+
+
 def test_any_origin_may_send_where_all_are_allowed(tiny: Path) -> None:
     with hosted_http(config_for(tiny, http="127.0.0.1:0", http_cors="*")) as hosted:
         raw = RawHttp(hosted.port)

@@ -33,6 +33,8 @@ class Stream:
     """Tells the server to end the request. Never waits."""
     tap: Callable[[Token], bool] | None = attrs.field(default=None, init=False)
     """See `types.EventStream.tap`."""
+    prompt_tokens: int | None = attrs.field(default=None, init=False)
+    """See `types.EventStream.prompt_tokens`: the wire tells them at the end."""
     _events: deque[Event] = attrs.field(factory=deque, init=False)
     _error: UmaError | None = attrs.field(default=None, init=False)
     is_over: bool = attrs.field(default=False, init=False)

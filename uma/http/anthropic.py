@@ -24,7 +24,7 @@ from uma.http.anthropic_turns import (
     turns_of,
 )
 from uma.http.content import text_of
-from uma.http.dialect import Body, SseJob, sse
+from uma.http.dialect import Body, SseJob, comment, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, first, read, sampling, urgency
 from uma.http.gateway import Gateway
@@ -185,6 +185,8 @@ class MessagesJob(SseJob):
 
     id: str
     model: str
+    prompt_tokens: int | None = attrs.field(default=None, init=False)
+    """See `CountingJob`."""
     _block: int = attrs.field(default=-1, init=False)
     """The number of the content block that is open, or was last."""
     _open: str = attrs.field(default="", init=False)
@@ -193,7 +195,7 @@ class MessagesJob(SseJob):
     """A delta of the open block up to its text."""
 
     def begin(self) -> bytes:
-        """See `Job`. How many tokens the prompt has is told at the end, with the rest of the usage."""
+        """See `Job`. How many of the prompt's tokens came from the cache is told at the end."""
         message: dict[str, Any] = {
             "id": self.id,
             "type": "message",
@@ -202,7 +204,7 @@ class MessagesJob(SseJob):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": 0, "output_tokens": 0},
+            "usage": {"input_tokens": self.prompt_tokens, "output_tokens": 0},
         }
         return sse({"type": "message_start", "message": message}, "message_start")
 
@@ -256,7 +258,9 @@ class MessagesJob(SseJob):
         return sse(ERRORS.error(problem, self.requests[0].id), "error")
 
     def heartbeat(self, progress: str) -> bytes:
-        """See `Job`. Anthropic's own streams have events for that."""
+        """See `Job`. Anthropic's own streams have events for that, behind the one that opens the message."""
+        if self.prompt_tokens is None:
+            return comment(progress)
         return b": " + progress.encode() + b"\n" + sse({"type": "ping"}, "ping")
 
     def whole(self, results: Sequence[Finished]) -> Body:

@@ -52,6 +52,7 @@ EXCHANGE = "uma.exchange"
 def build_app(gateway: Gateway) -> ASGIApp:
     """The app, ready to be served."""
     endpoints = (*ENDPOINTS, *Page(gateway).endpoints())
+    endpoints += tuple((method, path.removeprefix("/v1"), do) for method, path, do in ENDPOINTS if path in SHORTENED)
     routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
     return _Entrance(gateway, Door.of(gateway.config), inner)
@@ -59,7 +60,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
 
 ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/v1/models", model_list.list_models),
-    ("GET", "/v1/models/{id:path}", model_list.show_model),
+    ("GET", model_list.show_model),
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
     ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens),
     ("POST", "/v1/completions", openai_completions.completions),
@@ -103,6 +104,12 @@ _LEFT_OUT = {
     "/predict": "each request has a body of its own; ask /v1/chat/completions",
 }
 """Beginnings of llama-server's paths that are not here, and why."""
+SHORTENED = frozenset(
+    f"/v1/{each}"
+    for each in ("models", "chat/completions", "responses", "chat/completions/input_tokens", "responses/input_tokens")
+)
+"""Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
+
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs"))
 _LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, llama_server_completion, llama_server_embeddings))
 _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import orjson
@@ -71,6 +71,14 @@ class Job(Protocol):
 
     def whole(self, results: Sequence[Finished]) -> Body | list[Body]:
         """The answer of a request without a stream."""
+
+
+@runtime_checkable
+class CountingJob(Protocol):
+    """A job whose stream opens with the tokens of its one prompt: nothing is told before these are known."""
+
+    prompt_tokens: int | None
+    """None: not known yet."""
 
 
 class Dialect(Protocol):

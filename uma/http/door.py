@@ -79,7 +79,10 @@ class Door:
         if not any(name == b"access-control-allow-origin" for name, _ in http.extra_headers):
             return []
         wanted = http.header(b"access-control-request-headers") or ""
+        # A page from the internet that calls a server of this network, or this machine, asks for that as well.
+        is_private = http.header(b"access-control-request-private-network") == "true"
         return [
+            *([(b"access-control-allow-private-network", b"true")] if is_private else []),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
             (b"access-control-allow-headers", wanted.encode("latin-1")),
             (b"access-control-max-age", str(PREFLIGHT_SEC).encode()),

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from uma.errors import BadRequest, PromptTooLarge, UmaError
-from uma.http.dialect import Job
+from uma.http.dialect import CountingJob, Job
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
 from uma.net.metering import Meter, metered
@@ -121,6 +121,13 @@ def _placed(error: UmaError, index: int, requests: int) -> UmaError:
     return error.at(f"prompt[{index}]: {error.message}")
 
 
+async def _prompt_tokens(source: Source, request: Request, stream: EventStream) -> int:
+    """The tokens of a request's prompt. A source that does not tell them, as one behind a socket, has to count again."""
+    if stream.prompt_tokens is not None:
+        return stream.prompt_tokens
+    return len((await source.tokenize(request)).token_ids)
+
+
 @attrs.define(eq=False)
 class _Streamed:
     """One streamed answer: each request's task pushes, the task that called `run` writes."""
@@ -174,6 +181,8 @@ class _Streamed:
                 metered(stream, self.http.account) as meter,
             ):
                 self._asked += 1
+                if isinstance(self.job, CountingJob):
+                    self.job.prompt_tokens = await _prompt_tokens(source, request, stream)
                 if self.job.telemetry is None:
                     stream.tap = partial(self._take, index)
                 else:
@@ -238,8 +247,8 @@ class _Streamed:
         return True
 
     def _open(self) -> None:
-        """Let the job say its opening words, before any other."""
-        if not self._is_open:
+        """Let the job say its opening words, before any other but a sign of life."""
+        if not self._is_open and not (isinstance(self.job, CountingJob) and self.job.prompt_tokens is None):
             self._is_open = True
             self._push(self.job.begin())
 

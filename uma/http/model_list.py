@@ -12,8 +12,8 @@ from uma.http.gateway import Gateway
 
 def is_anthropic(http: Exchange) -> bool:
     """Whether an Anthropic client asks for models: each of its requests names a version."""
-    path = http.path
-    return (path == "/v1/models" or path.startswith("/v1/models/")) and http.header(b"anthropic-version") is not None
+    path = http.path.removeprefix("/v1")
+    return (path == "/models" or path.startswith("/models/")) and http.header(b"anthropic-version") is not None
 
 
 async def list_models(gateway: Gateway, http: Exchange) -> None:

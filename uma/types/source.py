@@ -19,6 +19,9 @@ class EventStream(Protocol):
     """Where set, it is called with each token as it comes, and returns whether it took the token. The iteration gives
     the tokens that it left, and the last event. It saves a task switch a token; it must neither wait nor raise."""
 
+    prompt_tokens: int | None
+    """Tokens of the prompt; None: the source does not say before the end."""
+
     def __aiter__(self) -> AsyncIterator[Event]:
         """The stream is its own iterator."""
 

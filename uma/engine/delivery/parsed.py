@@ -71,6 +71,8 @@ class ParsedStream:
         self._events: deque[Event] = deque()
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
+        self.prompt_tokens = stream.prompt_tokens
+        """See `types.EventStream.prompt_tokens`."""
 
     def cancel(self) -> None:
         """See `types.EventStream.cancel`."""

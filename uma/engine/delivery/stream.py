@@ -53,6 +53,8 @@ class RequestStream:
         self._is_over = False
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
+        self.prompt_tokens: int | None = None
+        """See `types.EventStream.prompt_tokens`."""
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
         """For the engine: the next event has come. Whether it is kept for its time; see `Ahead.take`."""

@@ -1,0 +1,73 @@
+"""The event that opens a message of Anthropic's says how many tokens the prompt has, whatever else the server does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_world import config_for
+from http_server import HostedHttp, HttpServer, RawHttp, hosted_http, running_gateway
+
+TURNS = [{"role": "user", "content": "Tell me about the fox, the owl and the river."}]
+TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
+
+
+def events(data: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+
+
+@pytest.fixture(scope="module")
+def hosted(tiny: Path) -> Iterator[HostedHttp]:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted:
+        yield hosted
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS}, {"system": "Be brief."}])
+def test_a_message_opens_with_the_prompt_s_tokens(hosted: HostedHttp, more: dict[str, Any]) -> None:
+    body = {"messages": TURNS, **more}
+    with closing(RawHttp(hosted.port)) as raw:
+        counted = raw.ask("POST", "/v1/messages/count_tokens", body).json["input_tokens"]
+        asked = {**body, "max_tokens": 4, "stream": True}
+        answers = [raw.ask("POST", "/v1/messages", asked).body for _ in range(2)]  # from the cache, too
+    for said in map(events, answers):
+        assert said[0]["type"] == "message_start"
+        assert said[0]["message"]["usage"]["input_tokens"] == counted
+        last = said[-2]["usage"]
+        assert last["input_tokens"] + last["cache_read_input_tokens"] == counted
+
+
+def test_a_gateway_s_message_opens_with_them_too(http_server: HttpServer) -> None:
+    counted = http_server.ask("POST", "/v1/messages/count_tokens", {"messages": TURNS}).json["input_tokens"]
+    with running_gateway(http_server.process) as gateway:
+        body = {"messages": TURNS, "max_tokens": 4, "stream": True}
+        said = events(gateway.ask("POST", "/v1/messages", body).body)
+    assert said[0]["message"]["usage"]["input_tokens"] == counted
+
+
+@pytest.fixture
+def one_at_a_time(heavy: Path) -> Iterator[HostedHttp]:
+    with hosted_http(config_for(heavy, http="127.0.0.1:0", max_sequences=1)) as hosted:
+        yield hosted
+
+
+def test_a_message_that_waits_is_alive_before_it_opens_and_opens_with_them(one_at_a_time: HostedHttp) -> None:
+    long = {"messages": TURNS, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with closing(RawHttp(one_at_a_time.port)) as first, closing(RawHttp(one_at_a_time.port)) as second:
+        first.send("POST", "/v1/messages", long)
+        assert first.head()[0] == 200
+        second.send("POST", "/v1/messages", {**long, "max_tokens": 2})
+        assert second.head()[0] == 200  # while it waits for the first one's sequence
+        chunks = second.chunks()
+        opening = next(chunks)
+        while b"message_start" not in opening:
+            assert opening.startswith(b": "), opening  # nothing but comments
+            opening = next(chunks)
+        first.close()
+        rest = opening + b"".join(chunks)
+    (start, *_, last, _) = events(rest)
+    usage = last["usage"]
+    assert start["message"]["usage"]["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 0
