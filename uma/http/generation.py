@@ -122,7 +122,7 @@ def _placed(error: UmaError, index: int, requests: int) -> UmaError:
 
 
 async def _prompt_tokens(source: Source, request: Request, stream: EventStream) -> int:
-    """The tokens of a request's prompt. A source that does not tell them, as one behind a socket, has to count again."""
+    """The tokens of a prompt. A source that does not tell them, as one behind a socket, has to count again."""
     if stream.prompt_tokens is not None:
         return stream.prompt_tokens
     return len((await source.tokenize(request)).token_ids)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 from typing import Literal
 
 import attrs
 
 from uma.types.sampling import DEFAULT_MAX_TOKENS
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+"""What the name of a part of a split model ends with."""
 
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
@@ -28,6 +33,11 @@ class ModelInfo:
     license: str | None = None
     description: str | None = None
     is_builtin: bool = False
+
+    @property
+    def called(self) -> str:
+        """What it is loaded and listed by: `builtin`, or its file's name without the ending and a part's number."""
+        return "builtin" if self.is_builtin else _PART.sub("", PurePath(self.path).name.removesuffix(".gguf"))
 
 
 @attrs.frozen
