@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
 import openai
 from engine_world import config_for
@@ -19,17 +18,15 @@ def test_openai_s_client_needs_no_v1(tiny: Path) -> None:
         url = f"http://127.0.0.1:{hosted.port}"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
             (name,) = [each.id for each in client.models.list()]
-            assert client.models.retrieve(name).id == name
             turns = [{"role": "user", "content": "Hi"}]
             chat = client.chat.completions.create(model=name, messages=turns, max_tokens=2)  # type: ignore[arg-type]
             assert chat.choices[0].message.content is not None
             assert client.responses.create(model=name, input="Hi", max_output_tokens=2).output_text
         with closing(RawHttp(hosted.port)) as raw:
-            for path in SHORTENED:
-                whole = path.replace("{id:path}", quote(name))
-                short = whole.removeprefix("/v1")
+            for path in sorted(SHORTENED):
+                short = path.removeprefix("/v1")
                 for method in ("GET", "POST", "DELETE"):
-                    told = [raw.ask(method, each, None if method == "GET" else b"{}") for each in (whole, short)]
+                    told = [raw.ask(method, each, None if method == "GET" else b"{}") for each in (path, short)]
                     assert told[0].status == told[1].status
                     assert told[0].json == told[1].json or told[0].status == 405
             claude = raw.ask("GET", "/models", **{"anthropic-version": "2023-06-01"}).json

@@ -60,7 +60,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
 
 ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/v1/models", model_list.list_models),
-    ("GET", model_list.show_model),
+    ("GET", "/v1/models/{id:path}", model_list.show_model),
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
     ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens),
     ("POST", "/v1/completions", openai_completions.completions),
