@@ -88,11 +88,14 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["generate", "--temprature", "1", "hello"], "unknown option --temprature; did you mean --temperature?"),
         (["run", "--no-use-mlok"], "unknown option --no-use-mlok; did you mean --no-use-mlock?"),
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
-        (["zzz"], "no such command: zzz; there are run, ps, stop, chat, generate, embed, gateway, key, models, "),
+        (
+            ["zzz"],
+            "no such command: zzz; there are run, ps, stop, chat, generate, embed, launch, gateway, key, ",
+        ),
         (["--modles"], "unknown option --modles"),
         (
             ["generate", "--max-sessions", "4"],
-            "unknown option --max-sessions for uma generate; it is an option of uma run and uma config",
+            "unknown option --max-sessions for uma generate; it is an option of uma run and uma launch and uma config",
         ),
         (
             ["run", "--kv-unified", "atuo"],

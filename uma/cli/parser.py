@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import attrs
 
 from uma.cli import say
+from uma.cli.agents import AGENTS
 from uma.cli.answer_options import add_answer
 from uma.cli.harmless import harmless
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
@@ -75,13 +76,23 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, but an unknown option is an error here, where the options that exist are known."""
+        args, behind = self._split(args)
         found, extra = super().parse_known_args(args, namespace)
+        if behind is not None:
+            found.arguments = behind
         unknown = next((word for word in extra if word.startswith("-") and word != "-"), None)
         if unknown is not None:
             self.error(f"unknown option {self._advice(unknown.partition('=')[0])}")
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
         return found, extra
+
+    def _split(self, args: Any) -> tuple[Any, list[str] | None]:
+        """What stands before a `--`, and what behind it, for a command that passes its `arguments` on."""
+        if self.get_default("arguments") is None or args is None or "--" not in args:
+            return args, None
+        at = args.index("--")
+        return args[:at], args[at + 1 :]
 
     def options(self) -> tuple[str, ...]:
         """Every option's spelling, `--use-mlock` as well as `--no-use-mlock`."""
@@ -221,6 +232,18 @@ def _describe_ps(parser: argparse.ArgumentParser) -> None:
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
+def _describe_launch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("agent", choices=tuple(AGENTS), metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
+    parser.set_defaults(arguments=[])
+    parser.add_argument(
+        "--url", metavar="URL", help="a server's HTTP, such as http://127.0.0.1:8080 (default: the one on --socket)"
+    )
+    parser.add_argument(
+        "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
+    )
+    add_settings(parser, leave_out=frozenset(each for each in settings() if each.startswith("http")))
 
 
 def _describe_gateway(parser: argparse.ArgumentParser) -> None:
@@ -370,6 +393,15 @@ COMMANDS: tuple[Command, ...] = (
         "line of --file or of standard input. One that does not fit the model's context is an error; none is cut.\n\n"
         + PLACE,
         " [TEXT ...]",
+    ),
+    Command(
+        "launch",
+        "a coding agent on the local model",
+        _describe_launch,
+        "Start a coding agent that uses the server on --socket, or a server of its own where none listens, which ends "
+        "with it. The agent is told by variables, options and temporary files; nothing of the user's is changed. Its "
+        "own arguments come behind --: uma launch claude -- --continue.",
+        " AGENT [-- ARGUMENT ...]",
     ),
     Command(
         "gateway",

@@ -1,0 +1,144 @@
+"""`uma launch` gives an agent a server and its own arguments. The agents here write down what they get."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer
+
+from harness import clean_environ, run_to_end, uma_command, until
+from uma.cli.agents import AGENTS
+
+WRITES = """\
+#!{python}
+import json, os, sys, urllib.request
+url = os.environ.get("ANTHROPIC_BASE_URL", "")
+told = {{"arguments": sys.argv[1:], "variables": dict(os.environ)}}
+told["answer"] = json.load(urllib.request.urlopen(url + "/v1/models")) if url else None
+print(json.dumps(told))
+sys.exit(int(os.environ.get("AGENT_EXIT", "0")))
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with a program for each agent."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for agent in AGENTS.values():
+        program = folder / agent.program
+        program.write_text(WRITES.format(python=sys.executable))
+        program.chmod(0o755)
+    return folder
+
+
+def launch(programs: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return run_to_end(*uma_command("launch", *arguments), environ=clean_environ(PATH=path, **environ))
+
+
+def told(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_gets_the_server_the_model_and_its_own_arguments(
+    http_server: HttpServer, programs: Path, name: str
+) -> None:
+    got = told(launch(programs, name, "--url", http_server.url, "--", "--continue", "-p", "x"))
+    model = http_server.ask("GET", "/v1/models").json["data"][0]
+    assert got["arguments"][-3:] == ["--continue", "-p", "x"]
+    given = " ".join([*got["arguments"], *got["variables"].values()])
+    assert http_server.url in given
+    assert model["id"] in given
+    if name not in ("aider", "qwen"):  # the one has a file, the other no word for it
+        assert str(model["max_model_len"]) in given
+
+
+def test_an_agent_s_exit_code_is_the_command_s(http_server: HttpServer, programs: Path) -> None:
+    assert launch(programs, "codex", "--url", http_server.url, AGENT_EXIT="7").returncode == 7
+
+
+def test_nothing_is_written_where_the_user_keeps_things(
+    http_server: HttpServer, programs: Path, tmp_path: Path
+) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    for folder in (home, temporary):
+        folder.mkdir()
+    for name in AGENTS:
+        told(launch(programs, name, "--url", http_server.url, HOME=str(home), TMPDIR=str(temporary)))
+    assert (list(home.iterdir()), list(temporary.iterdir())) == ([], [])
+
+
+def test_the_server_that_runs_is_used_through_a_gateway(http_server: HttpServer, programs: Path) -> None:
+    got = told(launch(programs, "claude", "--socket", str(http_server.process.socket)))
+    assert got["variables"]["ANTHROPIC_BASE_URL"] != http_server.url
+    assert got["answer"]["data"][0]["id"] == http_server.ask("GET", "/v1/models").json["data"][0]["id"]
+
+
+def test_where_no_server_runs_one_is_started_and_ended_with_the_agent(
+    tiny: Path, programs: Path, socket_dir: Path
+) -> None:
+    done = launch(programs, "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(tiny))
+    got = told(done)
+    assert "starting one" in done.stderr
+    assert got["answer"]["data"][0]["max_model_len"] > 0
+    port = int(got["variables"]["ANTHROPIC_BASE_URL"].rpartition(":")[2])
+    assert not _listens(port)
+
+
+def _listens(port: int) -> bool:
+    import socket
+
+    with socket.socket() as end:
+        return end.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_signal_ends_the_agent_and_the_server(tiny: Path, tmp_path: Path, socket_dir: Path) -> None:
+    note, program = tmp_path / "note", tmp_path / "claude"
+    program.write_text(f'#!/bin/sh\necho "$ANTHROPIC_BASE_URL" >{note}.new\nmv {note}.new {note}\nexec cat\n')
+    program.chmod(0o755)
+    environ = clean_environ(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    command = uma_command("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(tiny))
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        until(note.exists, bool)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+    assert not _listens(int(note.read_text().strip().rpartition(":")[2]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (
+            ("claude",),
+            2,
+            "there is no claude on this machine; install it with: npm install -g @anthropic-ai/claude-code",
+        ),
+        (("claud",), 2, "did you mean claude?"),
+    ],
+)
+def test_what_is_missing_is_told_with_how_to_get_it(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = run_to_end(*uma_command("launch", *arguments), environ=clean_environ(PATH=str(tmp_path)))
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_a_place_without_a_server_and_a_model_that_is_not_there_are_told(
+    programs: Path, tmp_path: Path, socket_dir: Path
+) -> None:
+    nowhere = launch(programs, "codex", "--url", "http://127.0.0.1:9")
+    assert (nowhere.returncode, "no server of UMA answers there" in nowhere.stderr) == (1, True)
+    no_model = launch(programs, "codex", "--socket", str(socket_dir / "no.sock"), "--model", str(tmp_path / "no.gguf"))
+    assert (no_model.returncode, "no.gguf" in no_model.stderr) == (1, True), no_model.stderr
+    no_key = launch(programs, "codex", "--url", "http://127.0.0.1:9", "--key-file", str(tmp_path / "none"))
+    assert (no_key.returncode, "cannot be read" in no_key.stderr) == (2, True)

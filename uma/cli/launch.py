@@ -1,0 +1,172 @@
+"""`uma launch`: a coding agent on a local model, with one command.
+
+The agent talks to the server that listens on --socket, through a gateway that ends with it, or to a server of its own
+where none listens; or to the one at --url.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from uma.cli import say
+from uma.cli.agents import AGENTS, Agent, Place
+from uma.cli.config import as_toml
+from uma.cli.options import load_settings
+from uma.config import Loaded
+from uma.errors import ConfigError, UmaError
+
+STEP_SEC = 0.1
+"""Between two looks at a server that starts."""
+ANSWER_SEC = 10.0
+"""Maximum wait for an answer about the model."""
+END_SEC = 30.0
+"""Maximum wait for the end of a server that was started."""
+NO_KEY = "none"
+"""Sent where a server asks for no key: agents refuse an empty one."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code is the agent's."""
+    agent = AGENTS[options.agent]
+    program = shutil.which(agent.program)
+    if program is None:
+        raise ConfigError(f"there is no {agent.program} on this machine; install it with: {agent.install}")
+    key = _key(options.key_file)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with tempfile.TemporaryDirectory(prefix="uma-launch-") as name:
+        folder = Path(name)
+        if options.url is not None:
+            return _run(agent, program, options.arguments, options.url.rstrip("/"), key, folder)
+        with _server(load_settings(options), folder) as url:
+            return _run(agent, program, options.arguments, url, key, folder)
+
+
+def _key(file: Path | None) -> str:
+    if file is None:
+        return NO_KEY
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+
+
+def _leave(number: int, _: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _run(agent: Agent, program: str, arguments: list[str], url: str, key: str, folder: Path) -> int:
+    model = _model(url, key)
+    start = agent.start(Place(url, model["id"], model["max_model_len"], key, folder))
+    say.note(f"{agent.program} on {model['id']} at {url}, {model['max_model_len']:,} tokens of context")
+    process = subprocess.Popen([program, *start.options, *arguments], env={**os.environ, **start.variables})
+    try:
+        return _waited(process)
+    finally:
+        _end(process)
+
+
+def _waited(process: subprocess.Popen[bytes]) -> int:
+    """The agent's exit code. Ctrl-C is the agent's: the terminal sends it to both."""
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    return code if code >= 0 else 128 - code
+
+
+def _model(url: str, key: str) -> dict[str, Any]:
+    """The model that the server at `url` has. Raises `UmaError` where it is no such server."""
+    asked = Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
+    try:
+        with _DIRECTLY.open(asked, timeout=ANSWER_SEC) as answer:
+            model = json.load(answer)["data"][0]
+            return {"id": str(model["id"]), "max_model_len": int(model["max_model_len"])}
+    except HTTPError as error:
+        hint = "; give a file with the key as --key-file" if error.code in (401, 403) else ""
+        raise UmaError(f"{url}: answers {error.code}{hint}") from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UmaError(f"{url}: no server of UMA answers there: {error}") from None
+
+
+@contextmanager
+def _server(loaded: Loaded, folder: Path) -> Iterator[str]:
+    """The URL of a gateway to the server that runs, or of a server of one's own; ended with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    settings = folder / "uma.toml"
+    settings.write_text(as_toml(loaded))
+    command = [sys.executable, "-m", "uma"]
+    if _listens(loaded.config.socket):
+        command += ["gateway", "--socket", loaded.config.socket]
+    else:
+        say.note(f"no server listens on {loaded.config.socket}: starting one")
+        command += ["run", "--config", str(settings), "--socket", str(folder / "uma.sock")]
+    log = folder / "server.log"
+    with log.open("wb") as file:
+        # In a session of its own: Ctrl-C in the terminal is the agent's.
+        process = subprocess.Popen(
+            [*command, "--http", address, "--http-keys", ""],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://{address}"
+        while not _is_ready(url):
+            if process.poll() is not None:
+                said = log.read_text(errors="replace").splitlines() or ["it said nothing"]
+                raise UmaError(f"the server ended at its start: {said[-1].removeprefix('uma: error: ')}")
+            time.sleep(STEP_SEC)
+        yield url
+    finally:
+        _end(process)
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as end:
+        try:
+            end.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with _DIRECTLY.open(f"{url}/health", timeout=ANSWER_SEC) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_SEC)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+_DIRECTLY = build_opener(ProxyHandler({}))
+"""Asks servers without the proxy that variables name: most stand on this machine."""
