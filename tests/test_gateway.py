@@ -58,7 +58,7 @@ def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:
         assert "uma: error: the server is stopping; start it again" in gateway.process.log.join()
 
 
-@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_a_gateway_stops_when_it_is_told_to(server: ServerProcess, told: signal.Signals, code: int) -> None:
     with running_gateway(server) as gateway:
         gateway.process.signal(told)

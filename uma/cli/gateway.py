@@ -18,8 +18,7 @@ from uma.config import BARE_HTTP, RuntimeConfig
 from uma.errors import sole_error
 from uma.http import HttpService, check
 from uma.server.logs import logging_to
-
-STOP = (signal.SIGTERM, signal.SIGINT)
+from uma.server.main import STOP, heeded
 
 
 def main(options: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ async def _serve(config: RuntimeConfig) -> list[int]:
     """
     services: list[HttpService] = []
     received: list[int] = []
-    with trio.open_signal_receiver(*STOP) as signals:
+    with trio.open_signal_receiver(*heeded(STOP)) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(_heed, signals, received, services, nursery.cancel_scope)
             client = await connected(stack, config.socket, say.note)
@@ -70,10 +69,12 @@ async def _serve(config: RuntimeConfig) -> list[int]:
 async def _heed(
     signals: AsyncIterator[int], received: list[int], services: list[HttpService], everything: trio.CancelScope
 ) -> None:
-    """A first signal drains, a second ends at once; so does the first where nothing is served yet. Appends
-    each to `received`.
+    """A first signal drains, a second ends at once; so does the first where nothing is served yet. A terminal that is
+    closed can send SIGHUP twice, and is one signal. Appends each to `received`.
     """
     async for number in signals:
+        if received and number == signal.SIGHUP:
+            continue
         if received or not services:
             everything.cancel()
         for service in services:

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -26,9 +26,9 @@ from uma.types import LoadProgress, ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
 
-STOP = frozenset({signal.SIGTERM, signal.SIGINT})
-WATCHED = (*STOP, signal.SIGHUP, signal.SIGUSR1)
-"""A signal among them that our parent has chosen to ignore (a background job of a plain shell) stays ignored."""
+STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that end a server in order. SIGHUP is a closed terminal's."""
+WATCHED = (*STOP, signal.SIGUSR1)
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -76,9 +76,9 @@ def run_server(
 
     The socket answers at once: while the model is being loaded, `health` says how far that is, and everything else is
     refused with `E_LIMIT_OVERLOADED`. `on_ready` is called once requests are taken. A first signal drains, a second
-    ends at once; while the model is being loaded, the first one ends the load. SIGUSR1 writes the metrics to the log;
-    SIGHUP is only noted. The services that `beside` makes share the server's life from then on, those of `early` from
-    its beginning. Raises `ConfigError` or `ModelError` where the server cannot start.
+    ends at once; while the model is being loaded, the first one ends the load. A terminal that is closed is as SIGTERM,
+    once. SIGUSR1 writes the metrics to the log. The services that `beside` makes share the server's life from then on,
+    those of `early` from its beginning. Raises `ConfigError` or `ModelError` where the server cannot start.
     """
     progress = progress or LoadProgress()
     with logging_to(config):
@@ -98,8 +98,7 @@ async def _main(
 ) -> int:
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
     Users.load(config.socket_users)
-    heeded = [each for each in WATCHED if signal.getsignal(each) is not signal.SIG_IGN]
-    with trio.open_signal_receiver(*heeded) as signals:
+    with trio.open_signal_receiver(*heeded(WATCHED)) as signals:
         async with trio.open_nursery() as nursery:
             server = Server(progress, config)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
@@ -126,6 +125,11 @@ async def _main(
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
     return run.code
+
+
+def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Of these, all but those that our parent has chosen to ignore (nohup, a background job of a plain shell)."""
+    return [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:
@@ -167,7 +171,8 @@ class Run:
             log(logger, logging.INFO, "signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR1:
                 await self._log_metrics()
-            elif number in STOP:
+            elif number in STOP and not (stops and number == signal.SIGHUP):
+                # (The kernel and the shell can both send SIGHUP for one terminal.)
                 stops += 1
                 self.code = INTERRUPTED if number == signal.SIGINT else self.code
                 if not self.load_ended.is_set():
