@@ -392,6 +392,28 @@ def test_any_origin_may_send_where_all_are_allowed(tiny: Path) -> None:
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
 
 
+LOCAL = ["http://localhost", "https://localhost:3000", "http://127.0.0.1:3000", "http://[::1]", "http://[::1]:3000"]
+FOREIGN = [
+    "http://notlocalhost",
+    "http://localhost.evil.example",
+    "http://127.0.0.1.example",
+    "null",
+    "ftp://localhost:21",
+]
+
+
+def test_every_origin_of_this_machine_may_send_where_localhost_is_allowed(tiny: Path) -> None:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", http_cors="localhost")) as hosted:
+        raw = RawHttp(hosted.port)
+        for origin in LOCAL:
+            answer = raw.ask("POST", "/v1/completions", SMALL, origin=origin)
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, origin)
+        for origin in FOREIGN:
+            refused = raw.ask("POST", "/v1/completions", SMALL, origin=origin)
+            assert (refused.status, "access-control-allow-origin" in refused.headers) == (403, False)
+        raw.close()
+
+
 def test_the_server_s_own_page_may_send(locked: HttpServer, keys: dict[str, str]) -> None:
     own = {"host": "localhost:5", "origin": "http://localhost:5"}
     assert locked.ask("POST", "/v1/completions", SMALL, **own, **bearer(keys, "free")).status == 200

@@ -179,7 +179,9 @@ class RuntimeConfig:
     http_hosts: str = setting(
         "", "names this server is reached by over HTTP, with commas; loopback names and IP addresses always are"
     )
-    http_cors: str = setting("", "origins whose pages can call the HTTP API, with commas; *: all; empty: none")
+    http_cors: str = setting(
+        "", "origins whose pages can call the HTTP API, with commas; localhost: this machine's; *: all; empty: none"
+    )
     http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
     alias: str = setting("", "other names of the model over HTTP, with commas")
     max_http_connections: Annotated[int, Range(1, 100_000)] = setting(

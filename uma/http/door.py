@@ -24,6 +24,10 @@ EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored"
 """Headers of answers that a page of an allowed origin can read."""
 
 
+LOCAL = "localhost"
+"""Among the allowed origins: every one of this machine, on whatever port."""
+
+
 @attrs.frozen
 class Door:
     """The rules of one server."""
@@ -32,6 +36,7 @@ class Door:
     names: frozenset[str]
     """Names that `Host` can have beside loopback's and addresses; `*`: any."""
     origins: frozenset[str]
+    """Whose pages can send; `*`: all, `LOCAL`: those that this machine serves itself."""
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> Door:
@@ -55,7 +60,7 @@ class Door:
         origin = http.header(b"origin")
         if origin is None:
             return
-        if origin.lower() in self.origins or "*" in self.origins:
+        if origin.lower() in self.origins or "*" in self.origins or (LOCAL in self.origins and _is_local(origin)):
             http.extra_headers += _cors(origin, is_any="*" in self.origins)
         elif origin.lower().partition("://")[2] != (host or "").lower():  # "null" has no host
             raise Forbidden(f"Origin: pages of {origin[:200]!r} may not use this server; --http-cors allows them")
@@ -117,6 +122,20 @@ def _without_port(host: str) -> str:
         name, end, rest = host[1:].partition("]")
         return name if end and (not rest or rest.startswith(":")) else ""
     return host.partition(":")[0]
+
+
+def _is_local(origin: str) -> bool:
+    """Whether an origin is a loopback name or address."""
+    scheme, _, host = origin.lower().partition("://")
+    name = _without_port(host)
+    if scheme not in ("http", "https"):
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _cors(origin: str, *, is_any: bool) -> list[Header]:
