@@ -154,6 +154,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: counts,
     bool: st.booleans(),
     str | None: st.none() | text,
+    dict[str, float]: st.dictionaries(text, st.floats(-100, 100), max_size=2),
     tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
     Literal[-1, 0, 1]: st.sampled_from([-1, 0, 1]),
 }

@@ -58,11 +58,43 @@ def test_a_toml_of_any_configuration_gives_the_same_configuration(
 ) -> None:
     config = RuntimeConfig(model=model, socket=socket, use_mlock=use_mlock, socket_mode=mode, slo_ttft_ms=12.5)
     table = tomllib.loads(as_toml(Loaded(config, dict.fromkeys(settings(), f"{model}\n: x"))))
-    assert set(table) == set(settings())
+    assert set(table) == {name for name in settings() if getattr(config, name) is not None}
     assert {name: value for name, value in table.items() if name != "socket_mode"} == {
-        name: getattr(config, name) for name in settings() if name != "socket_mode"
+        name: getattr(config, name) for name in table if name != "socket_mode"
     }
     assert int(table["socket_mode"], 8) == mode
+
+
+@pytest.mark.parametrize(
+    ("metadata", "arguments", "temperature", "top_p"),
+    [
+        (
+            {},
+            [],
+            ("unset", "default; chat, generate and LLM: 0.7 (default)"),
+            ("unset", "default; chat, generate and LLM: 0.95 (default)"),
+        ),
+        (
+            {"general.sampling.temp": 0.6},
+            ["--top-p", "0.5"],
+            ("unset", "default; chat, generate and LLM: 0.6 (the model's own)"),
+            ("0.5", "--top-p"),
+        ),
+    ],
+)
+def test_how_tokens_are_drawn_where_nothing_says_so_is_told(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    metadata: dict[str, float],
+    arguments: list[str],
+    temperature: tuple[str, str],
+    top_p: tuple[str, str],
+) -> None:
+    model = write_model(tmp_path / "model.gguf", metadata=metadata)
+    assert main(["config", "--model", str(model), *arguments]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    for name, (value, origin) in (("temperature", temperature), ("top_p", top_p)):
+        assert (lines[name].split()[1], lines[name].endswith(origin)) == (value, True)
 
 
 def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

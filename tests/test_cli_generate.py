@@ -143,7 +143,9 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
         path.parent.mkdir(mode=0o700)
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
-    done = generate("hello", "--model", str(tiny), "--max-tokens", "5", XDG_RUNTIME_DIR=str(socket_dir))
+    done = generate(
+        "hello", "--model", str(tiny), "--max-tokens", "5", "--temperature", "0", XDG_RUNTIME_DIR=str(socket_dir)
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.decode() == f"uma: no server listens on {path}: loading {tiny} here\n"
     assert done.stdout
@@ -355,7 +357,7 @@ def through_shell(line: str) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
 def test_an_answer_comes_also_where_nothing_can_be_said_beside_it(redirection: str, at: tuple[str, str]) -> None:
-    greedy = ("hello", *at, "--max-tokens", "8", "--ignore-eos")
+    greedy = ("hello", *at, "--max-tokens", "8", "--ignore-eos", "--temperature", "0")
     done = through_shell(f"uma generate {shlex.join(greedy)} {redirection}")
     assert (done.returncode, done.stdout) == (0, generate(*greedy).stdout)
 

@@ -14,6 +14,7 @@ from engine_world import config_for
 from http_server import HostedHttp, HttpServer, RawHttp, hosted_http
 from test_http_promises import GENERATING, Noting
 
+from models import write_model
 from uma.types import Grammar, Message, Request, SamplerSettings
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA, NATIVE = GENERATING
@@ -221,11 +222,13 @@ def test_a_streamed_response_ends_with_what_a_whole_one_has(asking: Asking) -> N
 
 
 DEFAULTS = {
-    **dict.fromkeys((CHAT, COMPLETIONS, RESPONSES, MESSAGES), SamplerSettings(temperature=1.0)),
     **dict.fromkeys(
         (OLLAMA_CHAT, OLLAMA), SamplerSettings(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)
     ),
-    NATIVE: SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
+    **dict.fromkeys(
+        (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE),
+        SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
+    ),
 }
 
 
@@ -235,15 +238,47 @@ def test_what_is_not_asked_for_is_the_dialect_s_default(asking: Asking, path: st
     assert request.sampling.settled == DEFAULTS[path]
 
 
-def test_a_default_of_the_operator_goes_before_a_dialect_s(tiny: Path) -> None:
-    config = config_for(tiny, http="127.0.0.1:0", max_tokens=16, temperature=0.3, top_k=5)
+OF_THE_FILE = {"temp": 0.6, "top_p": 0.9, "penalty_repeat": 1.05, "penalty_last_n": 32, "min_p": 7.0}
+"""A min-p that there cannot be is left out."""
+
+
+def test_the_operator_s_figures_go_before_the_model_s_own_and_these_before_a_dialect_s(tmp_path: Path) -> None:
+    own = {f"general.sampling.{key}": value for key, value in OF_THE_FILE.items()}
+    model = write_model(tmp_path / "model.gguf", metadata=own)
+    config = config_for(model, http="127.0.0.1:0", max_tokens=16, temperature=0.0, top_k=5)
     with hosted_http(config) as hosted:
         noting: Any = Noting(hosted.engine)
         hosted.call(lambda: hosted.gateway.be_ready(noting))
-        for path, own in DEFAULTS.items():
+        for path, of_dialect in DEFAULTS.items():
             (request,) = Asking(hosted.port, noting.given).requests(path, {})
-            found = request.sampling.over(config.sampler).settled
-            assert found == attrs.evolve(own, temperature=0.3, top_k=5), path
+            expected = attrs.evolve(of_dialect, temperature=0.0, top_k=5, top_p=0.9, repetition_penalty=1.05)
+            assert request.sampling.settled == expected, path
+            assert request.sampling.penalty_window == 32, path
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_penalties_count_what_was_generated_alone_where_the_dialect_s_documents_say_so(
+    asking: Asking, path: str
+) -> None:
+    (request,) = asking.requests(path, {})
+    counts_prompt = path in (NATIVE, OLLAMA, OLLAMA_CHAT)
+    assert request.sampling.penalize_prompt == counts_prompt
+    assert request.sampling.penalty_window == (64 if counts_prompt else N_CTX)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, OLLAMA, OLLAMA_CHAT])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_without_a_number_an_answer_can_fill_the_context(tiny: Path, path: str, is_streamed: bool) -> None:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=256, http_any_model=True)) as hosted:
+        noting: Any = Noting(hosted.engine)
+        hosted.call(lambda: hosted.gateway.be_ready(noting))
+        fields = optional(path, {"ignore_eos": True, "temperature": 0})
+        unbounded = {name: value for name, value in GENERATING[path].items() if not name.startswith("max_")}
+        with closing(RawHttp(hosted.port)) as raw:
+            answer = raw.ask("POST", path, {**unbounded, **fields, "stream": is_streamed})
+        assert (answer.status, b'"warnings"' in answer.body) == (200, False)
+        (request,) = noting.given
+        assert request.sampling.max_tokens == hosted.engine.info.limits.max_tokens
 
 
 TEXTS: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

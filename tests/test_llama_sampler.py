@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import attrs
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
@@ -281,3 +282,13 @@ def test_no_step_ever_takes_a_token_that_is_excluded(context: Context, row: Row,
 def test_these_too_repeat_with_their_seed(context: Context, more: dict[str, Any]) -> None:
     params = SamplingParams(temperature=1.5, **more)
     assert draws(context, params, 60, 5) == draws(context, params, 60, 5)
+
+
+@pytest.mark.parametrize("dry", [0.0, 0.8])
+def test_penalties_can_count_the_output_alone(context: Context, row: Row, dry: float) -> None:
+    row[:] = 0
+    row[[5, 6]] = 3.0, 2.0
+    params = SamplingParams(temperature=0, presence_penalty=2, dry_multiplier=dry)
+    assert draws(context, params, 2, tail=(5,)) == [6, 5]
+    of_output = attrs.evolve(params, penalize_prompt=False)
+    assert draws(context, of_output, 3, tail=(5,)) == [5, 6, 5]

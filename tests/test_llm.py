@@ -33,7 +33,7 @@ TINY: dict[str, Any] = {
 
 
 def params(max_tokens: int = 8, **more: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+    return SamplingParams(max_tokens=max_tokens, **({"ignore_eos": True, "temperature": 0} | more))
 
 
 def open_llm(path: Path, **settings: Any) -> LLM:
@@ -446,18 +446,23 @@ def test_settings_in_variables_are_the_command_s_alone(tiny: Path, monkeypatch: 
         assert limits.default_max_tokens == min(DEFAULT_MAX_TOKENS, limits.n_ctx)
 
 
-def test_sampling_that_is_not_asked_for_is_a_setting_of_the_engine_and_greedy_unless_set(tiny: Path) -> None:
-    prompts = ["Once"] * 4
+def test_sampling_that_is_not_asked_for_is_a_setting_of_the_llm_else_the_model_s_own_else_drawn(
+    tiny: Path, tmp_path: Path
+) -> None:
+    def text(path: Path, sampling: SamplingParams, **settings: Any) -> str:
+        with open_llm(path, **settings) as llm:
+            return llm.generate("Once", sampling)[0].outputs[0].text
 
-    def texts(sampling: SamplingParams, **settings: Any) -> set[str]:
-        with open_llm(tiny, **settings) as llm:
-            return {out.outputs[0].text for out in llm.generate(prompts, sampling)}
-
-    greedy = texts(params(12))
-    assert len(greedy) == 1
-    assert len(texts(params(12), temperature=1.5)) > 1
-    assert texts(params(12, temperature=0), temperature=1.5) == greedy
-    assert texts(params(12), temperature=1.5, top_k=1) == greedy
+    unsaid = params(12, seed=3, temperature=None)
+    greedy = text(tiny, params(12))
+    assert text(tiny, unsaid, temperature=0.0) == greedy
+    assert text(tiny, unsaid, temperature=1.5, top_k=1) == greedy
+    assert text(tiny, unsaid) == text(tiny, params(12, seed=3, temperature=0.7, top_p=0.95)) != greedy
+    own = write_model(tmp_path / "own.gguf", metadata={"general.sampling.temp": 0.0})
+    assert text(own, unsaid) == greedy
+    assert text(own, params(12, seed=3, temperature=0.7)) == text(tiny, unsaid)
+    with open_llm(own) as llm:
+        assert "".join(llm.stream("Once", unsaid)) == greedy
 
 
 def test_an_llm_without_references_is_closed(tiny: Path) -> None:

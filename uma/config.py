@@ -11,7 +11,8 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
 
@@ -106,17 +107,19 @@ class RuntimeConfig:
         "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096",
         "tokens",
     )
-    temperature: Temperature = setting(
-        0.0, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"
+    temperature: Temperature | None = setting(
+        None, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"
     )
-    top_p: Share = setting(1.0, "draw from the likeliest tokens that make up this probability", "0 to 1")
-    top_k: TopK = setting(0, "draw from this many likeliest tokens; 0: all", "tokens")
-    min_p: Share = setting(0.0, "leave out tokens under this fraction of the likeliest one's probability", "0 to 1")
-    repetition_penalty: RepetitionPenalty = setting(
-        1.0, "divide the score of tokens seen lately; 1: off", "over 0, at most 2"
+    top_p: Share | None = setting(None, "draw from the likeliest tokens that make up this probability", "0 to 1")
+    top_k: TopK | None = setting(None, "draw from this many likeliest tokens; 0: all", "tokens")
+    min_p: Share | None = setting(
+        None, "leave out tokens under this fraction of the likeliest one's probability", "0 to 1"
     )
-    frequency_penalty: Penalty = setting(0.0, "lower a token's score each time it was seen lately", "-2 to 2")
-    presence_penalty: Penalty = setting(0.0, "lower a token's score once it was seen lately", "-2 to 2")
+    repetition_penalty: RepetitionPenalty | None = setting(
+        None, "divide the score of tokens seen lately; 1: off", "over 0, at most 2"
+    )
+    frequency_penalty: Penalty | None = setting(None, "lower a token's score each time it was seen lately", "-2 to 2")
+    presence_penalty: Penalty | None = setting(None, "lower a token's score once it was seen lately", "-2 to 2")
 
     idle_timeout_sec: Annotated[float, Range(gt=0)] = setting(
         300.0, "a session without frames or work is closed after", "seconds"
@@ -211,9 +214,14 @@ class RuntimeConfig:
         return self.tick_budget_ms or max(LEAST_BUDGET_MS, self.slo_tbt_ms)
 
     @property
+    def chosen_sampling(self) -> dict[str, Any]:
+        """The figures among `SAMPLER_FIELDS` that are set, by name."""
+        return {name: value for name in SAMPLER_FIELDS if (value := getattr(self, name)) is not None}
+
+    @property
     def sampler(self) -> SamplerSettings:
-        """How tokens are chosen for a request that does not say."""
-        return SamplerSettings(**{name: getattr(self, name) for name in SAMPLER_FIELDS})
+        """How tokens are chosen for a request that does not say: greedily, as far as nothing is set."""
+        return SamplerSettings(**self.chosen_sampling)
 
 
 @attrs.frozen
@@ -279,7 +287,9 @@ class Setting:
         return "octal permissions such as 600" if self.name == "socket_mode" else name_of(self.hint)
 
     def show(self, value: Any) -> str:
-        """A value as a person would type it."""
+        """A value as a person would type it; empty for None."""
+        if value is None:
+            return ""
         if self.name == "socket_mode":
             return f"{value:03o}"
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -291,7 +301,7 @@ def settings() -> dict[str, Setting]:
     return {
         field.name: Setting(
             field.name,
-            hints[field.name],
+            _without_none(hints[field.name]),
             _default(field),
             field.metadata["help"],
             field.metadata["unit"],
@@ -299,6 +309,12 @@ def settings() -> dict[str, Setting]:
         )
         for field in attrs.fields(RuntimeConfig)
     }
+
+
+def _without_none(hint: Any) -> Any:
+    """The type of a setting's value, where it has one."""
+    inner = [each for each in get_args(hint) if each is not type(None)]
+    return inner[0] if isinstance(hint, UnionType) or get_origin(hint) is Union else hint
 
 
 def _default(field: Any) -> Any:

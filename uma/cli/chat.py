@@ -25,7 +25,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View
 from uma.config import Loaded, nearest
 from uma.errors import ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
-from uma.types import Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
+from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
@@ -171,11 +171,12 @@ class Chat:
         """One turn: a question and its answer, which join the conversation together or not at all."""
         assert self.opened is not None
         self.n_asked += 1
+        suggested = self.opened.source.info.capabilities.suggested_sampling
         try:
             request = Request(
                 id=f"turn-{self.n_asked}",
                 messages=self.conversation.asking(question),
-                sampling=self.sampling,
+                sampling=self.sampling.with_suggested({**CHAT_SAMPLING, **suggested}),
                 priority=self.opened.source.info.limits.max_priority,  # a person waits for it
                 reasoning="auto" if self.opened.source.info.capabilities.reasoning else None,
             )

@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from uma.cli.harmless import json_text, toml_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
 from uma.config import Loaded, Setting, settings
+from uma.errors import ModelError
+from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = load_settings(options)
+    drawn = _drawn(loaded)
     if options.json:
-        print(as_json(loaded))
+        print(as_json(loaded, drawn))
     elif options.toml:
         print(as_toml(loaded), end="")
     else:
-        print_table(("setting", "value", "unit", "from"), [_row(each, loaded) for each in settings().values()])
+        rows = [_row(each, loaded, drawn) for each in settings().values()]
+        print_table(("setting", "value", "unit", "from"), rows)
     return 0
 
 
-def as_json(loaded: Loaded) -> str:
-    """An object of settings, each with `value`, `unit` and `from`."""
+def _drawn(loaded: Loaded) -> dict[str, tuple[float, str]]:
+    """The figures that `chat`, `generate` and `LLM` take where the setting is unset, and whence."""
+    own = {} if loaded.origins["model"] == "default" else _of_the_model(loaded.config.model)
+    figures = {name: (value, "default") for name, value in CHAT_SAMPLING.items()}
+    figures |= {name: (value, "the model's own") for name, value in own.items()}
+    return {name: figures[name] for name in SAMPLER_FIELDS if name in figures and getattr(loaded.config, name) is None}
+
+
+def _of_the_model(name: str) -> dict[str, float]:
+    from uma.llama import catalog, header  # noqa: PLC0415  (slow to import, and not needed where no model is named)
+    from uma.llama.suggested import suggested_sampling  # noqa: PLC0415
+
+    try:
+        return suggested_sampling(header.read(catalog.resolve(name, os.environ).path))
+    except ModelError:  # there is no such model yet: what its file says is not known
+        return {}
+
+
+def as_json(loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) -> str:
+    """An object of settings, each with `value`, `unit` and `from`; `in_chat` is the figure that `chat`, `generate` and
+    `LLM` take where the setting is unset.
+    """
     table = {
         name: {"value": getattr(loaded.config, name), "unit": each.unit or None, "from": loaded.origins[name]}
+        | ({"in_chat": drawn[name][0]} if name in drawn else {})
         for name, each in settings().items()
     }
     return json_text(table, indent=2)
@@ -34,14 +61,21 @@ def as_json(loaded: Loaded) -> str:
 
 def as_toml(loaded: Loaded) -> str:
     """A file that `--config` takes and that gives the same configuration anywhere."""
-    return "".join(
-        f"{name} = {_toml_value(each, getattr(loaded.config, name))}  # {_remark(each, loaded)}\n"
-        for name, each in settings().items()
-    )
+    return "".join(_toml_line(each, loaded) for each in settings().values())
 
 
-def _row(each: Setting, loaded: Loaded) -> tuple[str, str, str, str]:
-    return each.name, each.show(getattr(loaded.config, each.name)) or '""', each.unit, loaded.origins[each.name]
+def _row(each: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) -> tuple[str, str, str, str]:
+    value, origin = getattr(loaded.config, each.name), loaded.origins[each.name]
+    if each.name in drawn:
+        origin = f"{origin}; chat, generate and LLM: {drawn[each.name][0]:g} ({drawn[each.name][1]})"
+    return each.name, "unset" if value is None else each.show(value) or '""', each.unit, origin
+
+
+def _toml_line(each: Setting, loaded: Loaded) -> str:
+    value, remark = getattr(loaded.config, each.name), _remark(each, loaded)
+    if value is None:
+        return f"# {each.name} is unset  # {remark}\n"
+    return f"{each.name} = {_toml_value(each, value)}  # {remark}\n"
 
 
 def _toml_value(each: Setting, value: Any) -> str:

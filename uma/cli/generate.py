@@ -24,6 +24,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
 from uma.types import (
+    CHAT_SAMPLING,
     Capabilities,
     Event,
     Finished,
@@ -62,7 +63,7 @@ class Task:
                 id=REQUEST_ID,
                 prompt=None if templated else self.prompt,
                 messages=self._messages() if templated else None,
-                sampling=self.sampling,
+                sampling=self.sampling.with_suggested({**CHAT_SAMPLING, **capabilities.suggested_sampling}),
                 priority=self.priority.value,
                 stream=self.sampling.drawn_answers == 1,  # else their texts would be mixed
             )

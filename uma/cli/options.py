@@ -18,7 +18,7 @@ from uma.cli import say
 from uma.config import HTTP, Loaded, Setting, load, nearest, settings
 from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
-from uma.types import SAMPLER_FIELDS, SamplingParams
+from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, SamplingParams
 
 GATEWAY = HTTP | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec", "log_level", "log_file"}
 """Settings that `uma gateway` has a use for."""
@@ -54,6 +54,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
         "stop": ("end the output before this text; can be given up to 16 times", ""),
         "penalty_window": ("tokens that the three penalties look back over", "tokens"),
+        "penalize_prompt": ("let these penalties count the prompt's tokens, too", ""),
         "typical_p": ("keep the tokens nearest to the expected information; 1: off", "over 0, at most 1"),
         "top_n_sigma": ("keep tokens within so many standard deviations of the highest score", "over 0"),
         "xtc_probability": ("how often to drop all but the least likely of the likely tokens; 0: never", "0 to 1"),
@@ -95,9 +96,9 @@ def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] =
         )  # fmt: skip
 
 
-def _add_setting(group: argparse._ArgumentGroup, each: Setting) -> None:
+def _add_setting(group: argparse._ArgumentGroup, each: Setting, default: str = "none") -> None:
     what = ", ".join(each.choices) if each.choices else each.unit
-    notes = "; ".join(filter(None, [what, f"default: {each.show(each.default) or 'none'}"]))
+    notes = "; ".join(filter(None, [what, f"default: {each.show(each.default) or default}"]))
     text = _escape(f"{each.help} ({notes})")
     dest = f"setting_{each.name}"
     flags = [each.flag, *filter(None, [SHORT.get(each.name)])]
@@ -189,7 +190,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     # A command that generates nothing would print nothing, and say no word of why.
     hints = {**hints_of(SamplingParams), "max_tokens": Annotated[int, Range(1)]}
     for name in SAMPLER_FIELDS:
-        _add_setting(group, settings()[name])
+        _add_setting(group, settings()[name], f"the model's own, else {CHAT_SAMPLING.get(name, 'off')}")
     for field in _other_fields():
         text, unit = SAMPLING_HELP[field.name]
         flag, dest = "--" + field.name.replace("_", "-"), _sampling_dest(field.name)

@@ -43,6 +43,7 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         prefix_sharing=_prefix_sharing(context, config),
         max_stop_sequences=MAX_STOPS,
         sampling_params=features.sampling_params(),
+        suggested_sampling={**context.model.suggested_sampling, **config.chosen_sampling},
         tools=chat.tool_choices,
         reasoning=chat.has_thinking,
         reasoning_switch=chat.has_thinking_switch,

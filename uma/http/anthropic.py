@@ -26,17 +26,14 @@ from uma.http.anthropic_turns import (
 from uma.http.content import text_of
 from uma.http.dialect import Body, SseJob, comment, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, first, read, sampling, urgency
+from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.problem import Problem
 from uma.http.thinking import thinking
 from uma.http.tools import Effort
 from uma.http.usage import spoken, warnings
-from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, SamplerSettings, Token, ToolCallDelta
-
-DEFAULTS = SamplerSettings(temperature=1.0)
-"""As Anthropic's documents have them."""
+from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, Token, ToolCallDelta
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -123,7 +120,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
     params = sampling(
         gateway,
         body,
-        DEFAULTS,
+        DRAWN,
+        **of_output(gateway, body),
         max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
         stop=first(http, ("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
@@ -18,11 +19,9 @@ from uma.net.quota import Lane
 from uma.protocol.converter import structure, unknown_fields
 from uma.types import (
     MAX_SEED,
-    SAMPLER_FIELDS,
     Pace,
     Penalty,
     RepetitionPenalty,
-    SamplerSettings,
     SamplingParams,
     Share,
     Slo,
@@ -30,6 +29,9 @@ from uma.types import (
 )
 
 T = TypeVar("T")
+
+DRAWN: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
+"""Figures with which tokens are drawn where nothing else says how: llama-server's."""
 
 MAX_MESSAGES = 16_384
 """Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
@@ -100,11 +102,11 @@ def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable
     return body
 
 
-def sampling(gateway: Gateway, body: Common, defaults: SamplerSettings, **own: Any) -> SamplingParams:
+def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], **own: Any) -> SamplingParams:
     """The parameters of `body`: its own fields, and in `own` those of other names; None stands for the default.
 
-    `defaults` are the dialect's; where the operator has set a figure, that one counts. Raises `Unsupported` for
-    what the source cannot do and `BadRequest` for what does not go together.
+    `defaults` are the dialect's; where the operator or the model's file has a figure, that one counts. Raises
+    `Unsupported` for what the source cannot do and `BadRequest` for what does not go together.
     """
     given = {name: getattr(body, name) for name in _SHARED} | own
     if body.top_n_sigma is not None and body.top_n_sigma <= 0:
@@ -160,13 +162,19 @@ def context_window(gateway: Gateway) -> int:
     return min(gateway.source.info.limits.n_ctx, MAX_WINDOW)
 
 
-def _defaults(gateway: Gateway, dialect: SamplerSettings) -> dict[str, Any]:
-    neutral, operators = SamplerSettings(), gateway.config.sampler
-    return {
-        name: getattr(dialect, name)
-        for name in SAMPLER_FIELDS
-        if getattr(operators, name) == getattr(neutral, name) != getattr(dialect, name)
-    }
+def of_output(gateway: Gateway, body: Common) -> dict[str, Any]:
+    """For dialects whose penalties count what has been generated, all of it, and not the prompt."""
+    if "penalize_prompt" not in gateway.source.info.capabilities.sampling_params:  # a server of before
+        return {}
+    windows = (body.penalty_window, gateway.source.info.capabilities.suggested_sampling.get("penalty_window"))
+    window = next((each for each in windows if each is not None), context_window(gateway))
+    return {"penalize_prompt": False, "penalty_window": window}
+
+
+def _defaults(gateway: Gateway, dialect: Mapping[str, float]) -> dict[str, float]:
+    able = gateway.source.info.capabilities
+    known = {name: value for name, value in dialect.items() if name in able.sampling_params}
+    return {**known, **able.suggested_sampling, **gateway.config.chosen_sampling}
 
 
 def urgency(body: Common, http: Exchange) -> dict[str, Any]:

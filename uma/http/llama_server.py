@@ -14,15 +14,12 @@ from uma.http import openai_chat
 from uma.http.content import checked_text
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, first, read, sampling
+from uma.http.fields import DRAWN, Common, first, read, sampling
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
-from uma.types import MAX_SEED, Request, SamplerSettings, SamplingParams
-
-DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
-"""llama-server's own."""
+from uma.types import MAX_SEED, Request, SamplingParams
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -210,8 +207,7 @@ def _default_settings(gateway: Gateway) -> dict[str, Any]:
     info = gateway.source.info
     if not info.capabilities.generate:
         return {}
-    params = sampling(gateway, Common(), DEFAULTS).over(gateway.config.sampler)
-    return settings(params, info.limits.default_max_tokens, MAX_SEED, stream=False)
+    return settings(sampling(gateway, Common(), DRAWN), info.limits.default_max_tokens, MAX_SEED, stream=False)
 
 
 async def slots(gateway: Gateway, http: Exchange) -> None:

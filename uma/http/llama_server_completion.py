@@ -16,6 +16,7 @@ from uma.http import abilities, fill_in
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import (
+    DRAWN,
     MAX_WINDOW,
     Common,
     all_tokens,
@@ -27,7 +28,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.llama_server import DEFAULTS, ERRORS, settings
+from uma.http.llama_server import ERRORS, settings
 from uma.http.logprobs import Unshown, shown
 from uma.http.problem import Problem
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
@@ -160,7 +161,7 @@ def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict:
     params = sampling(
         gateway,
         body,
-        DEFAULTS,
+        DRAWN,
         max_tokens=allowed_tokens(gateway, n_predict, "n_predict") if unbounded is None else unbounded,
         temperature=body.temperature,
         seed=None if body.seed in _DRAWN else body.seed,

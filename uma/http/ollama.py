@@ -46,7 +46,6 @@ from uma.types import (
     ReasoningDelta,
     RepetitionPenalty,
     Request,
-    SamplerSettings,
     SamplingParams,
     Temperature,
     Token,
@@ -54,7 +53,7 @@ from uma.types import (
     ToolCallDelta,
 )
 
-DEFAULTS = SamplerSettings(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)
+DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 """As Ollama's documents have them."""
 VERSION = "0.12.0"
 """The version of Ollama's API that this is written after; clients ask for it to know what they can use."""
@@ -303,7 +302,7 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
         **(thinking(wish, able, http.ignored) if is_chat else {}),
         **prompt,
     )
-    return OllamaJob([request], stream, model, piece, is_unbounded=not _has_bound(options))
+    return OllamaJob([request], stream, model, piece, is_unbounded=(options.num_predict or -1) < 0)
 
 
 def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -> SamplingParams:
@@ -322,7 +321,7 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
         DEFAULTS,
         temperature=options.temperature,
         max_tokens=allowed_tokens(gateway, asked, "options.num_predict")
-        if _has_bound(options)
+        if asked is not None and asked > 0
         else all_tokens(gateway, http),
         repetition_penalty=first(http, *penalties),
         penalty_window=context_window(gateway) if window == -1 else window,
@@ -330,11 +329,6 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
         grammar=abilities.json_format(body.format, "format", able, http.names),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
     )
-
-
-def _has_bound(options: Options) -> bool:
-    """Whether the client asks for a number of tokens, or for the default."""
-    return options.num_predict is None or options.num_predict > 0
 
 
 def _now() -> str:

@@ -9,7 +9,6 @@ import attrs
 from uma.http.dialect import Body
 from uma.http.gateway import Gateway
 from uma.http.problem import Problem
-from uma.types import SamplerSettings
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 """Of a message. A template takes any, and with it whatever it spells."""
@@ -60,9 +59,6 @@ class OpenAiErrors:
 
 
 ERRORS = OpenAiErrors()
-
-DEFAULTS = SamplerSettings(temperature=1.0)
-"""As OpenAI's documents have them."""
 
 
 @attrs.frozen(kw_only=True)

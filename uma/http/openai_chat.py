@@ -15,11 +15,21 @@ from uma.http import abilities
 from uma.http.content import question_start, text_of
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, MaxTokens, read, sampling, tokens_wanted, urgency
+from uma.http.fields import (
+    DRAWN,
+    MAX_MESSAGES,
+    MaxTokens,
+    all_tokens,
+    of_output,
+    read,
+    sampling,
+    tokens_wanted,
+    urgency,
+)
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.logprobs import Untold, chat_form, spelling
-from uma.http.openai import DEFAULTS, Role, StreamOptions
+from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.structured_outputs import StructuredBody, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
@@ -134,7 +144,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
         abilities.media("audio", "modalities")
     request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    is_unbounded = (body.max_completion_tokens or body.max_tokens) == -1
+    is_unbounded = (body.max_completion_tokens or body.max_tokens) in (None, -1)
     job = ChatJob(
         [request],
         bool(body.stream),
@@ -153,9 +163,11 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
     params = sampling(
         gateway,
         body,
-        DEFAULTS,
+        DRAWN,
+        **of_output(gateway, body),
         max_tokens=tokens_wanted(gateway, http, body.max_completion_tokens, "max_completion_tokens", body.n or 1)
-        or tokens_wanted(gateway, http, body.max_tokens, "max_tokens", body.n or 1),
+        or tokens_wanted(gateway, http, body.max_tokens, "max_tokens", body.n or 1)
+        or all_tokens(gateway, http, body.n or 1),
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
         grammar=_grammar(body, fields.get("tool_choice", "auto"), able, http),

@@ -14,10 +14,10 @@ from uma.errors import BadRequest
 from uma.http import abilities, fill_in
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import all_tokens, read, sampling, tokens_wanted, urgency
+from uma.http.fields import DRAWN, all_tokens, of_output, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
-from uma.http.openai import DEFAULTS, StreamOptions
+from uma.http.openai import StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.prompts import PROMPTS, built_with_ids, prompts
 from uma.http.structured_outputs import StructuredBody, grammar_of
@@ -90,7 +90,8 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
     params = sampling(
         gateway,
         body,
-        DEFAULTS,
+        DRAWN,
+        **of_output(gateway, body),
         max_tokens=by_default if asked is None else asked,
         temperature=body.temperature,
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),

@@ -13,11 +13,11 @@ from uma.constraints import Length, Range, Text
 from uma.http import abilities
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import Common, allowed_tokens, read, sampling, urgency
+from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.logprobs import Untold, entries, spelling
-from uma.http.openai import DEFAULTS, ERRORS
+from uma.http.openai import ERRORS
 from uma.http.openai_input import INPUT, messages_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
@@ -125,8 +125,9 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
     params = sampling(
         gateway,
         body,
-        DEFAULTS,
-        max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens"),
+        DRAWN,
+        **of_output(gateway, body),
+        max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens") or all_tokens(gateway, http),
         temperature=body.temperature,
         grammar=abilities.answer_grammar(wanted, "text.format", choice, http.ignored),
         logprobs=_logprobs(body, able),
@@ -142,8 +143,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         **thinking(Wish(effort=effort, effort_field="reasoning.effort"), able, http.ignored),
         **tool_fields([tools.tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
-    held = params.over(gateway.config.sampler).settled
-    job = ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, held, tools)
+    job = ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, params.settled, tools)
     job.telemetry = Telemetry.of(body, stream=bool(body.stream))
     return job
 
@@ -215,7 +215,7 @@ class ResponsesJob(SseJob):
         empty = b"" if self._items else self._grown("message", "")
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
-        response = {**self._response(_status(finished), self._output(finished), finished), **_notes(finished)}
+        response = {**self._response(_status(finished), self._output(finished), finished), **self._notes(finished)}
         told = {} if self.telemetry is None else {"timings": timings(finished)}
         return empty + closed + self._event(kind, response=response, **told)
 
@@ -243,7 +243,7 @@ class ResponsesJob(SseJob):
                 self._add(self._kind(said.name), said).text = said.arguments
         if not self._items:
             self._add("message")
-        return {**self._response(_status(result), self._output(result), result), **_notes(result)}
+        return {**self._response(_status(result), self._output(result), result), **self._notes(result)}
 
     def _output(self, result: Finished) -> list[dict[str, Any]]:
         """All items at the end: what cuts the answer off cuts the last one."""
@@ -345,6 +345,11 @@ class ResponsesJob(SseJob):
             "metadata": body.metadata or {},
         }
 
+    def _notes(self, result: Finished) -> dict[str, Any]:
+        """What a whole response tells besides OpenAI's fields, streamed or not."""
+        told = warnings([result], is_unbounded=self.body.max_output_tokens is None)
+        return {"timings": timings(result), **told}
+
 
 def _tool(body: dict[str, Any]) -> dict[str, Any]:
     """A tool as OpenAI's answers repeat it."""
@@ -354,11 +359,6 @@ def _tool(body: dict[str, Any]) -> dict[str, Any]:
 
 _FUNCTION = {"type": "function", "description": None, "parameters": None, "strict": None}
 """Members that a function always has in an answer."""
-
-
-def _notes(result: Finished) -> dict[str, Any]:
-    """What a whole response tells besides OpenAI's fields, streamed or not."""
-    return {"timings": timings(result), **warnings([result])}
 
 
 def _status(result: Finished) -> str:

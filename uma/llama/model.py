@@ -25,6 +25,7 @@ from uma.llama.footprint import Footprint, footprint
 from uma.llama.header import Header
 from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
+from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
 from uma.types import ModelInfo
@@ -91,6 +92,8 @@ class Model:
         self.chat_template = ChatTemplate(
             template.decode("utf-8", "replace") if template else None, self.vocab.bos_text, self.vocab.eos_text
         )
+        self.suggested_sampling = suggested_sampling(parts[0])
+        """Fields of `SamplingParams` that its file has."""
         self.info = self._read_info(is_builtin)
 
     @classmethod

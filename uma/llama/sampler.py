@@ -42,6 +42,9 @@ class Sampler:
         window = _window(params)
         for token in prompt_tail[-window:] if window else ():
             lib.llama_sampler_accept(self._handle, int(token))
+        if not params.penalize_prompt and _has_penalties(params.settled):
+            # The first step of the chain; DRY, behind it, looks for passages in the prompt too.
+            lib.llama_sampler_reset(lib.llama_sampler_chain_get(self._handle, 0))
 
     def sample(self, context: Context, batch_index: int) -> int:
         """Choose the token that follows the batch's token at `batch_index`, and take it into account from now on.
@@ -78,7 +81,7 @@ class Sampler:
 
 def _window(params: SamplingParams) -> int:
     """Tokens before the first sampled one that a step looks at."""
-    penalties = params.penalty_window if _has_penalties(params.settled) else 0
+    penalties = params.penalty_window if params.penalize_prompt and _has_penalties(params.settled) else 0
     return max(penalties, params.dry_window if params.dry_multiplier > 0 else 0)
 
 

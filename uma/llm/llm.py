@@ -30,7 +30,18 @@ from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
 from uma.llm.stream import LLMStream
 from uma.llm.thread import NO_THREADS, SourceThread
-from uma.types import MAX_TEXTS, EmbedRequest, Ranked, ReasoningMode, Request, RerankRequest, ServerInfo, Tool
+from uma.types import (
+    CHAT_SAMPLING,
+    MAX_TEXTS,
+    EmbedRequest,
+    Ranked,
+    ReasoningMode,
+    Request,
+    RerankRequest,
+    SamplingParams,
+    ServerInfo,
+    Tool,
+)
 
 
 class LLM:
@@ -43,6 +54,9 @@ class LLM:
     `model` is a GGUF file, a name in the `UMA_MODELS` folder, or nothing for the built-in model. Further keywords are
     the fields of `RuntimeConfig` that a model in this process has a use for; nothing else counts, no `UMA_…` setting
     and no file. Raises `ModelError` or `ConfigError` where the model cannot be loaded.
+
+    Where neither a prompt's parameters nor these keywords say how tokens are drawn, the model's file does
+    (`general.sampling.…`), else temperature 0.7 and top_p 0.95 hold: `temperature=0` always takes the likeliest.
 
     With `socket`, the path of a server's Unix socket, it is a client of that server, which has a model and settings
     of its own: other arguments are a `ConfigError`. `ConnectionLost` where no server listens there.
@@ -117,6 +131,7 @@ class LLM:
         sampling = sampling_of(sampling_params, "sampling_params")
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         self._loop.check_process()
+        sampling = self._drawn(sampling)
         made = (Row(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
         return results_of(self._loop, made, in_order=in_order)
 
@@ -163,7 +178,7 @@ class LLM:
         raised, as an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
         """
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
-        sampling = sampling_of(sampling_params, "sampling_params")
+        sampling = self._drawn(sampling_of(sampling_params, "sampling_params"))
         request = make_request(Request, id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)
         return LLMStream(self._loop, request)
 
@@ -227,14 +242,17 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _drawn(self, params: SamplingParams) -> SamplingParams:
+        return params.with_suggested({**CHAT_SAMPLING, **self.info.capabilities.suggested_sampling})
+
     def _run(
         self,
         asked: list[tuple[Any, dict[str, Any]]],
         sampling_params: Sampling | Sequence[Sampling] | None,
         progress: bool | None,
     ) -> list[RequestOutput]:
-        params = params_for(len(asked), sampling_params)
         self._loop.check_process()
+        params = map(self._drawn, params_for(len(asked), sampling_params))
         rows = (
             Row(index, prompt, fields, sampling)
             for index, ((prompt, fields), sampling) in enumerate(zip(asked, params, strict=True))

@@ -47,11 +47,11 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "generate": frozenset(
             """
-            grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window typical_p top_n_sigma
-            xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau mirostat_eta
-            dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
-            tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs continue_final_message
-            cache_prompt
+            grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window penalize_prompt typical_p
+            top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau
+            mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
+            tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs
+            continue_final_message cache_prompt
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
         "tokenize": frozenset(

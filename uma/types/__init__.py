@@ -37,6 +37,7 @@ from uma.types.request import (
     prompt_problem,
 )
 from uma.types.sampling import (
+    CHAT_SAMPLING,
     DEFAULT_MAX_TOKENS,
     GRAMMAR_FIELDS,
     MAX_ANSWERS,
@@ -68,6 +69,7 @@ from uma.types.source import EventStream, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
+    "CHAT_SAMPLING",
     "DEFAULT_MAX_TOKENS",
     "EFFORTS",
     "EFFORT_NAMES",

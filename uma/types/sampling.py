@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
@@ -50,6 +51,10 @@ class SamplerSettings:
             and self.presence_penalty == 0
         )
 
+
+CHAT_SAMPLING: Mapping[str, float] = MappingProxyType({"temperature": 0.7, "top_p": 0.95})
+"""Figures with which `uma chat`, `uma generate` and `LLM` draw where neither the request nor the operator nor the
+model's file says how: small models repeat themselves where the likeliest token is always taken."""
 
 SAMPLER_FIELDS = tuple(field.name for field in attrs.fields(SamplerSettings))
 """Fields of `SamplingParams` whose default is a setting of the engine (`RuntimeConfig` has one of each name)."""
@@ -159,6 +164,8 @@ class SamplingParams:
     """Report the prompt's text and tokens in a `Prompt` event, before the first token."""
     penalty_window: Annotated[int, Range(0, 65_536)] = 64
     """Tokens of prompt and output that repetition, frequency and presence penalties look back over."""
+    penalize_prompt: bool = True
+    """False: these penalties count tokens of the output alone."""
     typical_p: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Keep the tokens nearest to the expected information that make up this probability; 1: all."""
     top_n_sigma: Annotated[float, Range(gt=0)] | None = None
@@ -200,6 +207,13 @@ class SamplingParams:
         }
         return attrs.evolve(self, **missing) if missing else self
 
+    def with_suggested(self, figures: Mapping[str, float]) -> SamplingParams:
+        """The same, with these figures by name where nothing was asked for."""
+        unsaid: dict[str, Any] = {
+            name: value for name, value in figures.items() if getattr(self, name) in (None, _DEFAULTS[name])
+        }
+        return attrs.evolve(self, **unsaid) if unsaid else self
+
     @property
     def drawn_answers(self) -> int:
         """Answers that are computed: more than `n` where the best of them are wanted."""
@@ -218,3 +232,4 @@ class SamplingParams:
 
 
 _NEUTRAL = SamplerSettings()
+_DEFAULTS = {field.name: field.default for field in attrs.fields(SamplingParams)}

@@ -72,6 +72,9 @@ class Capabilities:
     max_stop_sequences: int
     sampling_params: tuple[str, ...]
     """Fields of `SamplingParams` that are honoured."""
+    suggested_sampling: dict[str, float] = attrs.field(factory=dict)
+    """Fields of `SamplingParams` as the operator has set them, else as the model's file has them: what `uma chat`, `uma
+    generate`, `LLM` and HTTP ask for. A request that asks for nothing gets the operator's alone."""
     grammars: tuple[str, ...] = ()
     """Fields of `Grammar` that are honoured."""
     max_logprobs: int = -1
