@@ -43,7 +43,15 @@ class Agent:
     start: Callable[[Place], Start]
 
 
+CLAUDES_LEAST_TOKENS = 65_536
+"""Minimum context that Claude Code is told of: it keeps some 33,000 tokens of it for an answer and its compaction, and
+would refuse its own first prompt of 18,000. Untold, it shortens a conversation once the server says that it is too
+long.
+"""
+
+
 def _claude(place: Place) -> Start:
+    sizes = ["CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"]
     models = ["ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
     models += [f"ANTHROPIC_DEFAULT_{each}_MODEL" for each in ("OPUS", "SONNET", "HAIKU")]
     return Start(
@@ -51,11 +59,10 @@ def _claude(place: Place) -> Start:
             "ANTHROPIC_BASE_URL": place.url,
             "ANTHROPIC_AUTH_TOKEN": place.key,
             "ANTHROPIC_API_KEY": "",
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context_tokens),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(place.context_tokens),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             **dict.fromkeys(models, place.model),
+            **dict.fromkeys(sizes if place.context_tokens >= CLAUDES_LEAST_TOKENS else (), str(place.context_tokens)),
         }
     )
 
