@@ -105,7 +105,8 @@ def add(path: Path, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"name: {name!r}: expected 1 to 64 letters, digits, - or _")
-    if path.exists() and path.read_text(encoding="utf-8").strip() and name in _names(path):
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    if before.strip() and name in _names(path):
         raise ConfigError(f"{path}: [{name}] is there already; choose another name, or remove that table")
     key = PREFIX + secrets.token_urlsafe(32)
     try:
@@ -113,7 +114,9 @@ def add(path: Path, name: str) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     with os.fdopen(fd, "a", encoding="utf-8") as file:
-        file.write(f'[{name}]\nsha256 = "{hash_of(key)}"\n\n')
+        # An editor can have left the last line without its end.
+        begin = "" if before.endswith("\n") or not before else "\n"
+        file.write(f'{begin}[{name}]\nsha256 = "{hash_of(key)}"\n\n')
     return key
 
 
