@@ -81,12 +81,16 @@ def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None
         return head[:common] + opening + thought + (closing + text if text else "")
     if thinking is None:
         return head[:common] + before + text
-    closed = f"{thought}\n{thinking.close}\n\n{text}" if text else thought
-    if head.rstrip().endswith(thinking.open) and (thought or thinking.close not in before):
+    is_open = head.rstrip().endswith(thinking.open)
+    # The model breaks lines within its marks where the template does; unless that shows it, those of `<think>` do.
+    breaks = head.endswith("\n") if is_open else thinking.open == "<think>"
+    closed = f"\n{thinking.close}\n\n" if breaks else thinking.close
+    closed = thought + closed + text if text else thought
+    if is_open and (thought or thinking.close not in before):
         return head + closed
     if thought:  # the template shows no thinking of earlier turns, and so not in which form it would
         start = head[:common] if thinking.close in tail else head
-        return f"{start}{thinking.open}{thinking.label or chr(10)}{closed}"
+        return start + thinking.open + (thinking.label or ("\n" if breaks else "")) + closed
     if thinking.close in tail and thinking.close not in before:
         return head + text
     return head[:common] + before + text

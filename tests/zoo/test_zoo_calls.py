@@ -1,0 +1,71 @@
+"""Each family's calls on a real vocabulary: whatever a random model is held to by a grammar is parsed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from conversations import ASKED, CALLING, RESULTS, SYSTEM
+from engine_world import config_for
+from zoo_models import write_zoo_model
+
+from uma import Request, SamplingParams, open_engine
+from uma.types import Finished, Grammar, Message, Tool
+
+FAMILIES = {
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja": "llama-bpe",
+    "Qwen-Qwen3-0.6B.jinja": "qwen2",
+    "Qwen3-Coder.jinja": "qwen2",
+    "Qwen3.5-4B.jinja": "qwen35",
+    "meta-llama-Llama-3.1-8B-Instruct.jinja": "llama-bpe",
+    "mistralai-Mistral-Nemo-Instruct-2407.jinja": "llama-spm",
+    "Mistral-Small-3.2-24B-Instruct-2506.jinja": "llama-spm",
+    "ibm-granite-granite-3.3-2B-Instruct.jinja": "starcoder",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja": "qwen2",
+    "deepseek-ai-DeepSeek-V3.1.jinja": "deepseek-llm",
+    "GLM-4.6.jinja": "llama-bpe",
+    "google-gemma-4-31B-it.jinja": "gemma-4",
+    "google-gemma-2-2b-it.jinja": "gemma-4",
+    "microsoft-Phi-3.5-mini-instruct.jinja": "phi-3",
+    "openai-gpt-oss-120b.jinja": "gpt-2",
+}
+"""A template of each family that is parsed, and the vocabulary nearest to its own."""
+CHOICE = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Bern"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = (Tool("weather", "Tells the weather.", CHOICE), Tool("time", "Tells the time.", CHOICE))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_calls_that_are_demanded_of_a_random_model_are_parsed(tmp_path: Path, name: str) -> None:
+    model = write_zoo_model(tmp_path / "zoo.gguf", FAMILIES[name], name)
+    sampling = SamplingParams(max_tokens=200, temperature=1.0, seed=1)
+    structured = SamplingParams(max_tokens=200, grammar=Grammar(json_schema=CHOICE))
+    asked: dict[str, Any] = {"messages": (SYSTEM, ASKED), "sampling": sampling}
+    demanded = {"tools": TOOLS, "reasoning": "off", "parallel_tool_calls": False}
+    cells: dict[str, dict[str, Any]] = {
+        "required": {**asked, **demanded, "tool_choice": "required"},
+        "named": {**asked, **demanded, "tool_choice": "time"},
+        "after results": {**asked, **demanded, "tool_choice": "required", "messages": (ASKED, CALLING, *RESULTS)},
+        "schema": {**asked, "sampling": structured, "reasoning": "off"},
+        "begun": {**asked, "messages": (ASKED, Message("assistant", "Well,")), "reasoning": "on"},
+        "auto": {**asked, "tools": TOOLS, "reasoning": "auto"},
+        "stop string": {**asked, "sampling": SamplingParams(max_tokens=20, stop=("a", "e"))},
+    }
+    async with open_engine(config_for(model)) as engine:
+        for cell, fields in cells.items():
+            async with engine.generate(Request(cell, stream=False, **fields)) as stream:
+                (last,) = [event async for event in stream]
+            assert isinstance(last, Finished), cell
+            if cell in ("required", "named", "after results"):
+                (call,) = last.tool_calls
+                jsonschema.validate(json.loads(call.arguments), CHOICE)
+                assert cell != "named" or call.name == "time"
+            if cell == "schema":
+                jsonschema.validate(json.loads(last.text or ""), CHOICE)
