@@ -503,6 +503,13 @@ def test_an_answer_is_one_of_the_choices_or_matches_the_expression(
     assert re.fullmatch(matches, done.stdout.decode().strip())
 
 
+def test_an_answer_that_is_cut_before_it_has_its_form_is_told_of_and_is_a_failure(generate_here: RunInProcess) -> None:
+    done = generate_here("--local", *ONE_THREAD, "--regex", "[a-c]{40}", "--max-tokens", "3", "Is it so?")
+    assert done.returncode == 1
+    assert re.fullmatch("[a-c]+", done.stdout.decode().strip())
+    assert b"uma: warning: the answer was cut at 3 tokens, before it had the form asked for" in done.stderr
+
+
 def test_the_prompt_and_its_log_probabilities_come_before_the_answer(
     at: tuple[str, str], generate_here: RunInProcess
 ) -> None:

@@ -159,6 +159,9 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
     if options.stats:
         for name, value in words.stats(finished):
             say.plain(f"{name + ':':<21}{value}")
+    if task.sampling.grammar is not None and finished.reason == "length":
+        say.warn(f"the answer was cut at {finished.usage.completion_tokens:,} tokens, before it had the form asked for")
+        return 1
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 
