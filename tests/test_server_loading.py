@@ -34,7 +34,8 @@ from harness import (
     uma_command,
 )
 from models import write_model
-from uma import RuntimeConfig, open_engine
+from uma import RuntimeConfig, connect, open_engine
+from uma.errors import Overloaded
 from uma.types import LoadProgress
 
 HELD_UP = """
@@ -153,6 +154,23 @@ def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Pa
         assert stopped.stdout == f"stopped process {server.pid}, which was loading its model on {server.socket}\n"
         assert server.wait() == 0
         assert not server.socket.exists()
+
+
+async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(socket_dir: Path, model: Path) -> None:
+    told: list[str] = []
+    with loading(socket_dir / "s", model) as server:
+        with trio.fail_after(PATIENCE_SEC):
+
+            def tell(error: Overloaded) -> None:
+                told.append(error.message)
+                if len(told) == 2:
+                    server.let_go()
+
+            async with connect(server.socket, on_loading=tell) as client:
+                assert (await client.health(probe=False)).status == "ok"
+        assert len(told) >= 2
+        assert all(re.search(r"still being loaded \(\d+ %\)", each) for each in told)
+        assert "request.failed" not in server.log.join()
 
 
 def test_generate_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
-import trio
 
 from uma.cli import words
 from uma.cli.options import SAMPLING
@@ -111,16 +110,14 @@ async def _server(
 async def connected(stack: AsyncExitStack, socket: str, say: Callable[[str], None]) -> Client:
     """A session, once the server has loaded its model; `say` gets a line where that has to be waited for."""
     has_said = False
-    while True:
-        try:
-            return await stack.enter_async_context(connect(socket))
-        except Overloaded as error:
-            if error.retry_after_ms is None:
-                raise
-            if not has_said:
-                say(f"waiting for the server: {error.message.removesuffix('; try again')}")
-                has_said = True
-            await trio.sleep(error.retry_after_ms / 1000)
+
+    def tell(error: Overloaded) -> None:
+        nonlocal has_said
+        if not has_said:
+            say(f"waiting for the server: {error.message.removesuffix('; try again')}")
+            has_said = True
+
+    return await stack.enter_async_context(connect(socket, on_loading=tell))
 
 
 def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:

@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import trio
 
 from uma.client.client import Client
 from uma.config import default_socket
-from uma.errors import ConnectionLost, sole_error
+from uma.errors import ConnectionLost, Overloaded, sole_error
 from uma.net.link import Link
 from uma.net.place import objection
 from uma.net.trio_only import require_trio
@@ -28,22 +28,42 @@ MAX_UNSENT_BYTES = 4_194_304
 
 
 @asynccontextmanager
-async def connect(path: str | Path, *, client: str = f"uma/{__version__}") -> AsyncIterator[Client]:
+async def connect(
+    path: str | Path,
+    *,
+    client: str = f"uma/{__version__}",
+    on_loading: Callable[[Overloaded], None] = lambda _: None,
+) -> AsyncIterator[Client]:
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
 
+    A server that is loading its model is waited for; `on_loading` is told how far it is, each time it says so.
+
     Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
-    refuses (`TooManySessions`, `VersionMismatch`; `Overloaded` while it loads its model). `ConnectionLost` is also
-    raised where `path` is in the default directory and another user could be listening there. Leaving the block hangs
-    up, which cancels its requests.
+    refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
+    directory and another user could be listening there. Leaving the block hangs up, which cancels its requests.
     """
-    async with dialled(path, client=client) as session:
-        with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
-            await session.hello()
-        if patience.cancelled_caught:
-            raise ConnectionLost(
-                f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
-            )
-        yield session
+    while True:
+        async with dialled(path, client=client) as session:
+            try:
+                await _greet(session, path)
+            except Overloaded as error:
+                if error.retry_after_ms is None:
+                    raise
+                wait_sec = error.retry_after_ms / 1000
+                on_loading(error)
+            else:
+                yield session
+                return
+        await trio.sleep(wait_sec)
+
+
+async def _greet(session: Client, path: str | Path) -> None:
+    with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
+        await session.hello()
+    if patience.cancelled_caught:
+        raise ConnectionLost(
+            f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
+        )
 
 
 @asynccontextmanager

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from os import PathLike, fspath
 from typing import Any
 
 import attrs
-import trio
 
 from uma.client import connect
 from uma.engine import open_engine
-from uma.errors import ConfigError, Overloaded
+from uma.errors import ConfigError
 from uma.llm.arguments import config_of, shown
 from uma.types import Source
 
@@ -41,18 +40,4 @@ def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> Place:
             f"{', '.join(taken)}: the server on the socket has its own; leave it out, or leave socket out to load a "
             "model in this process"
         )
-    return Place(fspath(socket), partial(_connected, fspath(socket)))
-
-
-@asynccontextmanager
-async def _connected(socket: str) -> AsyncIterator[Source]:
-    """A session, once the server has loaded its model."""
-    while True:
-        try:
-            async with connect(socket) as client:
-                yield client
-                return
-        except Overloaded as error:
-            if error.retry_after_ms is None:
-                raise
-            await trio.sleep(error.retry_after_ms / 1000)
+    return Place(fspath(socket), partial(connect, fspath(socket)))

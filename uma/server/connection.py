@@ -313,8 +313,13 @@ class Connection(ABC):
         )
 
     def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
-        """Note what a request, or a frame that was none, was refused or ended with."""
-        self.log_often(logging.WARNING, "request.failed", request=id, code=error.code, message=error.message)
+        """Note what a request, or a frame that was none, was refused or ended with.
+
+        That it comes before the model is loaded is no news: clients ask again until it is.
+        """
+        is_early = error.code == Overloaded.code and self.server.refusal() is not None
+        level = logging.DEBUG if is_early else logging.WARNING
+        self.log_often(level, "request.failed", request=id, code=error.code, message=error.message)
 
     def log_often(self, level: int, event: str, **fields: Any) -> None:
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""
