@@ -30,6 +30,7 @@ from uma.protocol.messages import (
 from uma.types import (
     Answer,
     Capabilities,
+    FillIn,
     Finished,
     Grammar,
     Limits,
@@ -165,6 +166,8 @@ def filled(cls: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{name: BY_TYPE[hint] for name, hint in hints_of(cls).items()})
 
 
+BY_TYPE |= {int | None: st.none() | counts}
+BY_TYPE |= {FillIn | None: st.none() | filled(FillIn)}
 hellos = st.builds(
     HelloEvent,
     version=text,
