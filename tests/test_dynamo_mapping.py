@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -15,6 +16,7 @@ from engine_world import config_for
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_histories import histories
+from reference import real_model, vocabulary
 from tokenizers import Tokenizer
 
 from models import (
@@ -448,3 +450,18 @@ def test_no_template_writes_the_beginning_of_text_that_the_worker_puts_there(tmp
 
 def test_the_probe_has_every_kind_of_text() -> None:
     assert len({ord(each) >> 8 for each in PROBE}) > 24
+
+
+@pytest.mark.parametrize("name", ["qwen35", "starcoder"])
+def test_a_real_vocabulary_becomes_a_tokenizer_that_gives_llama_cpp_s_tokens(name: str) -> None:
+    _check_made(vocabulary(name))
+
+
+def test_a_real_model_becomes_a_tokenizer_that_gives_llama_cpp_s_tokens() -> None:
+    _check_made(real_model("smollm2"))
+
+
+def _check_made(path: Path) -> None:
+    with Model.load(path, vocab_only=True) as model:
+        tokens = partial(model.vocab.tokenize, add_special=False, parse_special=True)
+        check_tokenizer(make_tokenizer(path), lambda text: tokens(text).tolist(), str(path))

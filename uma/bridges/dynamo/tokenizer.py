@@ -35,6 +35,7 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _WHOLE_WORDS = (
     "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
 )  # fmt: skip
@@ -42,8 +43,13 @@ _WHOLE_WORDS = (
 _SPLITS = {
     **dict.fromkeys(_WHOLE_WORDS, _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
+    "qwen35": _QWEN35,
 }
 """How text is cut before merging, by `tokenizer.ggml.pre`; others are cut as GPT-2 does."""
+_SINGLE_DIGITS = frozenset(
+    {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"}
+)
+"""Kinds of `tokenizer.ggml.pre` that cut as GPT-2 does after each digit was cut off by itself."""
 MAX_WORDS = 2_000
 """Maximum number of the vocabulary's own words that are compared, each by itself."""
 
@@ -87,7 +93,9 @@ def _byte_level(file: _File) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=_vocab(file), merges=merges, ignore_merges=kind in _WHOLE_WORDS))
     pattern = _SPLITS.get(kind)
     if pattern is None:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        as_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        digits = [pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated")] if kind in _SINGLE_DIGITS else []
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, as_gpt2])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -157,9 +165,14 @@ def _vocab(file: _File) -> dict[str, int]:
 
 
 def _add_special(tokenizer: Tokenizer, file: _File) -> None:
-    for token, kind in zip(file.tokens, file.kinds, strict=True):
-        if kind in (CONTROL, USER_DEFINED, UNKNOWN):
-            tokenizer.add_tokens([AddedToken(token, special=kind != USER_DEFINED, normalized=False)])
+    # All at once: each call makes the library look for all of them anew.
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+            for token, kind in zip(file.tokens, file.kinds, strict=True)
+            if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+        ]
+    )
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
