@@ -333,6 +333,7 @@ def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None)
         shares=shares,
         cache_cells=sizing.cache_cells(context, config),
         leaves_early=config.cache_tokens < 0,
+        keeps_answers=config.speculate != "off",
     )
 
 

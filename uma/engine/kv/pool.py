@@ -46,6 +46,8 @@ class KvPool:
     are masked, so cache in cells costs every decoding stream a little, and a snapshot costs no stream anything. With 0
     nothing stays in cells, and where the store keeps nothing either there is no cache: only sequences that run at the
     same time share what they have in common.
+    Without `keeps_answers` a prompt that is asked again is answered in the cells of its last answer, to the last bit as
+    then; with it that answer stays beside the new one, and drafts can be made of it.
     With `leaves_early` cache that can be copied quickly leaves its cells as soon as a sequence begins that has no use
     for it. On a CPU that is worth most to a short sequence: with fewer than 512 cells llama.cpp's threads share the
     heads of attention, with more they share the cells, and masked cells leave some threads without work (100 M
@@ -60,10 +62,12 @@ class KvPool:
         shares: bool,
         cache_cells: int,
         leaves_early: bool = False,
+        keeps_answers: bool = True,
     ) -> None:
         self.cells = SequenceCells(context)
         self._cache_cells = cache_cells
         self._leaves_early = leaves_early
+        self._keeps_answers = keeps_answers
         self.shares = shares
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
         self.store = store
@@ -179,6 +183,9 @@ class KvPool:
             self.store.used(kept[0], now_ms)
             return holding, kept[1]
         node, length = self.match(tokens)
+        if not self._keeps_answers and self.tree.match(tokens)[1] == len(tokens) > length > 0:
+            self._drop_answers(node, length)
+            node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
         if seq_id is None:
             # The one id to be had is the one that holds the prefix: better to begin again than not at all.
@@ -186,6 +193,25 @@ class KvPool:
             seq_id = self._take_id(keep=None)
         assert seq_id is not None, "asked for a sequence id when none can be had"
         return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
+
+    def _drop_answers(self, node: Node, length: int) -> None:
+        """A prompt is asked again that ends in `node`, behind `length` tokens and one more: what cached sequences have
+        behind it leaves its cells, for memory as far as that is worth it.
+
+        The new answer lies in the same cells then. With several threads llama.cpp adds up attention of a single row
+        over parts of the buffer, so in other cells its last bits differ, and at a near tie its text.
+        """
+        if node.locks or not self.cells.is_unified:
+            return
+        while leaves := [each for each in self.tree.leaves() if self._goes_on(each, node, length)]:
+            seq_id = leaves[0]
+            self._save_before_drop(seq_id)
+            self.tree.shorten(seq_id, self.tree.cached[seq_id].end - length)
+
+    def _goes_on(self, seq_id: int, node: Node, length: int) -> bool:
+        """Whether a cached sequence goes on behind the first `length` tokens of `node`'s path."""
+        tip = self.tree.cached[seq_id]
+        return tip.end > length and node in tip.path()
 
     def make_way(self, pays: Pays, most_tokens: int, running: Collection[array[int]]) -> Left:
         """Sequences have begun: move cache that they have no use for to memory, where `pays` says so or its copy is

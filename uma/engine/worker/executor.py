@@ -27,6 +27,10 @@ from uma.errors import DecodeFailed
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.metrics import EngineMetrics
 
+LAST_TOKENS = 2
+"""Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
+on where the cells lie."""
+
 
 @attrs.define(slots=True)
 class Tick:
@@ -210,10 +214,25 @@ class Executor:
             yield from self._until_done(self._runner.decode_several, holding)
 
     def _prefill(self, work: Work) -> Iterator[Results]:
-        for batch in self._runner.split_unread(work):
+        for batch in [each for part in self._runner.split_unread(work) for each in self._with_last_apart(part)]:
             # The retries of an earlier batch can have taken its slot.
             left = [each for each in batch if each[0].holding is not None]
             yield from self._until_done(self._runner.prefill, left)
+
+    def _with_last_apart(self, work: Work) -> list[Work]:
+        """The same, but a prompt that is read while nothing else runs ends with a batch of its last tokens.
+
+        A row's last bits depend on how many rows its batch has. So a prompt that is in the cache and one that is not
+        have the same answer.
+        """
+        if len(work) != 1 or len(self._residency.active) != 1 or not self._pool.shares:
+            return [work]
+        ((sequence, count),) = work
+        if sequence.report is not None or count != sequence.missing:
+            return [work]
+        if count < LAST_TOKENS:
+            return [[self._begin_again(sequence, min(LAST_TOKENS, len(sequence.tokens) - 1))]]
+        return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]
 
     def _begin_again(self, sequence: Sequence, count: int) -> tuple[Sequence, int]:
         """Cut a sequence back, where the plan has more tokens computed than are missing; what can be computed then."""

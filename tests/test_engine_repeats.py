@@ -1,0 +1,44 @@
+"""Alone on an engine, a question that is asked again has the very same answer, to the last bit of its log
+probabilities: with the attention, the KV memory and the threads of an engine that nothing was set for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_world import Answer, answer, ask, config_for, tokens_for
+
+from uma import Request
+from uma.config import RuntimeConfig
+from uma.engine import open_engine
+
+SYSTEM = tokens_for(0, 90)
+
+
+def question(number: int, length: int) -> Request:
+    """A greedy question behind the one system prompt."""
+    return ask((*SYSTEM, *tokens_for(number, length)), 20, logprobs=1)
+
+
+def config(model: Path, **settings: Any) -> RuntimeConfig:
+    given = {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16", "threads": 2, "threads_batch": 2}
+    return config_for(model, **(given | {"cache_ram_mb": 64} | settings))
+
+
+def told(got: Answer) -> list[Any]:
+    return [(token.token_id, token.logprobs) for token in got.tokens]
+
+
+@pytest.mark.parametrize("cache_tokens", [-1, 2_048], ids=["by default", "all in cells"])
+@pytest.mark.parametrize("length", [20, 150])
+async def test_a_repeated_question_has_the_same_answer_to_the_last_bit(
+    tiny: Path, length: int, cache_tokens: int
+) -> None:
+    async with open_engine(config(tiny, cache_tokens=cache_tokens)) as engine:
+        for other in range(3):
+            await answer(engine, question(1 + other, 60))
+        first = told(await answer(engine, question(10, length)))
+        for _ in range(3):
+            assert told(await answer(engine, question(10, length))) == first
