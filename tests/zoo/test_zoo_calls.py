@@ -16,23 +16,9 @@ from uma import Request, SamplingParams, open_engine
 from uma.types import Finished, Grammar, Message, Tool
 
 FAMILIES = {
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja": "llama-bpe",
-    "Qwen-Qwen3-0.6B.jinja": "qwen2",
-    "Qwen3-Coder.jinja": "qwen2",
-    "Qwen3.5-4B.jinja": "qwen35",
-    "meta-llama-Llama-3.1-8B-Instruct.jinja": "llama-bpe",
-    "mistralai-Mistral-Nemo-Instruct-2407.jinja": "llama-spm",
-    "Mistral-Small-3.2-24B-Instruct-2506.jinja": "llama-spm",
-    "ibm-granite-granite-3.3-2B-Instruct.jinja": "starcoder",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja": "qwen2",
-    "deepseek-ai-DeepSeek-V3.1.jinja": "deepseek-llm",
-    "GLM-4.6.jinja": "llama-bpe",
-    "google-gemma-4-31B-it.jinja": "gemma-4",
-    "google-gemma-2-2b-it.jinja": "gemma-4",
     "microsoft-Phi-3.5-mini-instruct.jinja": "phi-3",
-    "openai-gpt-oss-120b.jinja": "gpt-2",
 }
-"""A template of each family that is parsed, and the vocabulary nearest to its own."""
+"""Templates of families that are parsed, each with the vocabulary nearest to its own."""
 CHOICE = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Bern"]}, "days": {"enum": [1, 2]}},
