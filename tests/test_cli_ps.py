@@ -46,7 +46,7 @@ def test_a_server_is_told_with_its_process_model_sessions_and_since_when(
     (told,) = json.loads(done.stdout)
     assert done.returncode == 0
     assert (told["pid"], told["socket"], told["sessions"]) == (server.pid, str(server.socket), before + 1)
-    assert told["model"].startswith("UMA Story")
+    assert told["model"] == "builtin"
     assert datetime.fromisoformat(told["since"]) <= datetime.now(UTC)
     table = uma_told("ps", "--socket", str(server.socket)).stdout
     assert table.splitlines()[0].split() == ["pid", "model", "sessions", "since", "socket"]
@@ -93,7 +93,7 @@ def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path, uma_
         # It is gone by now: not its parent's wait ends it, and nothing is left in its place.
         assert server.process.wait(PATIENCE_SEC) == 0
         assert done.returncode == 0
-        assert done.stdout.startswith(f"stopped process {server.pid}, which served UMA Story")
+        assert done.stdout.startswith(f"stopped process {server.pid}, which served builtin")
         assert not server.socket.exists()
         assert other.process.poll() is None
         again = uma_told("stop", "--socket", str(server.socket))

@@ -23,7 +23,7 @@ INFO = ServerInfo(
 
 def test_a_running_server_has_said_what_it_serves_and_how_to_reach_it(server: ServerProcess) -> None:
     said = server.log.text
-    for line in ("model   UMA Story", "Q8_0", f"socket  {server.socket}", f"try     uma chat --socket {server.socket}"):
+    for line in ("model   builtin", "Q8_0", f"socket  {server.socket}", f"try     uma chat --socket {server.socket}"):
         assert line in said
     assert "This is the small built-in demonstration model; to load a real one: uma run --model FILE.gguf" in said
 

@@ -94,7 +94,7 @@ def test_anthropic_s_client_finds_the_models(claude: anthropic.Anthropic) -> Non
 
 def test_anthropic_s_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
-        claude.messages.create(model="claude-x", max_tokens=1, messages=TURNS)
+        claude.messages.create(model="llama-x", max_tokens=1, messages=TURNS)
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         claude.messages.create(model="builtin", max_tokens=1, messages=TURNS, extra_body={"temperature": 1.5})
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
@@ -114,7 +114,7 @@ def test_ollama_s_client_chats_and_generates(llama: ollama.Client) -> None:
 
 
 def test_openai_s_client_sees_the_model(client: openai.OpenAI) -> None:
-    assert [each.id for each in client.models.list()] == ["UMA Story 3.5M"]
+    assert [each.id for each in client.models.list()] == ["builtin"]
     assert client.models.retrieve("builtin").id == "builtin"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
@@ -122,9 +122,9 @@ def test_openai_s_client_sees_the_model(client: openai.OpenAI) -> None:
 
 def test_ollama_s_client_sees_the_model(llama: ollama.Client) -> None:
     (model,) = llama.list().models
-    assert model.model == "UMA Story 3.5M"
+    assert model.model == "builtin"
     assert llama.show("builtin").details is not None
-    assert llama.ps().models[0].model == "UMA Story 3.5M"
+    assert llama.ps().models[0].model == "builtin"
     with pytest.raises(ollama.ResponseError) as refused:
         llama.show("llama3")
     assert refused.value.status_code == 404

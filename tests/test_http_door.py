@@ -628,7 +628,7 @@ WRONG: dict[int, tuple[str, str, dict[str, Any], dict[str, str]]] = {
     400: ("POST", "free", {"temperature": 9, "options": {"temperature": 9}}, {}),
     401: ("POST", "unknown", {}, {}),
     403: ("POST", "free", {}, {"host": "evil.example"}),
-    404: ("POST", "free", {"model": "gpt-4"}, {}),
+    404: ("POST", "free", {"model": "llama-4"}, {}),
     405: ("DELETE", "free", {}, {}),
     413: ("POST", "free", {}, {"content-length": "1000000000"}),
     415: ("POST", "free", {}, {"content-encoding": "gzip"}),

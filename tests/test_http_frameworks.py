@@ -51,7 +51,7 @@ def test_litellm_completes_in_two_dialects_and_knows_the_errors(
         chunks = list(litellm.completion(**ask, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion("openai/gpt-9", messages=TURNS, api_base=f"{http_server.url}/v1", **PATIENT)
+        litellm.completion("openai/llama-9", messages=TURNS, api_base=f"{http_server.url}/v1", **PATIENT)
     long = [{"role": "user", "content": "fox " * 9_000}]
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion("openai/builtin", messages=long, api_base=f"{http_server.url}/v1", **PATIENT)

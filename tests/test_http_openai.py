@@ -54,7 +54,7 @@ def test_a_value_out_of_range_is_refused_by_name(client: openai.OpenAI) -> None:
 
 def test_a_model_that_is_not_there_is_not_served(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
-        client.chat.completions.create(model="gpt-4", messages=STORY)
+        client.chat.completions.create(model="llama-4", messages=STORY)
     assert refused.value.code == "model_not_found"
 
 

@@ -314,7 +314,7 @@ def test_another_model_is_404_on_every_endpoint(server: HttpServer) -> None:
     bodies = {**GENERATING, **ELSE}
     assert bodies.keys() == BODIES.keys() - NO_MODEL
     for path, body in bodies.items():
-        refused = server.ask("POST", path, {**body, "model": "gpt-4"})
+        refused = server.ask("POST", path, {**body, "model": "llama-9"})
         assert (refused.status, "not loaded here" in str(refused.json["error"])) == (404, True), path
 
 

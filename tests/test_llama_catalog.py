@@ -46,6 +46,30 @@ def test_a_name_is_looked_up_in_the_folder_of_models(folder: Path, name: str) ->
     assert resolve(name, {"UMA_MODELS": str(folder)}).path == folder / "tiny.gguf"
 
 
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("TINY", "tiny.gguf"),
+        ("Tin", "tiny.gguf"),
+        ("MORE/big", "more/big-00001-of-00003.gguf"),
+        ("Big", None),
+        ("b", None),
+    ],
+)
+def test_capitals_do_not_matter_and_a_beginning_is_taken(folder: Path, name: str, path: str | None) -> None:
+    assert resolve(name, {"UMA_MODELS": str(folder)}).path == folder / (path or "more/big-00001-of-00003.gguf")
+
+
+def test_a_beginning_of_several_names_is_refused_with_all_of_them(folder: Path) -> None:
+    (folder / "tiny-2.gguf").touch()
+    try:
+        with pytest.raises(ModelError, match=r"^ti: 2 models in .* begin so: tiny, tiny-2$"):
+            resolve("ti", {"UMA_MODELS": str(folder)})
+        assert resolve("Tiny", {"UMA_MODELS": str(folder)}).path == folder / "tiny.gguf"
+    finally:
+        (folder / "tiny-2.gguf").unlink()
+
+
 def test_a_split_model_has_one_name(folder: Path) -> None:
     names = [model.name for model in available({"UMA_MODELS": str(folder)})]
     assert names == ["builtin", "cut", "fake", "more/big", "tiny"]

@@ -151,7 +151,7 @@ def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(h
     info = httpx.get(f"{here.url}/ui/api/info").json()
 
     def serve(name: str) -> None:
-        other = info | {"model": info["model"] | {"name": name, "is_builtin": False}}
+        other = info | {"model": info["model"] | {"name": name, "called": name, "is_builtin": False}}
         page.route("**/ui/api/info", lambda route: route.fulfill(json=other))
 
     serve("Second")

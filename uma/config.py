@@ -186,6 +186,9 @@ class RuntimeConfig:
         "", "origins whose pages can call the HTTP API, with commas; localhost: this machine's; *: all; empty: none"
     )
     http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
+    http_foreign_models: bool = setting(
+        True, "answer HTTP requests that name a model of Anthropic's or OpenAI's (claude-..., gpt-...)"
+    )
     alias: str = setting("", "other names of the model over HTTP, with commas")
     max_http_connections: Annotated[int, Range(1, 100_000)] = setting(
         2048, "maximum HTTP connections open at once", "connections"

@@ -108,7 +108,7 @@ async def _ask_ready(path: Path) -> Running:
         metrics = await client.metrics()
         return Running(
             pid=client.server_pid,
-            model=client.info.model.name,
+            model=client.info.model.called,
             sessions=metrics["active_sessions"] - 1,
             since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
             socket=str(path),

@@ -115,7 +115,7 @@ async def messages(gateway: Gateway, http: Exchange) -> None:
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJob:
     body = read(fields, MessagesBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     prompt = _prompt(gateway, body, http)
     params = sampling(
         gateway,
@@ -157,7 +157,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
 
     def request(fields: dict[str, Any]) -> Request:
         body = read(fields, Conversation, http)
-        gateway.names.check(body.model)
+        gateway.names.check(body.model, http)
         return Request(http.id, **_prompt(gateway, body, http))
 
     found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))

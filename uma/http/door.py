@@ -20,7 +20,7 @@ from uma.net.quota import Account
 
 PREFLIGHT_SEC = 600
 """Time for which a browser can remember the answer to a preflight."""
-EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored"
+EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored, x-uma-model"
 """Headers of answers that a page of an allowed origin can read."""
 
 

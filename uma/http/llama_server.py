@@ -75,7 +75,7 @@ class TokenizeBody:
 async def tokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /tokenize`: the ids of a text, without the beginning of text unless `add_special` asks for it."""
     body = await http.built(lambda fields: read(fields, TokenizeBody, http))
-    gateway.names.check(body.model)
+    gateway.names.check(body.model, http)
     text = first(http, ("content", body.content), ("prompt", body.prompt))
     if text is None:
         raise BadRequest("content: is required (a string)")
@@ -113,7 +113,7 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
 
     def request(fields: dict[str, Any]) -> Request | None:
         body = read(fields, DetokenizeBody, http)
-        gateway.names.check(body.model)
+        gateway.names.check(body.model, http)
         http.names["token_ids"] = "tokens"
         return Request(http.id, token_ids=body.tokens) if body.tokens else None
 
@@ -127,7 +127,7 @@ async def apply_template(gateway: Gateway, http: Exchange) -> None:
 
     def request(fields: dict[str, Any]) -> Request:
         body = read(fields, openai_chat.Conversation, http)
-        gateway.names.check(body.model)
+        gateway.names.check(body.model, http)
         return Request(http.id, **openai_chat.prompt(gateway, body, http))
 
     found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))

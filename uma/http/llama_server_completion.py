@@ -97,7 +97,7 @@ async def infill(gateway: Gateway, http: Exchange) -> None:
 
     def build(fields: dict[str, Any]) -> tuple[CompletionJob, fill_in.Gap]:
         body = read(fields, InfillBody, http)
-        gateway.names.check(body.model)
+        gateway.names.check(body.model, http)
         fill_in.check(gateway.source.info.capabilities, "input_prefix")
         files = [(each.filename, each.text) for each in body.input_extra]
         gap = fill_in.Gap(body.input_prefix, body.input_suffix, body.prompt, files)
@@ -116,7 +116,7 @@ def _completion(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Com
 
 
 def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJob:
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     if body.image_data:
         abilities.media("image_data", "image_data")
     asked = first(

@@ -51,7 +51,7 @@ async def embedding(gateway: Gateway, http: Exchange) -> None:
 
 def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Asked:
     body = read(fields, EmbeddingBody, http)
-    gateway.names.check(body.model)
+    gateway.names.check(body.model, http)
     if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
         raise Unsupported("embd_normalize: this server can do 2 (Euclidean) and -1 (none)")
     field = "content" if body.input is None else "input"
@@ -91,7 +91,7 @@ async def rerank(gateway: Gateway, http: Exchange) -> None:
 
 def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[RerankBody, str, RerankRequest]:
     body = read(fields, RerankBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     if (body.documents is None) == (body.texts is None):
         raise BadRequest("documents: give either documents or texts")
     abilities.rerank(gateway.source.info.capabilities)

@@ -8,8 +8,14 @@ from pathlib import Path
 import attrs
 
 from uma.config import RuntimeConfig
+from uma.http.exchange import Exchange
 from uma.http.problem import ModelNotFound
 from uma.types import Source
+
+FOREIGN = ("claude-", "gpt-")
+"""What the names of Anthropic's and OpenAI's models begin with. Programs ask for these that know no others."""
+MODEL_HEADER = b"x-uma-model"
+"""The header of an answer that another model gave than was asked for."""
 
 
 @attrs.frozen
@@ -20,30 +26,39 @@ class ModelNames:
     aliases: tuple[str, ...] = ()
     takes_any: bool = False
     """Any name means the loaded model."""
+    takes_foreign: bool = False
+    """A name that begins as those of `FOREIGN` do means the loaded model, and the answer says so."""
     loaded_at: int = attrs.field(factory=lambda: int(time.time()))
     """Unix time, for lists that have a date."""
 
     @classmethod
     def of(cls, source: Source, config: RuntimeConfig) -> ModelNames:
-        """The names of `source`'s model: its own, its file's with and without `.gguf`, and the configured aliases."""
+        """The names of `source`'s model: what it is called by, the configured aliases, its file's name with and without
+        `.gguf`, and what the file itself says.
+        """
         model = source.info.model
         path = Path(model.path)
         aliases = [each.strip() for each in config.alias.split(",") if each.strip()]
-        aliases += [path.stem, path.name, *(["builtin"] if model.is_builtin else [])]
-        return cls(
-            model.name, tuple(dict.fromkeys(each for each in aliases if each != model.name)), config.http_any_model
-        )
+        aliases += [model.name, path.stem, path.name]
+        others = tuple(dict.fromkeys(each for each in aliases if each != model.called))
+        return cls(model.called, others, config.http_any_model, config.http_foreign_models)
 
-    def check(self, asked: str | None) -> str:
-        """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`."""
+    def check(self, asked: str | None, http: Exchange | None = None) -> str:
+        """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`.
+
+        With `http`, the name of another company's model is taken for the loaded one, which the answer's header names.
+        """
         if asked is None or self.takes_any or self.knows(asked):
             return asked or self.name
+        if http is not None and self.takes_foreign and asked.startswith(FOREIGN):
+            http.extra_headers.append((MODEL_HEADER, self.name.encode("ascii", "backslashreplace")))
+            return asked
         raise ModelNotFound(
             f"model: {asked[:200]!r} is not loaded here; this server has {self.name!r} "
             "(--alias gives it more names, --http-any-model answers to all)"
         )
 
     def knows(self, asked: str) -> bool:
-        """Whether `asked` is one of the names, with or without Ollama's `:latest`."""
-        plain = asked.removesuffix(":latest")
-        return plain == self.name or plain in self.aliases
+        """Whether `asked` is one of the names, with or without Ollama's `:latest`, in capitals or not."""
+        plain = asked.removesuffix(":latest").casefold()
+        return any(plain == each.casefold() for each in (self.name, *self.aliases))

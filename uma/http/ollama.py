@@ -166,7 +166,7 @@ async def chat(gateway: Gateway, http: Exchange) -> None:
 def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
     """The job, or the model's name where there is nothing to generate."""
     body = read(_with_options(fields), ChatBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     able = gateway.source.info.capabilities
     for index, message in enumerate(body.messages):
         if message.tool_calls:
@@ -238,7 +238,7 @@ async def generate(gateway: Gateway, http: Exchange) -> None:
 def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
     """As `_chat_job`."""
     body = read(_with_options(fields), GenerateBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     if body.images:
         abilities.media("images", "images")
     if body.template or body.context:
@@ -522,7 +522,8 @@ async def show(gateway: Gateway, http: Exchange) -> None:
             "model_info": {
                 "general.architecture": model.architecture,
                 "general.parameter_count": model.parameters,
-                f"{model.architecture}.context_length": model.context_length,
+                "general.basename": model.called,
+                f"{model.architecture}.context_length": gateway.source.info.limits.n_ctx,
             },
             "capabilities": [
                 "completion" if able.generate else "embedding",

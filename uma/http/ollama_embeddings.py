@@ -86,7 +86,7 @@ async def embed_texts(gateway: Gateway, http: Exchange) -> None:
 def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[str, Asked | None]:
     """The model, and what to embed; None: nothing."""
     body = read(fields, EmbedBody, http)
-    model, texts = gateway.names.check(body.model), _texts(body.input)
+    model, texts = gateway.names.check(body.model, http), _texts(body.input)
     if not texts:
         return model, None
     given = Input("input", isinstance(body.input, str), texts, None)
@@ -108,7 +108,7 @@ async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
 
     def read_body(fields: dict[str, Any]) -> Asked | None:
         body = read(fields, EmbeddingsBody, http)
-        gateway.names.check(body.model)
+        gateway.names.check(body.model, http)
         if not body.prompt:
             return None
         given = Input("prompt", True, (body.prompt,), None)

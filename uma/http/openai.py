@@ -79,6 +79,7 @@ def model(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_model_len": info.limits.n_ctx,
         "meta": {
             "n_vocab": info.model.vocab_size,
+            "n_ctx": info.limits.n_ctx,
             "n_ctx_train": info.model.context_length,
             "n_params": info.model.parameters,
             "size": info.model.size_bytes,

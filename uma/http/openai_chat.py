@@ -130,7 +130,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
 
     def request(fields: dict[str, Any]) -> Request:
         body = read(fields, Conversation, http)
-        gateway.names.check(body.model)
+        gateway.names.check(body.model, http)
         return Request(http.id, **prompt(gateway, body, http))
 
     found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
@@ -139,7 +139,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
     body = read(fields, ChatBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
         abilities.media("audio", "modalities")
     request = _request(gateway, body, http)

@@ -59,7 +59,7 @@ async def completions(gateway: Gateway, http: Exchange) -> None:
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
     body = read(fields, CompletionBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     if body.suffix:
         fill_in.check(gateway.source.info.capabilities, "suffix")
         if body.echo:

@@ -32,7 +32,7 @@ async def embeddings(gateway: Gateway, http: Exchange) -> None:
 
     def read_body(fields: dict[str, Any]) -> tuple[EmbeddingsBody, str, Asked]:
         body = read(fields, EmbeddingsBody, http)
-        model = gateway.names.check(body.model)
+        model = gateway.names.check(body.model, http)
         given = Input.of(prompts(gateway, body.input, "input"), "input", is_single=is_one_prompt(body.input))
         return body, model, asked(gateway, http, given, priority=body.priority, dimensions=body.dimensions)
 

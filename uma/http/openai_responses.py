@@ -113,7 +113,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJob:
     body = read(fields, ResponsesBody, http)
-    model = gateway.names.check(body.model)
+    model = gateway.names.check(body.model, http)
     _refuse(body)
     _name_what_is_not_done(body, http.ignored)
     form = None if body.text is None else body.text.format

@@ -46,9 +46,11 @@ def builtin_path() -> Path:
 
 
 def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
-    """The file for `builtin`, a path, or a name in the `UMA_MODELS` folder (with or without `.gguf`).
+    """The file for `builtin`, a path, or a name in the `UMA_MODELS` folder, with or without `.gguf`, in any case,
+    or as much of its beginning as tells it from the others.
 
-    A path that exists wins over a name. Raises `ModelError` naming what was looked for and where.
+    A path that exists wins over a name, a whole name over a beginning. Raises `ModelError` naming what was looked for
+    and where.
     """
     if not model.strip():
         raise ModelError("the model's name is empty; name a GGUF file, a model in the UMA_MODELS folder, or builtin")
@@ -61,9 +63,23 @@ def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
     found = {name: each for each in _model_files(folder) for name in (_name_of(each, folder), each.name)}
     if model in found:
         return ResolvedModel(found[model], is_builtin=False)
+    if near := _named(model, found):
+        if len(near) > 1:
+            names = ", ".join(sorted(_name_of(each, folder) for each in near))
+            raise ModelError(f"{model}: {len(near)} models in {folder} have that name or begin so: {names}")
+        return ResolvedModel(near.pop(), is_builtin=False)
     if folder is None:
         raise ModelError(f"{model}: no such file, and UMA_MODELS names no folder to look for a model of this name")
     raise ModelError(f"{model}: no such file, and no model of this name in {folder}{nearest(model, found)}")
+
+
+def _named(model: str, found: Mapping[str, Path]) -> set[Path]:
+    """The files whose name is `model` in other capitals; where there is none, those whose name begins so. Of a name
+    that is a path below the folder, the last part counts as well.
+    """
+    wanted = model.casefold()
+    names = [(part.casefold(), path) for name, path in found.items() for part in (name, name.rpartition("/")[2])]
+    return {path for name, path in names if name == wanted} or {path for name, path in names if name.startswith(wanted)}
 
 
 def available(environ: Mapping[str, str]) -> list[ModelFile]:

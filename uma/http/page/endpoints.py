@@ -89,6 +89,7 @@ class Page:
     async def tell(self, http: Exchange) -> None:
         """Model, limits and the sampling parameters' ranges."""
         info = unstructure(self.gateway.source.info)
+        info["model"]["called"] = self.gateway.source.info.model.called
         del info["model"]["path"]
         await http.answer_json(info | {"sampling": sampling_ranges()}, headers=[NO_CACHE])
 

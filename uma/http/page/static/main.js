@@ -334,13 +334,13 @@ async function connect() {
   }
   if (!info) return;
   composer.maxBytes = info.limits.max_prompt_bytes;
-  const { name, quantization, parameters } = info.model;
+  const { called, quantization, parameters } = info.model;
   const size =
     parameters >= 1e9
       ? `${number(parameters / 1e9, 1)} B`
       : `${number(parameters / 1e6, parameters < 1e7 ? 1 : 0)} M`;
   byId("model-card", HTMLElement).replaceChildren(
-    h("b", {}, name),
+    h("b", {}, called),
     h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`),
   );
   chat.welcome();

@@ -71,7 +71,7 @@
  *
  * @typedef {object} Info
  * @property {string} server
- * @property {{name: string, architecture: string, parameters: number, quantization: string, context_length: number,
+ * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
  * @property {{reasoning_switch?: boolean}} capabilities
  * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
