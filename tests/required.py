@@ -1,7 +1,8 @@
-"""What some tests need of the machine: a browser, curl, frameworks, llama.cpp's source, real models.
+"""What some tests need of the machine: a browser, curl, frameworks, coding agents, llama.cpp's source, real
+models.
 
 They are skipped by name where it is missing. `TEST_REQUIRED` names, with commas between, what has to be there:
-`browser`, `curl`, `clients`, `reference`. Then these tests fail.
+`agents`, `browser`, `curl`, `clients`, `reference`. Then these tests fail.
 """
 
 from __future__ import annotations
