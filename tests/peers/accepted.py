@@ -82,7 +82,6 @@ DIFFERENCES: Sequence[tuple[str, str]] = (
     ("test_responses_stream_with_llama_telemetry", "an answer that is cut is response.incomplete, as OpenAI has it"),
     ("assistant_prefill.prefill1", "parts of a text are lines"),
     ("command.*tools2|c4ai.*tools2", "tools are refused where the form of a model's calls is not known"),
-    ("test_reasoning.*-auto-", "thinking that a request does not speak of is left to the template"),
     ("test_add_generation_prompt.*False", "/apply-template gives the prompt of a chat, which always opens an answer"),
     ("test_invalid_chat_completion_req.messages7", "several messages of one role are left to the template"),
     ("generation_rate", "predicted_ms is what all tokens take at the rate of those after the first"),

@@ -86,8 +86,8 @@ def _flags(server: Any) -> dict[str, Any]:
         flags["verbose"] = True
     if server.temperature == 0:
         flags["temperature"] = 0.0
-    if server.reasoning in ("on", "off"):
-        flags["chat_template_kwargs"] = {"enable_thinking": server.reasoning == "on"}
+    if server.reasoning is not None:  # `auto` is on for llama-server, where a template has a switch
+        flags["chat_template_kwargs"] = {"enable_thinking": server.reasoning != "off"}
     return flags
 
 
