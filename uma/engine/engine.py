@@ -32,6 +32,7 @@ from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate
+from uma.engine.intake.loose_tools import Loose
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
@@ -142,7 +143,7 @@ class Engine:
             features.check_prompt(request.sampling, len(tokens))
             report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
-            grammar, forced = await self._grammar(asked, tokens)
+            loose, grammar, forced = await self._grammar(asked, tokens)
             if request.cache_prompt:
                 await self._fetch_from_disk(tokens)
             # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
@@ -158,14 +159,27 @@ class Engine:
             raise
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
-        spellings, warnings = self._chat.spellings(asked), self._chat.warnings(asked)
+        spellings = self._chat.spellings(asked)
+        warnings = (*self._chat.warnings(asked), *loose.warnings)
         stream = self._requests.submit(Prepared(request, tokens, grammar, forced, bias, report, spellings, warnings))
+        stream.ignored = loose.left_out
         try:
-            yield stream if prompt is None else self._parsed(asked, prompt, stream)
+            yield stream if prompt is None else self._parsed(loose.request, prompt, stream)
         finally:
             stream.abandon()
 
-    async def _grammar(self, request: Request, tokens: array[int]) -> tuple[GrammarState | None, list[int]]:
+    async def _grammar(self, request: Request, tokens: array[int]) -> tuple[Loose, GrammarState | None, list[int]]:
+        """The grammar's beginning and what it forces there; and the request whose tools it keeps to."""
+        loose = self._chat.known_loose(request)
+        try:
+            return (loose, *await self._compiled(loose.request, tokens))
+        except BadRequest:
+            tried, loose = loose, await self._chat.loosened(request, self._constraints.serves)
+            if loose.left_out == tried.left_out:
+                raise
+        return (loose, *await self._compiled(loose.request, tokens))
+
+    async def _compiled(self, request: Request, tokens: array[int]) -> tuple[GrammarState | None, list[int]]:
         sampling = await self._chat.constrained(request, tokens)
         before = await self._chat.before_grammar(request, tokens)
         compiled = partial(self._constraints.grammar, lane=request.priority)

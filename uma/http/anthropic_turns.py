@@ -36,6 +36,7 @@ class ToolBody:
     name: Name
     description: str | None = None
     input_schema: Schema | None = None
+    strict: bool | None = None
     type: str | None = None
 
 
@@ -84,7 +85,10 @@ def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabili
     places = [index for index, tool in enumerate(tools) if tool.type in (None, "custom")]
     http.ignored += [f"tools[{index}]" for index in range(len(tools)) if index not in places]
     name_schemas(http.names, places, "input_schema")
-    given = [Tool(tools[at].name, tools[at].description or "", tools[at].input_schema) for at in places]
+    given = [
+        Tool(tools[at].name, tools[at].description or "", tools[at].input_schema, bool(tools[at].strict))
+        for at in places
+    ]
     if choice is None:
         return tool_fields(given, "auto", able, is_parallel=True)
     if choice.type == "tool":

@@ -19,7 +19,7 @@ from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.json_size import check_size
-from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited
+from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.net.inline import is_quick
@@ -247,6 +247,10 @@ class Exchange:
     async def answer_json(self, body: Any, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Send a whole answer as JSON."""
         await self.answer(dumps(body), status=status, headers=headers)
+
+    def ignore(self, places: Iterable[str]) -> None:
+        """Name parts of the request that have no effect, by the engine's names, in the answer's header."""
+        self.ignored += (renamed(place, self.names) for place in places)
 
     def problem(self, error: UmaError) -> Problem:
         """The problem that `error` is, with the body's own names."""

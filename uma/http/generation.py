@@ -94,6 +94,7 @@ async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -
     async def one(index: int, scope: trio.CancelScope | None) -> None:
         try:
             async with turns, source.generate(requests[index]) as stream, metered(stream, http.account) as meter:
+                http.ignore(stream.ignored)
                 async for event in stream:
                     if isinstance(event, Finished):
                         meter.usage = event.usage
@@ -181,6 +182,7 @@ class _Streamed:
                 metered(stream, self.http.account) as meter,
             ):
                 self._asked += 1
+                self.http.ignore(stream.ignored)
                 if isinstance(self.job, CountingJob):
                     self.job.prompt_tokens = await _prompt_tokens(source, request, stream)
                 if self.job.telemetry is None:

@@ -31,7 +31,7 @@ from uma.http.generation import unless_gone
 from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.structured_outputs import StructuredBody, grammar_of
+from uma.http.structured_outputs import StructuredBody, grammar_of, own_grammars
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import Wish, thinking
 from uma.http.tools import (
@@ -186,7 +186,7 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
 
 def _grammar(body: ChatBody, tool_choice: str, able: Capabilities, http: Exchange) -> Grammar | None:
     form = abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored)
-    wanted = grammar_of(body, [("response_format", form)], able, http.names)
+    wanted = grammar_of(body, own_grammars(body, form, able, http.names), able, http.names)
     return abilities.answer_grammar(wanted, http.names.get("grammar", ""), tool_choice, http.ignored)
 
 

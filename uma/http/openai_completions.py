@@ -20,7 +20,7 @@ from uma.http.logprobs import Place, Unshown, completion_form, shown
 from uma.http.openai import StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.prompts import PROMPTS, built_with_ids, prompts
-from uma.http.structured_outputs import StructuredBody, grammar_of
+from uma.http.structured_outputs import StructuredBody, grammar_of, own_grammars
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
@@ -100,7 +100,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logprobs=told,
         prompt_logprobs=told if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=grammar_of(body, [("response_format", form)], able, http.names),
+        grammar=grammar_of(body, own_grammars(body, form, able, http.names), able, http.names),
     )
     how = urgency(body, http)
     return [

@@ -148,7 +148,7 @@ DEFAULT_RETRY_MS = 1000
 def renamed(message: str, names: Mapping[str, str]) -> str:
     """`message`, each line of which begins with a field, with the names that the body has for these."""
     for name, own in names.items():
-        message = re.sub(rf"^{re.escape(name)}(?=[.:\[])", own, message, flags=re.MULTILINE)
+        message = re.sub(rf"^{re.escape(name)}(?=[.:\[]|$)", own, message, flags=re.MULTILINE)
     return message
 
 

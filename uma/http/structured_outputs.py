@@ -1,4 +1,6 @@
-"""vLLM's own fields for structured output, in chat and completions: `structured_outputs` and, before it, `guided_*`."""
+"""Fields for structured output that OpenAI does not have, in chat and completions: llama-server's `grammar` and
+`json_schema`, vLLM's `structured_outputs` and, before it, `guided_*`.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,8 @@ class StructuredBody(Common):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
 
 def grammar_of(
@@ -51,6 +55,17 @@ def grammar_of(
     if len(found) > 1:
         raise BadRequest(f"{found[1][0]}: is given beside {found[0][0]}; give one of them")
     return found[0][1] if found else None
+
+
+def own_grammars(
+    body: StructuredBody, response_format: Grammar | None, able: Capabilities, names: Names
+) -> list[tuple[str, Grammar | None]]:
+    """OpenAI's field, which has been read, and llama-server's: for `grammar_of`."""
+    return [
+        ("response_format", response_format),
+        ("grammar", abilities.gbnf(body.grammar, "grammar", able, names)),
+        ("json_schema", abilities.json_schema(body.json_schema, "json_schema", able, names)),
+    ]
 
 
 def _asked(body: StructuredBody) -> list[tuple[str, str, Any]]:

@@ -36,12 +36,13 @@ class Function:
     description: Annotated[str, Text()] | None = None
     parameters: Schema | None = None
     strict: bool | None = None
-    """Arguments follow the schema in any case."""
+    """A schema that no grammar can keep to in full is refused; else what stands in the way is named and left out, where
+    the model chooses."""
 
     @property
     def tool(self) -> Tool:
         """The same in UMA's words."""
-        return Tool(self.name, self.description or "", self.parameters)
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
 
 @attrs.frozen(kw_only=True)

@@ -149,6 +149,14 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
             return self._state(key)
 
+    def serves(self, grammar: Grammar) -> bool:
+        """Whether `grammar` can be compiled. It is not kept."""
+        try:
+            self._make(grammar)
+        except BadRequest:
+            return False
+        return True
+
     def _state(self, key: str) -> GrammarState:
         kept = self._kept[key]
         self._kept.move_to_end(key)

@@ -60,6 +60,9 @@ class Tool:
     description: Annotated[str, Text()] = ""
     parameters: Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)] | None = None
     """A JSON Schema of its arguments; None: it takes none."""
+    strict: bool = False
+    """Calls follow the schema in full, or the request is refused. Without it, where the model may choose, keywords that
+    no grammar can keep to are left out of the grammar, not of the prompt, and named in the answer's warnings."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

@@ -21,6 +21,8 @@ class EventStream(Protocol):
 
     prompt_tokens: int | None
     """Tokens of the prompt; None: the source does not say before the end."""
+    ignored: tuple[str, ...]
+    """Parts of the request that have no effect, by place, as far as that is known once the stream is there."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """The stream is its own iterator."""

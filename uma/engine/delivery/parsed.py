@@ -73,6 +73,8 @@ class ParsedStream:
         """See `types.EventStream.tap`."""
         self.prompt_tokens = stream.prompt_tokens
         """See `types.EventStream.prompt_tokens`."""
+        self.ignored = stream.ignored
+        """See `types.EventStream.ignored`."""
 
     def cancel(self) -> None:
         """See `types.EventStream.cancel`."""

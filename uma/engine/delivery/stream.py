@@ -55,6 +55,8 @@ class RequestStream:
         """See `types.EventStream.tap`."""
         self.prompt_tokens: int | None = None
         """See `types.EventStream.prompt_tokens`."""
+        self.ignored: tuple[str, ...] = ()
+        """See `types.EventStream.ignored`."""
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
         """For the engine: the next event has come. Whether it is kept for its time; see `Ahead.take`."""

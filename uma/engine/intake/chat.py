@@ -23,6 +23,7 @@ from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
 from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.loose_tools import Loose, LooseTools, can_be_loose
 from uma.engine.intake.rendering import has_switch
 from uma.errors import BadRequest
 from uma.json_schema import problem
@@ -47,6 +48,7 @@ class ChatAbilities:
         self._thinking = thinking_of(model.chat_template.source)
         self._template = model.chat_template
         self._specials: Specials | None = None
+        self._loose = LooseTools()
         # One at a time: what a schema costs is bounded, but seconds at worst.
         self._lanes = LaneLimiter(1)
 
@@ -172,6 +174,29 @@ class ChatAbilities:
         except UnservableError as error:
             at = request.tools.index(tools[error.tool])
             raise BadRequest(f"tools[{at}].parameters{error.place}: {error.reason}") from None
+
+    def known_loose(self, request: Request) -> Loose:
+        """The request without what is known to stand in the way of a grammar for its tools."""
+        return self._loose.known(request)
+
+    async def loosened(self, request: Request, serves: Callable[[Grammar], bool]) -> Loose:
+        """The same once that was found out, where it is the model's choice to call a tool."""
+        if not can_be_loose(request) or isinstance(self._family, str):
+            return Loose(request)
+        specials = await self._known_specials()
+
+        def fits(tool: Tool) -> bool:
+            assert not isinstance(self._family, str)
+            try:
+                source = calls_grammar(
+                    self._family, [tool], specials, None, must_call=True, is_parallel=False, begins_thinking=False
+                )
+                return serves(Grammar(lark=source))
+            except UnservableError:
+                return False
+
+        async with self._lanes.slot(request.priority):
+            return await trio.to_thread.run_sync(self._loose.found, request, fits)
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
         """The same error with the place in the schema that no grammar can describe: the answer's, or a tool's."""

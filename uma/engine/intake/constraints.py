@@ -98,6 +98,10 @@ class Constraints:
         with self._compiler.turn:
             return state, _opening(state, sampling)
 
+    def serves(self, grammar: Grammar) -> bool:
+        """Whether a grammar can be served. Any thread; takes as long as compiling it."""
+        return self._compiler.serves(grammar)
+
     def bias(self, sampling: SamplingParams) -> Bias | None:
         """Token ids and what is added to their logits. Raises `BadRequest` for an id outside the vocabulary, and for a
         text without tokens.

@@ -1,0 +1,181 @@
+"""A tool's schema without what no grammar can keep to, for calls that the model is free not to make.
+
+What stands in the way of a grammar is left out of it, keyword by keyword, and named by its place. The model is shown
+the whole schema all the same. What is left allows at least what the whole does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llguidance import LLMatcher
+
+from uma.chat.schema import Schema
+from uma.json_schema import COMPACT, SCHEMA_LISTS, SCHEMAS_BY_NAME, for_llguidance, place_of, problem, problems_of
+
+MAX_PROBES = 256
+"""Maximum grammars made to find what stands in the way of one: each takes about a millisecond."""
+_NEVER = frozenset(
+    """
+    not if then else contains minContains maxContains propertyNames dependentRequired dependentSchemas dependencies
+    unevaluatedItems unevaluatedProperties $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor
+    """.split()  # noqa: SIM905  (a word a line would be a page)
+)
+"""Keywords that no grammar describes."""
+_PARTS = ("items", "additionalItems", "additionalProperties")
+_CLOSING = ("additionalProperties", "additionalItems")
+"""Keywords about what others do not name: they go with these."""
+_FIRST = ("$schema", "$id", "x-guidance", "format", "pattern", "oneOf", "allOf", "anyOf", "$ref", "$anchor")
+"""Keywords that are tried first: they stand in the way most often."""
+_LAST = ("items", "prefixItems", "patternProperties", "properties", "required", "type", "$defs", "definitions")
+"""Keywords that are tried last: without them little is left."""
+_SHARED = ("$defs", "definitions")
+
+Fits = Callable[[Schema], bool]
+"""Whether a grammar can be made of a schema."""
+
+
+def loosened(schema: Schema, fits: Fits) -> tuple[Schema, list[str]]:
+    """The schema without what stands in the way of `fits`, and the places of that, such as `.properties.x.not`.
+
+    `fits` says of the schema of an object whether the model's form of calls can keep to it.
+    """
+    found = _Loosened(fits)
+    return found.root(schema), found.places
+
+
+class _Loosened:
+    def __init__(self, fits: Fits) -> None:
+        self._fits_form = fits
+        self._probes = 0
+        self.places: list[str] = []
+
+    def root(self, schema: Schema) -> Schema:
+        made = self._plain(schema, "")
+        shared = {word: made[word] for word in _SHARED if word in made}
+        if not _is_json(made):
+            made = self._node(made, "", shared)
+        made = {**made, "type": "object"}
+        if self._fits_form(made):
+            return made
+        return self._by_property(made)
+
+    def _plain(self, schema: Any, place: str) -> Any:
+        """Without the keywords that no grammar describes, wherever they stand."""
+        if not isinstance(schema, dict):
+            return schema
+        made: Schema = {}
+        for word, value in schema.items():
+            here = place + place_of(word)
+            if word in _NEVER or (word == "uniqueItems" and value is not False):
+                self.places.append(here)
+            elif word in SCHEMAS_BY_NAME and isinstance(value, dict):
+                made[word] = {name: self._plain(each, here + place_of(name)) for name, each in value.items()}
+            elif word in SCHEMA_LISTS and isinstance(value, list | tuple):
+                made[word] = [self._plain(each, f"{here}[{at}]") for at, each in enumerate(value)]
+            elif word in _PARTS:
+                made[word] = self._plain(value, here)
+            else:
+                made[word] = value
+        for word in problems_of(made):
+            self.places.append(place + place_of(word))
+            made.pop(word, None)
+        return made
+
+    def _node(self, schema: Schema, place: str, shared: Schema) -> Schema:
+        """A schema that does not fit: its parts first, then its own keywords."""
+        made = dict(schema)
+        for word, value in schema.items():
+            here = place + place_of(word)
+            if word in SCHEMAS_BY_NAME and isinstance(value, dict):
+                parts = {name: self._part(each, here + place_of(name), shared) for name, each in value.items()}
+                made[word] = parts
+                if word in _SHARED and not place:
+                    shared[word] = parts
+            elif word in SCHEMA_LISTS and isinstance(value, list | tuple):
+                made[word] = [self._part(each, f"{here}[{at}]", shared) for at, each in enumerate(value)]
+            elif word in _PARTS:
+                made[word] = self._part(value, here, shared)
+        if self._is_json(made, shared):
+            return made
+        for word in _in_order(made):
+            tried = _without(made, word)
+            if self._is_json(tried, shared):
+                self.places.append(place + place_of(word))
+                return tried
+        for word in _in_order(made):
+            self.places.append(place + place_of(word))
+            made = _without(made, word)
+            if self._is_json(made, shared):
+                break
+        return made
+
+    def _part(self, schema: Any, place: str, shared: Schema) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            self.places.append(place)
+            return {}
+        return schema if self._is_json(schema, shared) else self._node(schema, place, shared)
+
+    def _is_json(self, schema: Schema, shared: Schema) -> bool:
+        self._probes += 1
+        return self._probes <= MAX_PROBES and _is_json({**shared, **schema})
+
+    def _by_property(self, schema: Schema) -> Schema:
+        """For forms of calls that are no JSON: each argument as much of its schema as the form can keep to."""
+        made: Schema = {"type": "object"} | {word: schema[word] for word in _SHARED if word in schema}
+        given = schema.get("properties", {})
+        needed = [name for name in schema.get("required", ()) if isinstance(name, str)]
+        properties: Schema = {}
+        for name, each in (given if isinstance(given, dict) else {}).items():
+            here = f".properties{place_of(name)}"
+            for tried, left_out in _looser(each):
+                if self._fits_form({**made, "properties": {name: tried}}):
+                    properties[name] = tried
+                    self.places += [here] if left_out else []
+                    break
+            else:
+                self.places.append(here)
+        known = {word: schema[word] for word in ("properties", "required", "additionalProperties") if word in schema}
+        self.places += [place_of(word) for word in schema if word not in {*known, *made}]
+        made |= {"properties": properties, "required": [name for name in needed if name in properties]}
+        if self._fits_form(made):
+            return made
+        self.places = [""]
+        return {"type": "object"}
+
+
+def _looser(schema: Any) -> Iterator[tuple[Any, bool]]:
+    """A schema, and what is left of it by and by; with whether something was left out."""
+    yield schema, False
+    if isinstance(schema, dict) and "type" in schema:
+        yield {"type": schema["type"]}, True
+    yield {}, True
+    yield {"type": "string"}, True
+
+
+def _without(schema: Schema, word: str) -> Schema:
+    """A schema without a keyword, and without those that forbid what that one would have named."""
+    made = {each: value for each, value in schema.items() if each != word}
+    if word == "oneOf" and "anyOf" not in schema:
+        made["anyOf"] = schema[word]
+    if word in ("properties", "patternProperties", "items", "prefixItems", "$ref", "allOf", "anyOf"):
+        for each in _CLOSING:
+            made.pop(each, None)
+    return made
+
+
+def _in_order(schema: Schema) -> list[str]:
+    words = [word for word in schema if word not in _FIRST and word not in _LAST]
+    first, last = ([word for word in order if word in schema] for order in (_FIRST, _LAST))
+    return [*first, *words, *last]
+
+
+def _is_json(schema: Schema) -> bool:
+    """Whether a grammar can be made of the JSON that a schema allows."""
+    if problem(schema) is not None:
+        return False
+    source = LLMatcher.grammar_from_json_schema(for_llguidance(schema, COMPACT))
+    return not LLMatcher.validate_grammar(source)

@@ -1,0 +1,91 @@
+"""Tools whose schemas no grammar can keep to in full, for requests that leave it to the model whether it calls one.
+
+A coding agent's tools come again with every turn: what was found about a schema is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from uma.chat.loose import loosened
+from uma.chat.schema import schema_of
+from uma.types import Request, Tool
+
+MAX_KEPT = 512
+"""Maximum schemas of which it is known what stands in the way of a grammar: an agent has up to 128 tools."""
+
+MAX_NAMED = 10
+"""Maximum places that a warning names."""
+
+
+@attrs.frozen
+class Loose:
+    """A request whose tools have schemas that a grammar can keep to."""
+
+    request: Request
+    left_out: tuple[str, ...] = ()
+    """Places that were left out of these, such as `tools[0].parameters.properties.x.not`."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line about the first of them."""
+        if not self.left_out:
+            return ()
+        more = f" and {len(self.left_out) - MAX_NAMED} more" if len(self.left_out) > MAX_NAMED else ""
+        return (
+            f"{', '.join(self.left_out[:MAX_NAMED])}{more}: calls are not held to this; no grammar can be made of it",
+        )
+
+
+class LooseTools:
+    """Of one model. Belongs to one thread at a time."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[dict[str, Any], list[str]]] = OrderedDict()
+
+    def known(self, request: Request) -> Loose:
+        """The request as far as its tools are known."""
+        if not self._known or not can_be_loose(request):
+            return Loose(request)
+        return _applied(request, [self._known.get(_key(tool)) for tool in request.tools])
+
+    def found(self, request: Request, fits: Callable[[Tool], bool]) -> Loose:
+        """The request with each tool as `fits` has it: whether a grammar can be made of a tool's calls. Any thread."""
+        return _applied(request, [self._of(tool, fits) for tool in request.tools])
+
+    def _of(self, tool: Tool, fits: Callable[[Tool], bool]) -> tuple[dict[str, Any], list[str]] | None:
+        if tool.strict:
+            return None
+        key = _key(tool)
+        if key not in self._known:
+            if fits(tool):
+                return None
+            self._known[key] = loosened(schema_of(tool), lambda schema: fits(attrs.evolve(tool, parameters=schema)))
+            if len(self._known) > MAX_KEPT:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+
+def can_be_loose(request: Request) -> bool:
+    """Whether it is the model's choice to call a tool; a call that is demanded follows its schema in full."""
+    return bool(request.tools) and request.tool_choice == "auto"
+
+
+def _key(tool: Tool) -> str:
+    # The name is spelled in the grammar too.
+    return json.dumps([tool.name, tool.parameters, tool.strict])
+
+
+def _applied(request: Request, found: Iterable[tuple[dict[str, Any], list[str]] | None]) -> Loose:
+    tools, left_out = list(request.tools), list[str]()
+    for at, each in enumerate(found):
+        if each is not None:
+            schema, places = each
+            tools[at] = attrs.evolve(tools[at], parameters=schema)
+            left_out += [f"tools[{at}].parameters{place}" for place in places]
+    return Loose(attrs.evolve(request, tools=tuple(tools)), tuple(left_out)) if left_out else Loose(request)
