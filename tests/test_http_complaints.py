@@ -134,6 +134,17 @@ def test_tokens_can_be_counted_and_turned_back_into_text(http_server: HttpServer
     assert chat["usage"]["prompt_tokens"] == counted
 
 
+def test_a_block_of_billing_in_front_of_the_instructions_is_left_out_and_named(http_server: HttpServer) -> None:
+    asked = {"messages": turns("Hello"), "max_tokens": 2}
+    rules = {"type": "text", "text": "Answer in one word."}
+    plain = http_server.ask("POST", "/v1/messages/count_tokens", {**asked, "system": [rules]})
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1f3a9;"}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        told = http_server.ask("POST", path, {**asked, "system": [billing, rules]})
+        assert told.status == 200 and "system[0]" in told.headers["x-uma-ignored"].split(", ")
+    assert told.json == plain.json
+
+
 def test_usage_tells_the_cached_tokens_streamed_or_not(http_server: HttpServer) -> None:
     messages = turns("Tell me of the heron who counted the same eleven reeds twice, and of nothing else")
     asked = {"messages": messages, "max_tokens": 2}

@@ -168,13 +168,31 @@ def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, A
     """The fields of a `Request` that its prompt is made from."""
     able = gateway.source.info.capabilities
     effort = None if body.output_config is None else body.output_config.effort
-    system = text_of(body.system, "system", http.ignored)
+    system = text_of(_without_billing(body.system, http.ignored), "system", http.ignored)
     turns = turns_of(body.messages, able, http.ignored)
     return {
         "messages": (*([Message("system", system)] if system else []), *turns),
         **thinking(thinking_wish(body.thinking, effort), able, http.ignored),
         **offered(body.tools or (), body.tool_choice, able, http),
     }
+
+
+BILLING = "x-anthropic-billing-header"
+"""Beginning of a block of `system` by which Claude Code tells Anthropic what to charge. It changes with each session,
+and nothing behind it could come from the cache; to a model it says nothing."""
+
+
+def _without_billing(system: Any, ignored: list[str]) -> Any:
+    """`system` without such blocks, which are added to `ignored`."""
+    if not isinstance(system, list):
+        return system
+    kept = [part for part in system if not _is_billing(part)]
+    ignored += [f"system[{index}]" for index, part in enumerate(system) if _is_billing(part)]
+    return kept
+
+
+def _is_billing(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(text := part.get("text"), str) and text.startswith(BILLING)
 
 
 @attrs.define
