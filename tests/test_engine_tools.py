@@ -92,7 +92,7 @@ async def test_without_tools_or_reasoning_the_text_stays_as_it_is(model: Path, f
         ),
         ({"tools": (Tool("a", "", {"type": "string"}),)}, r"tools\[0\]\.parameters\.type"),
         (
-            {"tools": (WEATHER, Tool("a", "", {"properties": {"x": {"not": {"const": 1}}}}))},
+            {"tools": (WEATHER, Tool("a", "", {"properties": {"x": {"not": {"const": 1}}}}, strict=True))},
             r"tools\[1\]\.parameters\.properties\.x: ",
         ),
     ],
@@ -160,7 +160,7 @@ async def test_every_form_of_a_call_can_be_demanded(tmp_path: Path, name: str) -
 
 async def test_a_schema_that_a_form_of_calls_cannot_keep_to_is_refused_with_its_place(tmp_path: Path) -> None:
     tiny = write_model(tmp_path / "tiny.gguf", chat_template=TEMPLATES["qwen3-coder"])
-    bad = Tool("bad", "", {"properties": {"x": {"type": "string", "format": "idn-email"}}})
+    bad = Tool("bad", "", {"properties": {"x": {"type": "string", "format": "idn-email"}}}, strict=True)
     with pytest.raises(BadRequest, match=r"tools\[1\]\.parameters\.properties\.x\.format"):
         await events_of(tiny, tools=(WEATHER, bad))
 
