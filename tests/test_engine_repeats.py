@@ -42,3 +42,11 @@ async def test_a_repeated_question_has_the_same_answer_to_the_last_bit(
         first = told(await answer(engine, question(10, length)))
         for _ in range(3):
             assert told(await answer(engine, question(10, length))) == first
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+async def test_the_shortest_prompts_are_read_alone_and_again(tiny: Path, length: int) -> None:
+    async with open_engine(config(tiny)) as engine:
+        first = told(await answer(engine, ask(tokens_for(0, length), 8, logprobs=1)))
+        assert len(first) == 8
+        assert told(await answer(engine, ask(tokens_for(0, length), 8, logprobs=1))) == first

@@ -231,7 +231,7 @@ class Executor:
         if sequence.report is not None or count != sequence.missing:
             return [work]
         if count < LAST_TOKENS:
-            return [[self._begin_again(sequence, min(LAST_TOKENS, len(sequence.tokens) - 1))]]
+            return [[self._begin_again(sequence, max(count, min(LAST_TOKENS, len(sequence.tokens) - 1)))]]
         return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]
 
     def _begin_again(self, sequence: Sequence, count: int) -> tuple[Sequence, int]:
