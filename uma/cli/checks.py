@@ -279,7 +279,7 @@ def server(config: RuntimeConfig) -> Check:
 async def _ask_server(config: RuntimeConfig) -> Check:
     with trio.fail_after(SERVER_TIMEOUT_SEC):
         try:
-            async with connect(config.socket) as client:
+            async with connect(config.socket, waits=False) as client:
                 health = await client.health()
                 card = words.model_line(client.info.model)
         except Overloaded:

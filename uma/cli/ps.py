@@ -104,7 +104,7 @@ async def _ask(path: Path) -> Running:
 
 
 async def _ask_ready(path: Path) -> Running:
-    async with connect(path) as client:
+    async with connect(path, waits=False) as client:
         metrics = await client.metrics()
         return Running(
             pid=client.server_pid,

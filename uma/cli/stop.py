@@ -143,7 +143,7 @@ async def _connected(path: str) -> AsyncIterator[Client]:
     """A session with the server to stop. Raises `ConnectionLost` that says where to look for another one."""
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(connect(path))
+            client = await stack.enter_async_context(connect(path, waits=False))
         except ConnectionLost as error:
             if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
                 raise

@@ -32,11 +32,13 @@ async def connect(
     path: str | Path,
     *,
     client: str = f"uma/{__version__}",
+    waits: bool = True,
     on_loading: Callable[[Overloaded], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
 
-    A server that is loading its model is waited for; `on_loading` is told how far it is, each time it says so.
+    A server that is loading its model is waited for; `on_loading` is told how far it is, each time it says so. Without
+    `waits` that is an `Overloaded`.
 
     Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
     refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
@@ -47,7 +49,7 @@ async def connect(
             try:
                 await _greet(session, path)
             except Overloaded as error:
-                if error.retry_after_ms is None:
+                if error.retry_after_ms is None or not waits:
                     raise
                 wait_sec = error.retry_after_ms / 1000
                 on_loading(error)

@@ -32,14 +32,13 @@ from uma.http import (
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
-from uma.http.exchange import LINES, ClientGoneError, Exchange, headers_of, id_of
+from uma.http.exchange import ClientGoneError, Exchange, headers_of, id_of, lines_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, client_at
 from uma.net.logfmt import log
-from uma.net.throttle import ClientLines
 
 logger = logging.getLogger("uma.http")
 
@@ -276,8 +275,7 @@ async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
     """WebSockets have no endpoint here; a lifespan has no effect."""
     if scope["type"] == "websocket":
         id = id_of(scope)
-        lines: ClientLines = scope["state"][LINES]
-        lines.log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
+        lines_of(scope).log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
         headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
         await send({"type": "websocket.http.response.start", "status": 403, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": b""})

@@ -24,7 +24,7 @@ from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.net.inline import is_quick
 from uma.net.quota import Account
-from uma.net.throttle import ClientLines
+from uma.net.throttle import ClientLines, Throttle
 from uma.version import __version__
 
 Header = tuple[bytes, bytes]
@@ -56,6 +56,12 @@ _VERSIONS = (
 def new_id() -> str:
     """An id for a request, in its answer's headers and in the log."""
     return secrets.token_hex(12)
+
+
+def lines_of(scope: Scope) -> ClientLines:
+    """For what is logged of a request: its connection's, or its own where another server than UMA's calls the app."""
+    lines: ClientLines | None = scope.get("state", {}).get(LINES)
+    return ClientLines(Throttle()) if lines is None else lines
 
 
 def id_of(scope: Scope) -> str:
@@ -114,8 +120,7 @@ class Exchange:
     @property
     def lines(self) -> ClientLines:
         """For what is logged of it."""
-        lines: ClientLines = self.scope["state"][LINES]
-        return lines
+        return lines_of(self.scope)
 
     def header(self, name: bytes) -> str | None:
         """The request's header; the first of several."""
