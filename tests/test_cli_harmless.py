@@ -59,7 +59,9 @@ def test_json_toml_and_the_log_carry_the_same_data_without_a_harmful_character(t
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
     """A sound model whose header speaks to terminals."""
-    return write_model(tmp_path / "evil.gguf", metadata={"general.name": EVIL, "general.description": EVIL})
+    return write_model(
+        tmp_path / f"{EVIL.replace(chr(47), str())}.gguf", metadata={"general.name": EVIL, "general.description": EVIL}
+    )
 
 
 def test_the_banner_of_a_server_is_clean(evil: Path, socket_dir: Path) -> None:

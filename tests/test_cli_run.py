@@ -31,7 +31,7 @@ def test_a_running_server_has_said_what_it_serves_and_how_to_reach_it(server: Se
 def test_the_banner_names_model_parameters_quantization_size_context_and_socket() -> None:
     lines = banner(RuntimeConfig(socket="/s"), INFO)
     assert lines == [
-        "model   Some Model · 7.24 B parameters · Q4_K_M · 4.37 GB",
+        "model   m · 7.24 B parameters · Q4_K_M · 4.37 GB",
         "        context 8,192 tokens (trained for 32,768)",
         "socket  /s",
         "try     uma chat --socket /s",

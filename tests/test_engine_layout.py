@@ -120,9 +120,10 @@ async def test_a_document_among_short_prompts_has_buffers_beyond_the_pool_where_
     requests = [*crowd(9), ask(tokens_for(73, 1_700), 10, id="document")]
     seen = watch_changes(monkeypatch)
     async with open_engine(config(model, n_ctx=0)) as engine:
-        monkeypatch.setattr("uma.engine.sizing.free_memory_bytes", lambda: free_bytes)  # after the engine's start
-        pool_cells = engine.snapshot()["kv_cells_total"]
-        got = await answers(engine, requests)
+        with monkeypatch.context() as patched:
+            patched.setattr("uma.engine.sizing.free_memory_bytes", lambda: free_bytes)  # after the engine's start
+            pool_cells = engine.snapshot()["kv_cells_total"]
+            got = await answers(engine, requests)
     shares = [each.layout.share for each in seen if each.layout.ids == MAX_SEQUENCES + 1]
     assert (2_048 in shares) is (free_bytes > 1_000), shares
     assert pool_cells < (MAX_SEQUENCES + 1) * 2_048, "as many cells as the pool has would do"

@@ -228,7 +228,7 @@ async def test_capabilities_declare_as_many_as_can_be_asked_for(tiny: Path) -> N
 
 def test_the_llm_gives_them_in_the_shape_that_vllm_has(tiny: Path) -> None:
     with LLM(str(tiny), n_ctx=512, n_gpu_layers=0) as llm:
-        (out,) = llm.generate("x", SamplingParams(max_tokens=4, logprobs=5))
+        (out,) = llm.generate("x", SamplingParams(max_tokens=4, temperature=0, logprobs=5))
     (completion,) = out.outputs
     assert completion.logprobs is not None
     for token, known in zip(completion.token_ids, completion.logprobs, strict=True):

@@ -179,9 +179,9 @@ async def test_capabilities_declare_echo_and_prompt_logprobs(engine: Engine) -> 
 
 def test_the_llm_gives_them_in_the_shapes_that_vllm_has(tiny: Path) -> None:
     with LLM(str(tiny), n_ctx=512, n_gpu_layers=0) as llm:
-        (out,) = llm.generate("Once upon", SamplingParams(max_tokens=2, prompt_logprobs=3))
-        (plain,) = llm.generate("Once upon", SamplingParams(max_tokens=2))
-        pieces = list(llm.stream("Once upon", SamplingParams(max_tokens=2, echo=True)))
+        (out,) = llm.generate("Once upon", SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=3))
+        (plain,) = llm.generate("Once upon", SamplingParams(max_tokens=2, temperature=0))
+        pieces = list(llm.stream("Once upon", SamplingParams(max_tokens=2, temperature=0, echo=True)))
         assert out.prompt_token_ids == tuple(llm.tokenize("Once upon"))
     assert out.prompt_logprobs is not None
     assert out.prompt_logprobs[0] is None

@@ -89,6 +89,7 @@ class Tapped:
 
     events: AsyncIterator[None]
     tap: Any = None
+    ignored: tuple[str, ...] = ()
 
     def __aiter__(self) -> AsyncIterator[None]:
         return self.events

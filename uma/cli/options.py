@@ -54,7 +54,6 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
         "stop": ("end the output before this text; can be given up to 16 times", ""),
         "penalty_window": ("tokens that the three penalties look back over", "tokens"),
-        "penalize_prompt": ("let these penalties count the prompt's tokens, too", ""),
         "typical_p": ("keep the tokens nearest to the expected information; 1: off", "over 0, at most 1"),
         "top_n_sigma": ("keep tokens within so many standard deviations of the highest score", "over 0"),
         "xtc_probability": ("how often to drop all but the least likely of the likely tokens; 0: never", "0 to 1"),

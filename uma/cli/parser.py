@@ -146,7 +146,7 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-history",
         action="store_true",
-        help="keep no questions for the arrow keys of later chats (default: kept in ~/.local/state/uma/chat-history)",
+        help="keep no questions for the arrow keys of later chats (default: kept)",
     )
     _add_place(parser)
     add_sampling(parser)

@@ -82,7 +82,9 @@ class HttpInterview:
     def _generate(self, fields: Event, cancel_after: int | None) -> Iterator[Event]:
         form = _form_of(fields)
         with self._call("POST", form.path, form.body) as response:
-            ignored = [f"{name}: ignored" for name in (response.getheader("X-UMA-Ignored") or "").split(", ") if name]
+            own_names = {theirs: own for own, theirs in _OTHER_NAMES}
+            named = filter(None, (response.getheader("X-UMA-Ignored") or "").split(", "))
+            ignored = [f"{own_names.get(name, name)}: ignored" for name in named]
             if response.status != 200:
                 yield _error(response.status, _read_json(response))
                 return

@@ -186,6 +186,17 @@ def _penalises(name: str) -> Proof:
     return "2 changes the answer to a repetitive prompt"
 
 
+def _counts_prompt() -> Proof:
+    """A word that fills the prompt is penalised more than a bias can force, unless the prompt does not count."""
+    word = _a_word(answered((yield ask(max_tokens=TOKENS))))
+    forced = {"prompt": PROMPT + word["text"] * 40, "max_tokens": 1, "frequency_penalty": 2.0}
+    asked = partial(ask, **forced, logit_bias={str(word["token_id"]): 25})
+    without = answered((yield asked(penalize_prompt=False)), ignoring="penalize_prompt")
+    counted = answered((yield asked(penalize_prompt=True)))
+    demand(without.token_ids != counted.token_ids, "penalties are the same with and without the prompt's tokens")
+    return "decides whether a word that fills the prompt is penalised"
+
+
 def _bans() -> Proof:
     banned = answered((yield ask(max_tokens=1))).token_ids[0]
     reply = answered((yield ask(max_tokens=SHORT, logit_bias={str(banned): -100})), ignoring="logit_bias")
@@ -277,6 +288,7 @@ _EFFECTS: dict[str, Callable[[], Proof]] = {
     "frequency_penalty": partial(_penalises, "frequency_penalty"),
     "presence_penalty": partial(_penalises, "presence_penalty"),
     "penalty_window": partial(_releases, "penalty_window", 0, 64, 25, frequency_penalty=2.0, max_tokens=TOKENS),
+    "penalize_prompt": _counts_prompt,
     "logit_bias": _bans,
     "dry_multiplier": partial(_releases, "dry_multiplier", 0.0, 100.0, dry_sequence_breakers=[]),
     "dry_base": partial(_releases, "dry_base", 1.0, 10.0, **_DRY | {"dry_multiplier": 1.0}),

@@ -70,6 +70,7 @@ class Common:
     min_tokens: Annotated[int, Range(0)] | None = None
     ignore_eos: bool | None = None
     penalty_window: Annotated[int, Range(0, MAX_WINDOW)] | None = None
+    penalize_prompt: bool | None = None
     typical_p: Annotated[float, Range(gt=0, le=1)] | None = None
     top_n_sigma: Annotated[float, Range(-1)] | None = None
     """Up to 0 it is off, as llama-server has it."""
@@ -168,7 +169,7 @@ def of_output(gateway: Gateway, body: Common) -> dict[str, Any]:
         return {}
     windows = (body.penalty_window, gateway.source.info.capabilities.suggested_sampling.get("penalty_window"))
     window = next((each for each in windows if each is not None), context_window(gateway))
-    return {"penalize_prompt": False, "penalty_window": window}
+    return {"penalize_prompt": body.penalize_prompt or False, "penalty_window": window}
 
 
 def _defaults(gateway: Gateway, dialect: Mapping[str, float]) -> dict[str, float]:
