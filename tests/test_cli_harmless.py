@@ -60,7 +60,7 @@ def test_json_toml_and_the_log_carry_the_same_data_without_a_harmful_character(t
 def evil(tmp_path: Path) -> Path:
     """A sound model whose header speaks to terminals."""
     return write_model(
-        tmp_path / f"{EVIL.replace(chr(47), str())}.gguf", metadata={"general.name": EVIL, "general.description": EVIL}
+        tmp_path / f"{EVIL.replace(chr(47), '')}.gguf", metadata={"general.name": EVIL, "general.description": EVIL}
     )
 
 
