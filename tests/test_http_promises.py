@@ -349,7 +349,6 @@ AUDIO = [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
         ("/v1/responses", {"input": "a", "background": True}, "background"),
         ("/v1/chat/completions", {**GENERATING[CHAT], "modalities": ["text", "audio"]}, "modalities"),
         ("/v1/chat/completions", {**GENERATING[CHAT], "audio": {"voice": "alloy", "format": "wav"}}, "modalities"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}, SAID], "max_tokens": 1}, "messages[1]"),
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "a", "context": [1]}, "context"),
         ("/v1/chat/completions", {**GENERATING["/v1/chat/completions"], "functions": [{"name": "f"}]}, "functions"),

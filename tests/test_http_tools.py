@@ -122,7 +122,7 @@ def test_openai_s_allowed_tools_are_those_that_can_be_called(http_server: HttpSe
 
 
 def test_a_schema_that_cannot_be_served_is_named_by_its_place_among_all_tools(http_server: HttpServer) -> None:
-    bad = {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"type": "tensor"}}}}
+    bad = {"name": "bad", "strict": True, "parameters": {"type": "object", "properties": {"a": {"type": "tensor"}}}}
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "bad"}]}
     tools = [{"type": "function", **ADD["function"]}, {"type": "function", **bad}]
     refused = http_server.ask("POST", "/v1/responses", {"input": "a", "tools": tools, "tool_choice": choice})
@@ -214,11 +214,18 @@ def test_a_function_that_does_not_exist_is_refused_in_every_dialect(http_server:
 
 def test_a_tool_that_cannot_be_served_is_refused_with_its_place_in_the_body(http_server: HttpServer) -> None:
     impossible = {"type": "object", "properties": {"kind": {"not": {"const": 1}}}}
-    wrapped = {"type": "function", "function": {"name": "f", "parameters": impossible}}
+    strict = {"name": "f", "strict": True}
+    wrapped = {"type": "function", "function": {**strict, "parameters": impossible}}
     asked: dict[str, tuple[dict[str, Any], str]] = {
         "/v1/chat/completions": ({**TALK, "tools": [wrapped]}, "function.parameters"),
-        "/v1/responses": ({"input": ASKED, "tools": [{"name": "f", "parameters": impossible}]}, "parameters"),
-        "/v1/messages": ({**TALK, "tools": [{"name": "f", "input_schema": impossible}]}, "input_schema"),
+        "/v1/responses": (
+            {"input": ASKED, "tools": [{"name": "f", "strict": True, "parameters": impossible}]},
+            "parameters",
+        ),
+        "/v1/messages": (
+            {**TALK, "tools": [{"name": "f", "strict": True, "input_schema": impossible}]},
+            "input_schema",
+        ),
         "/api/chat": ({"messages": TALK["messages"], "tools": [wrapped]}, "function.parameters"),
     }
     for path, (body, schema) in asked.items():
