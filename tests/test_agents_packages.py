@@ -40,15 +40,13 @@ class Agent:
     variables: Mapping[str, str] = attrs.field(factory=dict)
 
 
-WITHOUT_TASKS = "--disallowedTools=TaskCreate,TaskUpdate"
-"""Their schemas have `propertyNames`, which no grammar keeps to."""
 AGENTS = {
     "claude": Agent(
         "@anthropic-ai/claude-code",
         "Bash",
         "command",
-        ["-p", "--allowedTools=Bash", WITHOUT_TASKS],
-        ["-p", "--continue", WITHOUT_TASKS],
+        ["-p", "--allowedTools=Bash"],
+        ["-p", "--continue"],
     ),
     "codex": Agent(
         "@openai/codex",
