@@ -34,6 +34,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "Llama 2 7B": write_large_cells(folder / "llama2.gguf", layers=32, kv_heads=32),
         "Mistral 7B": write_large_cells(folder / "mistral.gguf", layers=32, kv_heads=8, context_length=32_768),
+        "Llama 3.2 1B": write_large_cells(folder / "llama3.gguf", layers=8, kv_heads=8, context_length=131_072),
         "12 KiB a cell": write_large_cells(folder / "small.gguf", layers=3, kv_heads=8, context_length=32_768),
         "built-in": builtin_path(),
     }
@@ -44,11 +45,13 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         ("built-in", 0.004, 16_384, False),  # 8 conversations of the 2,048 tokens that it was trained for
         ("Mistral 7B", 4.1, 32_768, False),  # Q4: a quarter of the memory is plenty
+        ("Llama 3.2 1B", 1.3, 131_072, False),  # one request can have all that it was trained for
+        ("Llama 3.2 1B", 9.0, 110_592, False),  # or as much as a quarter of what is left holds
         ("Llama 2 7B", 3.8, 16_384, False),  # Q4: a quarter would be too little for four, and more is there
         ("Llama 2 7B", 12.6, 14_080, True),  # F16: seven tenths of what is left are not enough for four
     ],
 )
-def test_on_24_gib_the_context_holds_four_conversations_or_says_why_not(
+def test_on_24_gib_the_context_holds_one_of_full_length_and_four_conversations_or_says_why_not(
     shapes: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -36,7 +36,8 @@ id is a snapshot in memory."""
 POOL_SEQUENCES = 8
 """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
-"""Minimum and maximum size of that pool, where more sequences do not need more."""
+"""Minimum and maximum size of that pool, where neither more sequences nor one request of the model's full context need
+more."""
 MOST_SEQUENCE_TOKENS = 512
 """The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences, as far as the pool's
 layout can still be changed."""
@@ -369,6 +370,8 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unifie
             # Many sequences gain more by layouts of their own than by more cells.
             most = min(most, changeable)
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
+        # One request can have the whole context: a coding agent's session grows to 100,000 tokens and more.
+        wanted = max(wanted, model.n_ctx_train)
     else:
         wanted = streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
     free_bytes = _bytes_beside_weights(model, config) - streams * model.state_bytes
