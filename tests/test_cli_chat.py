@@ -18,7 +18,7 @@ from script_model import write_script_model
 
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
 from uma.cli.chat import COMMANDS
-from uma.cli.conversation import ChatFileError, Conversation
+from uma.cli.conversation import ChatFileError, Conversation, Turn
 from uma.cli.editor import MAX_HISTORY_BYTES
 from uma.types import Message
 
@@ -89,7 +89,7 @@ def tell(terminal: Terminal, command: str, answer: str) -> None:
 def questions(terminal: Terminal, home: Path) -> list[str]:
     """Those that are part of the conversation now."""
     tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    return [question for question, _ in Conversation.load(home / "so-far.json").turns]
+    return [turn.question for turn in Conversation.load(home / "so-far.json").turns]
 
 
 def begin_a_story(terminal: Terminal) -> None:
@@ -170,8 +170,8 @@ def test_an_answer_that_is_suspended_and_resized_and_stopped_is_left_once(
         wait_for_prompt(terminal)
         screen = terminal.text
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    ((_, answer),) = Conversation.load(home / "so-far.json").turns
-    said, at = " ".join(answer.split()), 0
+    (turn,) = Conversation.load(home / "so-far.json").turns
+    said, at = " ".join(turn.answer.split()), 0
     left = screen.partition("> Tell me a story")[2].partition("Stopped;")[0]
     # Each line goes on behind the one before, of which a narrower screen may have cut the end off. A line that is left
     # twice is found one story later, and glued ones are not found at all.
@@ -205,9 +205,9 @@ def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProce
         tell(terminal, "/reset", "The conversation starts over.")
         tell(terminal, "/undo", "There is nothing to take back.")
     saved = Conversation.load(home / "talk.json")
-    assert [question for question, _ in saved.turns] == ["first question", "second question"]
+    assert [turn.question for turn in saved.turns] == ["first question", "second question"]
     assert saved.system == "Be kind."
-    assert all(answer for _, answer in saved.turns)
+    assert all(turn.answer for turn in saved.turns)
 
 
 def test_a_command_typed_wrong_is_answered_with_the_nearest(server: ServerProcess, home: Path) -> None:
@@ -362,9 +362,9 @@ def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home:
         terminal.wait_for("The conversation is kept, and so is the answer up to here.")
         wait_for_prompt(terminal)
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    ((question, answer),) = Conversation.load(home / "so-far.json").turns
-    assert question == "Tell me a story"
-    assert len(answer.split()) > 10
+    (turn,) = Conversation.load(home / "so-far.json").turns
+    assert turn.question == "Tell me a story"
+    assert len(turn.answer.split()) > 10
 
 
 def test_a_question_is_asked_again_for_another_answer(server: ServerProcess, home: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_question_that_is_asked_again_in_vain_keeps_its_answer(socket_dir: Pat
         server.wait()
         tell(terminal, "/retry", "The conversation is kept, ")
         assert questions(terminal, home) == ["first"]
-    assert Conversation.load(home / "so-far.json").turns[0][1]
+    assert Conversation.load(home / "so-far.json").turns[0].answer
 
 
 def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
@@ -527,8 +527,8 @@ def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(server: ServerProcess
     done = piped(server, f"Hello!\n\nAnd you?\r\n/save {tmp_path}/talk.json\n")
     assert done.returncode == 0
     turns = Conversation.load(tmp_path / "talk.json").turns
-    assert [question for question, _ in turns] == ["Hello!", "And you?"]
-    assert done.stdout == "".join(f"{answer}\n" for _, answer in turns)
+    assert [turn.question for turn in turns] == ["Hello!", "And you?"]
+    assert done.stdout == "".join(f"{turn.answer}\n" for turn in turns)
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -536,8 +536,11 @@ def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path
     template = "{# <think></think> #}{% for m in messages %}{{ m.content }}|{% endfor %}{{ '\\n' }}"
     model = write_script_model(tmp_path / "script.gguf", "<think>Which city is it?</think>Oslo.", template=template)
     with running_server(socket_dir / "uma.sock", "--model", str(model)) as server:
-        done = run_to_end(*uma_command("chat", "--socket", str(server.socket)), stdin="Where?\n")
+        file = tmp_path / "talk.json"
+        done = run_to_end(*uma_command("chat", "--socket", str(server.socket)), stdin=f"Where?\n/save {file}\n")
         assert done.stdout == "Oslo.\n"
+        # The template of the next turn decides how much of it the model sees again.
+        assert Conversation.load(file).turns == [Turn("Where?", "Oslo.", reasoning="Which city is it?")]
         with chat(server, home) as terminal:
             ask(terminal, "where?")
             assert "(thought for 4 words)" in terminal.text
@@ -550,7 +553,7 @@ def test_a_saved_chat_is_gone_on_with(server: ServerProcess, tmp_path: Path) -> 
     piped(server, f"Hello!\n/save {file}\n")
     done = piped(server, "And you?\n/save\n", "--load", str(file))
     assert done.returncode == 0
-    assert [question for question, _ in Conversation.load(file).turns] == ["Hello!", "And you?"]
+    assert [turn.question for turn in Conversation.load(file).turns] == ["Hello!", "And you?"]
 
 
 def test_a_failed_turn_of_a_pipe_shows_in_the_exit_code(server: ServerProcess) -> None:
@@ -591,17 +594,20 @@ def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
     conversation = Conversation("Be kind.")
     assert conversation.asking("a") == (Message("system", "Be kind."), Message("user", "a"))
     assert conversation.turns == []
-    conversation.add("a", "b")
+    conversation.add(Turn("a", "b"))
     assert conversation.asking("c")[1:] == (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    conversation.add(Turn("c", "d", reasoning="e"))
+    assert conversation.asking("f")[3:5] == (Message("user", "c"), Message("assistant", "d", reasoning="e"))
+    assert conversation.undo() == "c"
     assert conversation.undo() == "a"
     assert conversation.undo() is None
-    conversation.add("a", "b")
+    conversation.add(Turn("a", "b"))
     conversation.reset()
     assert (conversation.system, conversation.turns) == ("Be kind.", [])
 
 
 def test_a_saved_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
-    conversation = Conversation(None, [("ä\n\u2028", "\x1b[2J"), ("", "")])
+    conversation = Conversation(None, [Turn("ä\n\u2028", "\x1b[2J"), Turn("", ""), Turn("a", "b", "c")])
     for _ in range(2):
         conversation.save(tmp_path / "chat.json")
     assert Conversation.load(tmp_path / "chat.json") == conversation

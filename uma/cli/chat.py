@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import Conversation
+from uma.cli.conversation import Conversation, Turn
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pick_view import standard_view
@@ -70,7 +70,7 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
         except UmaError as error:
             if chat.info is None:
                 raise
-            chat.fail(error, question)
+            chat.fail(error, None if question is None else Turn(question, ""))
             question = await chat.talk(None)
         if question is None:
             return 1 if chat.n_failed and not chat.is_interactive else 0
@@ -105,7 +105,7 @@ class Chat:
     """A server has closed the session, before the first word of an answer: the question is asked again, once."""
     again: str | None = None
     """A question that a command asks: `/retry`'s, `/shorten`'s."""
-    taken_back: tuple[str, str] | None = None
+    taken_back: Turn | None = None
     """The turn that `/retry` asks again: it comes back where there is no other answer."""
     refused: str | None = None
     """The last question, where the conversation had become too long for it."""
@@ -184,6 +184,7 @@ class Chat:
             self.fail(UmaError(f"this cannot be asked: {error}"))
             return
         answer: list[str] = []
+        thoughts: list[str] = []
         finished: Finished | None = None
         failure: UmaError | None = None
         async with self.view.answering() as shown:
@@ -196,41 +197,43 @@ class Chat:
                                 answer.append(event.text)
                                 await shown.add(event.text)
                             elif isinstance(event, ReasoningDelta):
+                                thoughts.append(event.text)
                                 await shown.think(event.text)
                             elif isinstance(event, Finished):
                                 finished = event
                 except UmaError as error:
                     failure = error
         was_hung_up_on, self.is_hung_up_on = self.is_hung_up_on, False
+        turn = Turn(question, "".join(answer), "".join(thoughts))
         if failure is not None:
             # The server closes a session that was idle for long: reconnecting needs no message.
             if isinstance(failure, HUNG_UP) and self.opened.is_server and not answer and not was_hung_up_on:
                 self.opened, self.is_hung_up_on = None, True
             else:
-                self.fail(failure, question, "".join(answer))
+                self.fail(failure, turn)
             return
         self.last, self.refused = finished or self.last, None
-        self._conclude(question, "".join(answer), finished)
+        self._conclude(turn, finished)
 
-    def _conclude(self, question: str, answer: str, finished: Finished | None) -> None:
+    def _conclude(self, turn: Turn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"
-        self._keep(question, answer, is_whole=not is_stopped)
+        self._keep(turn, is_whole=not is_stopped)
         if is_stopped:
             self.view.tell(
-                "Stopped; the conversation goes on from here." if answer else "Stopped before the first word."
+                "Stopped; the conversation goes on from here." if turn.answer else "Stopped before the first word."
             )
-        elif not answer.strip():
+        elif not turn.answer.strip():
             self.view.tell("The model answered with nothing.")
         if finished is not None:
             self._tell_how_it_went(finished)
 
-    def _keep(self, question: str, answer: str, *, is_whole: bool = False) -> None:
+    def _keep(self, turn: Turn, *, is_whole: bool = False) -> None:
         """Add a turn with what there is of its answer; where there is nothing, the one that it was to replace."""
         taken_back, self.taken_back = self.taken_back, None
-        if answer or is_whole:
-            self.conversation.add(question, answer)
+        if turn.answer or is_whole:
+            self.conversation.add(turn)
         elif taken_back is not None:
-            self.conversation.add(*taken_back)
+            self.conversation.add(taken_back)
 
     def _tell_how_it_went(self, finished: Finished) -> None:
         assert self.info is not None
@@ -243,25 +246,26 @@ class Chat:
             is_full = used >= self.info.limits.n_ctx
             self.view.tell(f"The context is full: {NO_ROOM}." if is_full else "Cut at the limit of --max-tokens.")
 
-    def fail(self, error: UmaError, question: str | None = None, answer: str = "") -> None:
-        """Say what went wrong and what can be done. What was shown of an answer is kept, as after Ctrl-C."""
+    def fail(self, error: UmaError, turn: Turn | None = None) -> None:
+        """Say what went wrong and what can be done. What was shown of a turn's answer is kept, as after Ctrl-C."""
         self.n_failed += 1
         self.is_hung_up_on = False
         self.view.complain(error.message)
-        if question is not None:
-            self._keep(question, answer)
+        is_begun = turn is not None and bool(turn.answer)
+        if turn is not None:
+            self._keep(turn)
         if isinstance(error, PromptTooLarge):
             self.view.lines.forget()
             if self.conversation.turns:
-                self.refused = question
+                self.refused = turn.question if turn is not None else None
                 self.view.tell(f"The conversation has become too long; the question was not kept. {NO_ROOM}.")
             else:
                 self.view.tell("That question is too long and was not kept; a larger --n-ctx gives more room.")
         elif isinstance(error, (*HUNG_UP, ShuttingDown)):
             self.opened = None
-            kept = "and so is the answer up to here" if answer else "the question is not"
+            kept = "and so is the answer up to here" if is_begun else "the question is not"
             self.view.tell(f"The conversation is kept, {kept}. The next question looks for the server again.")
-        elif answer:
+        elif is_begun:
             self.view.tell("The answer up to here is kept.")
 
     def shorten(self) -> None:

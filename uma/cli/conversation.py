@@ -27,27 +27,38 @@ class ChatFileError(UmaError):
     code = "E_CHAT_FILE"
 
 
+@attrs.frozen
+class Turn:
+    """A question and its answer."""
+
+    question: str
+    answer: str
+    reasoning: str = ""
+    """What the model thought before it answered. The template decides how much of it later turns see."""
+
+
 @attrs.define
 class Conversation:
     """Instructions, and questions each with its answer."""
 
     system: str | None = None
-    turns: list[tuple[str, str]] = attrs.field(factory=list)
+    turns: list[Turn] = attrs.field(factory=list)
 
     def asking(self, question: str) -> tuple[Message, ...]:
         """The messages with which `question` is asked. Raises `ValueError` for a text that no model takes."""
         messages = [Message("system", self.system)] if self.system is not None else []
-        for asked, answered in self.turns:
-            messages += [Message("user", asked), Message("assistant", answered)]
+        for turn in self.turns:
+            answered = Message("assistant", turn.answer, reasoning=turn.reasoning or None)
+            messages += [Message("user", turn.question), answered]
         return (*messages, Message("user", question))
 
-    def add(self, question: str, answer: str) -> None:
+    def add(self, turn: Turn) -> None:
         """A turn is over."""
-        self.turns.append((question, answer))
+        self.turns.append(turn)
 
     def undo(self) -> str | None:
         """Take back the last turn; its question, or None where there is none."""
-        return self.turns.pop()[0] if self.turns else None
+        return self.turns.pop().question if self.turns else None
 
     def reset(self) -> None:
         """Forget every turn; the instructions stay."""
@@ -76,7 +87,11 @@ class Conversation:
             raise ChatFileError(f"{path}: is no chat that /save wrote") from error
 
     def _as_json(self) -> dict[str, Any]:
-        turns = [{"user": asked, "assistant": answered} for asked, answered in self.turns]
+        turns = [
+            {"user": turn.question, "assistant": turn.answer}
+            | ({"reasoning": turn.reasoning} if turn.reasoning else {})
+            for turn in self.turns
+        ]
         return {"format": FORMAT, "version": VERSION, "system": self.system, "turns": turns}
 
     @classmethod
@@ -84,7 +99,11 @@ class Conversation:
         if table["format"] != FORMAT or table["version"] != VERSION:
             raise ValueError("another format or version")
         system = None if table["system"] is None else _text(table["system"])
-        return cls(system, [(_text(turn["user"]), _text(turn["assistant"])) for turn in table["turns"]])
+        return cls(system, [_turn(turn) for turn in table["turns"]])
+
+
+def _turn(table: Any) -> Turn:
+    return Turn(_text(table["user"]), _text(table["assistant"]), _text(table.get("reasoning", "")))
 
 
 def _text(value: Any) -> str:

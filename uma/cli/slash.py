@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import Conversation
+from uma.cli.conversation import Conversation, Turn
 from uma.cli.view import View
 from uma.config import settings
 from uma.errors import UmaError
@@ -33,7 +33,7 @@ class Talk(Protocol):
     sampling: SamplingParams
     again: str | None
     """A question that is asked once the command is over."""
-    taken_back: tuple[str, str] | None
+    taken_back: Turn | None
     """A turn that comes back where its question gets no other answer."""
 
     def switch(self) -> None:
@@ -84,7 +84,7 @@ def _load(chat: Talk, name: str) -> None:
     chat.conversation = Conversation.load(path)
     chat.last_file = path
     turns = chat.conversation.turns
-    last = f"; the last question was: {_short(turns[-1][0])}" if turns else ""
+    last = f"; the last question was: {_short(turns[-1].question)}" if turns else ""
     chat.view.tell(f"{len(turns)} turn{'s' * (len(turns) != 1)} from {path}{last}")
 
 
@@ -104,7 +104,7 @@ def _retry(chat: Talk, _: str) -> None:
         chat.view.tell("There is no question to ask again.")
         return
     chat.taken_back = chat.conversation.turns.pop()
-    chat.again = chat.taken_back[0]
+    chat.again = chat.taken_back.question
     chat.view.tell(f"Asked again: {_short(chat.again)}")
 
 
