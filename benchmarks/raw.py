@@ -7,8 +7,7 @@ whatever UMA does; only the extra buffer types that UMA found to be faulty here 
 
 As a program it answers jobs, one JSON object a line on standard input, with results on standard output; so the model
 is loaded once and rounds can alternate with other targets'. `--layout` chooses one KV buffer or one each. Weights are
-mapped from their file, as llama.cpp does by itself, but with `--read-weights`; work memory is malloc's, but with
-`--align-work-memory`, which has it as UMA has it.
+mapped from their file, as llama.cpp does by itself, but with `--read-weights`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import llama_cpp
 import numpy as np
 
 from benchmarks.raw_mixed import MixedJob, MixedResult, run_mixed
-from uma.llama import extra_buffers, trust, work_memory
+from uma.llama import extra_buffers, trust
 
 N_BATCH, N_UBATCH = 2048, 512
 """Maximum tokens of a call, and of what is computed at once inside it: the defaults of llama.cpp's programs."""
@@ -133,14 +132,9 @@ class RawDecoder:
         threads: int,
         n_ubatch: int = N_UBATCH,
         is_read: bool = False,
-        is_aligned: bool = False,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
-        if is_aligned:
-            work_memory.align()
-            if not work_memory.is_aligned():
-                raise SystemExit("this build of llama.cpp cannot have its work memory begin at a page")
         model_params = llama_cpp.llama_model_default_params()
         if is_read:
             model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
@@ -404,7 +398,6 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--layout", choices=("unified", "split"), required=True)
     parser.add_argument("--ubatch", type=int, default=N_UBATCH)
     parser.add_argument("--read-weights", action="store_true")
-    parser.add_argument("--align-work-memory", action="store_true")
     return parser
 
 
@@ -418,7 +411,6 @@ def opened(args: argparse.Namespace) -> RawDecoder:
         threads=args.threads,
         n_ubatch=args.ubatch,
         is_read=args.read_weights,
-        is_aligned=args.align_work_memory,
     )
 
 

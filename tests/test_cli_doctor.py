@@ -25,7 +25,7 @@ from uma.net.harmful import TABLE
 
 Capsys = pytest.CaptureFixture[str]
 
-NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "work memory", "GPU", "memory", "threads", "huge pages", "socket",
+NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "GPU", "memory", "threads", "huge pages", "socket",
          "cache", "model", "models", "server"]  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
     monkeypatch.setattr(hugepages, "available", lambda: False)
     found = run(capsys, "--use-mmap", use_mmap)[1]["huge pages"]
     assert ("decoding is several percent slower" in found["finding"]) is tells
-    assert "streams pause longer" in found["finding"] and found["faster"]
+    assert bool(found["faster"]) is tells
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,6 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
     [
         ({"sizing.free_memory_bytes": lambda: 1}, "memory", "the model has", "todo: take a smaller model"),
         ({"hugepages.available": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
-        ({"work_memory.is_aligned": lambda: False}, "work memory", "lies as the system gives it", ""),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
          "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),
         (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from engine_world import answer, ask, config_for
 
 from harness import PATIENCE_SEC
-from models import write_large_cells, write_model
+from models import write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
 from uma.llama import hugepages
@@ -48,82 +46,9 @@ with Model.load(Path(sys.argv[1]), map_above_bytes=math.inf) as model:
 (In a process of its own: what other tests leave is freed and taken at any time.)"""
 
 
-CONTEXT = """
-import mmap, sys
-from pathlib import Path
-import attrs
-from uma.llama import hugepages
-from uma.llama.context import Context, ContextParams
-from uma.llama.model import Model
-
-SIZE = 64 * 2**20
-
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-def watched(start, end, fill=hugepages._fill):
-    before = resident_bytes()
-    fill(start, end)
-    print(end - start, resident_bytes() - before)
-
-with Model.load(Path(sys.argv[1])) as model:
-    hugepages._fill = watched
-    params = ContextParams(n_ctx=SIZE // model.kv_bytes_per_token("f16", "f16"))
-    with Context(model, params) as context:
-        context.remake(attrs.evolve(params, n_seq_max=2))
-"""
-"""Prints, each time that memory is filled, how much that is, and how much of it had no pages before."""
-
-
-def can_fill() -> bool:
-    """Whether this kernel knows how to."""
-    with mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if sys.platform == "linux" else 0
-        return hugepages._madvise(start, start + mmap.PAGESIZE, hugepages.MADV_POPULATE_WRITE)
-
-
 has_huge_pages = pytest.mark.skipif(
     not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for"
 )
-
-
-@pytest.mark.skipif(not can_fill(), reason="this system cannot give memory its pages before it is written")
-def test_kv_memory_is_filled_before_anything_is_in_it_and_each_time_it_is_made(tmp_path: Path) -> None:
-    path = write_large_cells(tmp_path / "large-cells.gguf", layers=2, kv_heads=8, context_length=16_384)
-    told = subprocess.run(
-        [sys.executable, "-c", CONTEXT, path], check=True, capture_output=True, text=True, timeout=PATIENCE_SEC
-    )
-    filled = [tuple(map(int, line.split())) for line in told.stdout.splitlines() if int(line.split()[0]) >= 64 * MIB]
-    assert len(filled) == 2
-    assert all(new > 60 * MIB for _, new in filled)
-
-
-@pytest.mark.parametrize(
-    ("slow_from", "huge", "others"),
-    [(99, 15, 1), (0, 5, 11), (5, 10, 6)],
-)
-def test_memory_has_huge_pages_as_long_as_they_are_had_sooner_than_others(
-    monkeypatch: pytest.MonkeyPatch, slow_from: int, huge: int, others: int
-) -> None:
-    size, given = hugepages.HUGE_BYTES, {"MADV_HUGEPAGE": 0, "MADV_NOHUGEPAGE": 0}
-
-    def timed_ns(start: int, end: int, advice: str) -> int:
-        given[advice] += (end - start) // size
-        if advice == "MADV_NOHUGEPAGE":
-            return 100
-        return 180 if given[advice] > slow_from else 20
-
-    monkeypatch.setattr(hugepages, "_timed_ns", timed_ns)
-    hugepages._fill(3 * size - 4_096, 19 * size + 4_096)
-    assert given == {"MADV_HUGEPAGE": huge, "MADV_NOHUGEPAGE": others}
-
-
-@pytest.mark.parametrize(("start", "end"), [(1, 2), (100, 2 * MIB + 50), (MIB, 5 * MIB), (2 * MIB, 4 * MIB)])
-def test_memory_with_no_two_huge_pages_in_it_is_left_alone_and_so_is_what_lies_behind_it(
-    monkeypatch: pytest.MonkeyPatch, start: int, end: int
-) -> None:
-    monkeypatch.setattr(hugepages, "_timed_ns", lambda *found: pytest.fail(f"{found} is filled"))
-    hugepages._fill(start, end)
 
 
 def test_only_new_memory_is_seen_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -54,23 +54,6 @@ def test_an_error_quotes_its_own_threads_lines() -> None:
     assert [line.text for line in log.since(mark)] == ["mine"]
 
 
-def test_a_listener_hears_the_whole_lines_of_its_own_thread_while_it_listens() -> None:
-    log, heard = LlamaLog(), list[str]()
-    log.write(INFO, "before\n")
-    with log.heard_by(heard.append):
-        log.write(INFO, "be")
-        other = threading.Thread(target=log.write, args=(INFO, "another's\n"))
-        other.start()
-        other.join()
-        assert heard == []
-        log.write(CONTINUED, "gun\nand")
-        assert heard == ["begun"]
-        with pytest.raises(ValueError, match="already"), log.heard_by(print):
-            pass
-    log.write(CONTINUED, " after\n")
-    assert heard == ["begun"]
-
-
 def test_loading_is_logged_for_any_listener(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_model(tmp_path / "tiny.gguf")
     mark = LOG.mark

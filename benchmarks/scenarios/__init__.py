@@ -12,7 +12,6 @@ from benchmarks.scenarios import (
     frontends,
     http,
     kv_events,
-    kv_memory,
     layouts,
     live_view,
     long_context,
@@ -31,7 +30,6 @@ from benchmarks.scenarios import (
     tradeoff,
     transport,
     weights,
-    work_memory,
 )
 
 ALL: tuple[Scenario, ...] = tuple(
@@ -55,8 +53,6 @@ ALL: tuple[Scenario, ...] = tuple(
         tradeoff,
         layouts,
         weights,
-        work_memory,
-        kv_memory,
         rows,
         neighbours,
         forms,

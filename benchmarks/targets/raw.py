@@ -77,13 +77,9 @@ async def raw(
     threads: int,
     n_ubatch: int = N_UBATCH,
     in_huge_pages: bool = False,
-    is_aligned: bool = False,
 ) -> AsyncIterator[Raw]:
-    """Run the baseline for the block. Its weights are mapped from their file, or in memory of huge pages; its work
-    memory is malloc's, or begins at a page.
-    """
+    """Run the baseline for the block. Its weights are mapped from their file, or in memory of huge pages."""
     command = [*_command("raw", model, streams, n_ctx, layout, threads), "--ubatch", str(n_ubatch)]
-    command += ["--align-work-memory"] if is_aligned else []
     popen = _spawn([*command, "--read-weights"], HUGE_PAGES) if in_huge_pages else _spawn(command)
     try:
         target = Raw(f"raw {layout}" + (f" -ub {n_ubatch}" if n_ubatch != N_UBATCH else ""), popen)

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import ConfigError, ConnectionLost, ModelError, Overloaded, UmaError
-from uma.llama import backend, catalog, cpu_cache, devices, header, hugepages, trust, work_memory
+from uma.llama import backend, catalog, cpu_cache, devices, header, hugepages, trust
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.net.place import objection
@@ -80,7 +79,6 @@ def library(config: RuntimeConfig) -> Check:
 def computing(config: RuntimeConfig) -> Iterator[Check]:
     """What the library can compute with: CPU, GPUs, memory. Starts its backends."""
     yield _cpu()
-    yield _work_memory()
     yield _gpu(config)
     yield _memory(config)
 
@@ -100,14 +98,6 @@ def _cpu() -> Check:
     rebuild = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
     finding = f"{llama_library.cpu_name()}; used: {', '.join(features)}"
     return Check("CPU", finding, faster=rebuild if unused else "")
-
-
-def _work_memory() -> Check:
-    backend.start()
-    if work_memory.is_aligned():
-        return Check("work memory", "begins at pages")
-    slower = ", which makes reading prompts slower; UMA cannot change that in this build or on this CPU"
-    return Check("work memory", f"lies as the system gives it{slower if sys.platform == 'linux' else ''}")
 
 
 def _gpu(config: RuntimeConfig) -> Check:
@@ -163,10 +153,11 @@ def _huge_pages(config: RuntimeConfig) -> Check:
         return Check(name, "this system has no setting for them")
     if hugepages.available():
         return Check(name, hugepages.SETTING.read_text(encoding="ascii").strip())
-    slower = "" if config.use_mmap == "on" else "decoding is several percent slower, and "
+    if config.use_mmap == "on":
+        return Check(name, "never given, which weights that are mapped do not need")
     return Check(
         name,
-        f"never given, so {slower}streams pause longer for another KV layout",
+        "never given, so decoding is several percent slower",
         faster=f"as root: echo madvise > {hugepages.SETTING}",
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 
 from uma import cgroup
-from uma.llama import library, log, work_memory
+from uma.llama import library, log
 
 _lock = threading.Lock()
 _started = threading.Event()
@@ -29,12 +29,11 @@ MAX_SEQUENCES: int = lib.llama_max_parallel_sequences()
 
 
 def start() -> None:
-    """Make llama.cpp ready, its log ours and its work memory aligned. Any thread, any number of times."""
+    """Make llama.cpp ready, and its log ours. Any thread, any number of times."""
     with _lock:
         if not _started.is_set():
             log.install()
             lib.llama_backend_init()
-            work_memory.align()
             _started.set()
 
 

@@ -21,7 +21,6 @@ from uma.errors import ConfigError, ModelError
 from uma.llama import backend, state
 from uma.llama.batch import Batch
 from uma.llama.header import quoted
-from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
 from uma.llama.model import Model
 
@@ -167,8 +166,7 @@ class Context:
         # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
         struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
         struct.abort_callback_data = ctypes.addressof(self._abort_flag)
-        with LOG.heard_by(HugePages().on_line):
-            handle = lib.llama_init_from_model(model.handle, struct)
+        handle = lib.llama_init_from_model(model.handle, struct)
         if not handle:
             cells = params.n_ctx or model.n_ctx_train
             raise ModelError(f"{model.path}: no context of {cells:,} cells (n_ctx) could be made{quoted(mark)}")

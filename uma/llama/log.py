@@ -12,8 +12,6 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 import attrs
@@ -51,7 +49,6 @@ class LlamaLog:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._lock = threading.Lock()
         self._unfinished: dict[int, tuple[int, str]] = {}
-        self._listeners: dict[int, Callable[[str], None]] = {}
         self._count = 0
 
     def write(self, level: int, text: str) -> None:
@@ -66,12 +63,9 @@ class LlamaLog:
             if rest:
                 self._unfinished[thread] = (level, rest)
             lines = [self._add(level, thread, line) for line in whole if line.strip()]
-            listener = self._listeners.get(thread)
         # Outside the lock: a handler can be slow, or can itself end up here.
         for line in lines:
             logger.debug("%s", line.text)
-            if listener is not None:
-                listener(line.text)
 
     def _add(self, level: int, thread: int, text: str) -> LogLine:
         self._count += 1
@@ -90,24 +84,6 @@ class LlamaLog:
         thread = threading.get_ident()
         with self._lock:
             return [line for line in self._lines if line.number > mark and line.thread == thread]
-
-    @contextmanager
-    def heard_by(self, listener: Callable[[str], None]) -> Iterator[None]:
-        """Within it, have the listener called with each line that this thread's calls log, as soon as it is logged.
-
-        The listener runs inside llama.cpp's call, where nothing can be raised. Raises `ValueError` if the thread has
-        one.
-        """
-        thread = threading.get_ident()
-        with self._lock:
-            if thread in self._listeners:
-                raise ValueError("this thread's lines have a listener already")
-            self._listeners[thread] = listener
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._listeners[thread]
 
     def last(self, count: int) -> list[str]:
         """The last `count` lines of all threads, oldest first."""
