@@ -19,32 +19,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "storm: time until all prompts are read ÷ llama-server's": (
         "storm: time until all prompts are read, of llama-server's",
     ),
-    "storm: the same ÷ raw's with such a stream": ("storm: the same, of `llama_decode` alone with such a stream",),
     "prefix: llama-server's time until all is done ÷ UMA's": (
         "shared prefix, cold: times faster than llama-server's better layout",
     ),
-    "prefix, cached: llama-server's median first token ÷ UMA's": (
-        "shared prefix, warm: times shorter TTFT p50 than llama-server's",
-    ),
-    "mixed: time until all is done ÷ llama-server's": ("mixed: everything done, of llama-server's",),
-    "mixed: worst gap in a chat": ("mixed: people's worst gap",),
-    "mixed: first tokens in a chat, 95 % within": ("mixed: people's TTFT p95",),
-    "chain: time of ten turns ÷ llama-server's": ("agent chain: time, of llama-server's",),
-    "8,192 tokens: first token ÷ llama-server's": ("8192 tokens in: first token, of llama-server's",),
-    "64 prompts at once: first tokens, 95 % within ÷ llama-server's": (
-        "64 streams: TTFT p95, of llama-server's better layout",
-    ),
     f"tokens/s of {' / '.join(map(str, STREAMS))} streams ÷ llama-server's": tuple(
         f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in STREAMS
-    ),
-    "the same ÷ raw's": tuple(
-        f"{count} stream{'s' if count > 1 else ''}: tokens/s of raw's better layout" for count in STREAMS
-    ),
-    "the same over HTTP ÷ llama-server's": tuple(
-        f"{count} stream{'s' if count > 1 else ''} over HTTP: {PEER}" for count in STREAMS[:3]
-    ),
-    "tokens/s of 1 / 8 streams beside a busy program ÷ llama-server's there": tuple(
-        f"1 loop, {count} streams: of llama-server's" for count in STREAMS[:2]
     ),
 }
 """What README.md calls a row, and the claims in it."""
