@@ -1,12 +1,17 @@
-"""The file of API keys, as `uma key new` and editors write it."""
+"""The file of API keys, as `uma key` and editors write it, and what a server makes of it while it runs."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from http_server import HttpServer, running_http
 
-from uma.http.keys import Keys, add
+from harness import RunInProcessText, short_directory
+from uma.errors import ConfigError
+from uma.http.keys import Keys, add, remove
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n", "  # mine"])
@@ -20,3 +25,140 @@ def test_a_key_is_added_to_a_file_whatever_its_last_line_ends_with(tmp_path: Pat
         account = keys.find(key)
         assert account is not None
         assert (account.name, account.bounds.max_concurrent) == (name, most)
+
+
+HASH = f'sha256 = "{64 * "0"}"\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"# all\n\n[a]\n{HASH}\n# of b\n[b]\n{HASH}", f"# all\n\n# of b\n[b]\n{HASH}"),
+        (f"[b]\n{HASH}[ a ]  # gone\n# a's\nmax_concurrent = 1\r\n{HASH}", f"[b]\n{HASH}"),
+        (f"['a']\n{HASH}\n\n", ""),
+        (f"[b]\r\n{HASH}[a]\r\n{HASH}", f"[b]\r\n{HASH}"),
+    ],
+)
+def test_a_removed_key_takes_its_table_along_and_nothing_else(tmp_path: Path, before: str, after: str) -> None:
+    path, link = tmp_path / "keys.toml", tmp_path / "link.toml"
+    path.write_bytes(before.encode())
+    path.chmod(0o640)
+    link.symlink_to(path)
+    remove(link, "a")
+    assert path.read_bytes().decode() == after
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["keys.toml", "link.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (f"[a]\n{HASH}", "b", "there is no key b; there are a"),
+        (f'a = {{ sha256 = "{64 * "0"}" }}\n', "a", "a is not written as a table [a] of its own"),
+        ("[a\n", "a", "is not TOML"),
+    ],
+)
+def test_a_key_that_cannot_be_removed_leaves_the_file_as_it_is(tmp_path: Path, text: str, name: str, said: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        remove(path, name)
+    assert path.read_text() == text
+
+
+def test_a_key_keeps_what_it_has_running_when_its_bounds_change(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    key = add(path, "me")
+    before = Keys.load(path)
+    account = before.find(key)
+    assert account is not None
+    account.running = 2
+    path.write_text(path.read_text() + "max_concurrent = 2\n")
+    after = Keys.load(path).after(before).find(key)
+    assert after is account
+    assert after.objection(1, 0.0) is not None
+
+
+def test_keys_are_listed_with_their_bounds_and_without_their_hashes(tmp_path: Path, uma_told: RunInProcessText) -> None:
+    path = tmp_path / "keys.toml"
+    for name in ("me", "batch"):
+        uma_told("key", "new", name, "--keys", str(path))
+    path.write_text(path.read_text().rstrip() + "\nmax_concurrent = 3\npriority = -1\n")
+    done = uma_told("key", "list", "--keys", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["name   bounds", "me", "batch  max_concurrent=3, priority=-1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("new",), "key new: the key's name is missing: uma key new NAME"),
+        (("remove",), "key remove: the key's name is missing: uma key remove NAME"),
+        (("list", "me"), "key list: takes no name, and got me"),
+        (("list",), "cannot be read: No such file or directory"),
+        (("remove", "me"), "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_key_command_that_cannot_be_obeyed_says_why(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, uma_told: RunInProcessText
+) -> None:
+    done = uma_told("key", *arguments, "--keys", str(tmp_path / "none.toml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.fixture(scope="module")
+def keys() -> Iterator[Path]:
+    """A file with one key, `owner`'s, beside the server's socket."""
+    with short_directory() as directory:
+        add(directory / "keys.toml", "owner")
+        yield directory / "keys.toml"
+
+
+@pytest.fixture(scope="module")
+def locked(keys: Path, tiny: Path) -> Iterator[HttpServer]:
+    """A server that asks for them."""
+    with running_http(keys.parent, "--model", str(tiny), "--http-keys", str(keys)) as server:
+        yield server
+
+
+def status(server: HttpServer, key: str) -> int:
+    """What a request with this key is answered."""
+    return server.ask("GET", "/v1/models", authorization=f"Bearer {key}").status
+
+
+def test_a_server_knows_a_new_key_at_once_and_a_removed_one_no_longer(
+    locked: HttpServer, keys: Path, uma_told: RunInProcessText
+) -> None:
+    made = uma_told("key", "new", "guest", "--keys", str(keys))
+    assert "a server that runs with it knows the key already" in made.stderr
+    key = made.stdout.strip()
+    assert status(locked, key) == 200
+    removed = uma_told("key", "remove", "guest", "--keys", str(keys))
+    assert (removed.returncode, removed.stdout) == (0, "")
+    assert status(locked, key) == 401
+
+
+def test_a_broken_file_of_keys_leaves_them_as_they_are_and_is_warned_of_once(locked: HttpServer, keys: Path) -> None:
+    key = add(keys, "kept")
+    assert status(locked, key) == 200
+    good, mark = keys.read_text(), locked.process.log.mark()
+    keys.write_text(good + "[broken\n")
+    assert [status(locked, key) for _ in range(3)] == [200] * 3
+    assert "is not TOML" in locked.process.log.wait_for("event=http.keys kept=", since=mark)
+    keys.unlink()
+    assert status(locked, key) == 200
+    assert "cannot be read" in locked.process.log.wait_for("event=http.keys kept=.*cannot be read", since=mark)
+    assert locked.process.log.text.count("event=http.keys kept=") == 2
+    keys.write_text(good)
+    assert status(locked, key) == 200
+
+
+def test_a_server_whose_last_key_is_removed_is_closed_and_not_open(locked: HttpServer, keys: Path) -> None:
+    good = keys.read_text()
+    key = add(keys, "last")
+    keys.write_text("\n")
+    assert status(locked, key) == 401
+    assert locked.ask("GET", "/v1/models").status == 401
+    keys.write_text(good)

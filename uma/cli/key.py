@@ -1,24 +1,59 @@
-"""`uma key new NAME`: makes an API key for HTTP, prints it once, and keeps its hash in the file of keys."""
+"""`uma key`: makes API keys for HTTP, prints each once, and lists and removes them in the file of their hashes."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from uma.cli import say
+from uma.cli.table import print_table
+from uma.errors import ConfigError
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
+    path = Path(options.keys)
+    if options.action == "list":
+        if options.name is not None:
+            raise ConfigError(f"key list: takes no name, and got {options.name}")
+        _list(path)
+    elif options.name is None:
+        raise ConfigError(f"key {options.action}: the key's name is missing: uma key {options.action} NAME")
+    elif options.action == "new":
+        _make(path, options.name)
+    else:
+        _remove(path, options.name)
+    return 0
+
+
+def _make(path: Path, name: str) -> None:
     from uma.http.keys import add  # noqa: PLC0415  (slow to import)
 
-    path = Path(options.keys)
-    key = add(path, options.name)
-    print(key)
+    print(add(path, name))
     say.plain(
-        f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{options.name}] there:\n"
+        f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{name}] there:\n"
         "max_concurrent, max_tokens_per_minute, max_priority, max_tokens; and, for all its requests, priority,\n"
-        "target_ttft_ms, target_tbt_ms. Serve with --http-keys "
-        f"{path}; a server that runs already reads the file when it starts again."
+        f"target_ttft_ms, target_tbt_ms. Serve with --http-keys {path};\n"
+        "a server that runs with it knows the key already."
     )
-    return 0
+
+
+def _list(path: Path) -> None:
+    import attrs  # noqa: PLC0415  (slow to import)
+
+    from uma.http.keys import Keys  # noqa: PLC0415
+
+    accounts = [key.account for key in Keys.load(path).known]
+    print_table(("name", "bounds"), [(each.name, _written(attrs.asdict(each.bounds))) for each in accounts])
+
+
+def _written(bounds: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in bounds.items() if value is not None)
+
+
+def _remove(path: Path, name: str) -> None:
+    from uma.http.keys import remove  # noqa: PLC0415  (slow to import)
+
+    remove(path, name)
+    say.plain(f"{path}: {name} is removed; a server that runs refuses its key from the next request on.")

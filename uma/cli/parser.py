@@ -251,8 +251,13 @@ def _describe_gateway(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("new",), metavar="new", help="make a key")
-    parser.add_argument("name", metavar="NAME", help="the name of the key: letters, digits, - and _")
+    parser.add_argument(
+        "action",
+        choices=("new", "list", "remove"),
+        metavar="ACTION",
+        help="make a key, list all of them, or remove one",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the name of the key: letters, digits, - and _")
     parser.add_argument("--keys", metavar="FILE", default="keys.toml", help="file of keys (default: keys.toml)")
 
 
@@ -412,10 +417,12 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "key",
-        "make an API key for HTTP",
+        "make, list and remove API keys for HTTP",
         _describe_key,
-        "Make a key that HTTP clients send, print it, and append its hash to the file that --http-keys names.",
-        " new NAME",
+        "`uma key new NAME` makes a key that HTTP clients send, prints it, and appends its hash to the file that "
+        "--http-keys names. `uma key list` tells that file's keys and bounds, `uma key remove NAME` ends one. "
+        "A server that runs reads the file as soon as it changes.",
+        " ACTION [NAME]",
     ),
     Command(
         "models",

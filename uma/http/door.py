@@ -14,7 +14,7 @@ import attrs
 
 from uma.config import RuntimeConfig
 from uma.http.exchange import Exchange, Header
-from uma.http.keys import Keys, presented_in
+from uma.http.keys import KeyFile, presented_in
 from uma.http.problem import Forbidden, Unauthorized
 from uma.net.quota import Account
 
@@ -32,7 +32,8 @@ LOCAL = "localhost"
 class Door:
     """The rules of one server."""
 
-    keys: Keys
+    keys: KeyFile | None
+    """None: no key is asked for."""
     names: frozenset[str]
     """Names that `Host` can have beside loopback's and addresses; `*`: any."""
     origins: frozenset[str]
@@ -41,7 +42,7 @@ class Door:
     @classmethod
     def of(cls, config: RuntimeConfig) -> Door:
         """The rules that `config` has. Raises `ConfigError` where the keys cannot be read."""
-        keys = Keys.load(Path(config.http_keys)) if config.http_keys else Keys()
+        keys = KeyFile.open(Path(config.http_keys)) if config.http_keys else None
         bound = config.http.rpartition(":")[0].strip("[]").lower()
         return cls(
             keys, frozenset(filter(None, [*_listed(config.http_hosts), bound])), frozenset(_listed(config.http_cors))
@@ -95,7 +96,7 @@ class Door:
 
     def account(self, http: Exchange) -> Account | None:
         """The account of the request's key; None where no keys are asked for. Raises `Unauthorized`."""
-        if not self.keys.known or is_public(http.path):
+        if self.keys is None or is_public(http.path):
             return None
         headers = {name: http.header(name.encode()) or "" for name in ("authorization", "x-api-key")}
         presented = presented_in(headers)

@@ -1,4 +1,5 @@
-"""API keys: a TOML file that names them and holds their hashes, and the comparison with what a request brings.
+"""API keys: a TOML file that names them and holds their hashes, and the comparison with what a request brings. A server
+reads the file again as soon as it has changed.
 
 A key is 256 random bits, so a plain SHA-256 hides it: there is no dictionary to try. Keys are never logged.
 """
@@ -7,10 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
+import tempfile
+import tomllib
 from collections.abc import Mapping
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +25,19 @@ import attrs
 from uma.config import read_toml
 from uma.constraints import Length
 from uma.errors import BadRequest, ConfigError
+from uma.net.logfmt import log
 from uma.net.quota import Account, Bounds
 from uma.protocol.converter import structure, unknown_fields
+
+logger = logging.getLogger("uma.http")
 
 PREFIX = "uma-"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_HEAD = re.compile(r"""\s*\[\s*["']?([A-Za-z0-9_-]+)["']?\s*\]""")
+"""The line that a key's table begins with."""
+_TEXT = re.compile(r"\s*[^\s#]")
+"""A line that is neither empty nor a comment alone."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,19 +55,17 @@ class Key:
 
 @attrs.frozen
 class Keys:
-    """All keys of a server; with none, everything is let in."""
+    """All keys of a server."""
 
-    known: tuple[Key, ...] = ()
+    known: tuple[Key, ...]
 
     @classmethod
     def load(cls, path: Path) -> Keys:
         """The keys of a file: `[NAME]` tables with `sha256` and, optionally, `Bounds`.
 
-        Raises `ConfigError` where the file cannot be read, holds none, or something else.
+        Raises `ConfigError` where the file cannot be read, or holds something else.
         """
         tables = read_toml(path, f"http_keys: {path}")
-        if not tables:
-            raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
         return cls(tuple(_key(path, name, table) for name, table in tables.items()))
 
     def find(self, presented: str) -> Account | None:
@@ -65,6 +76,59 @@ class Keys:
             if hmac.compare_digest(digest, key.sha256):
                 found = key.account
         return found
+
+    def after(self, earlier: Keys) -> Keys:
+        """The same, where names that were there `earlier` keep their accounts, with the bounds they have now."""
+        accounts = {key.account.name: key.account for key in earlier.known}
+        for key in self.known:
+            if (kept := accounts.get(key.account.name)) is not None:
+                kept.bounds = key.account.bounds
+        return Keys(tuple(attrs.evolve(key, account=accounts.get(key.account.name, key.account)) for key in self.known))
+
+
+@attrs.define(eq=False)
+class KeyFile:
+    """The keys of a file as it is now. Belongs to one thread."""
+
+    path: Path
+    _keys: Keys
+    _seen: tuple[int, int, int] | None
+
+    @classmethod
+    def open(cls, path: Path) -> KeyFile:
+        """Raises `ConfigError` where the file cannot be read, holds no key, or something else."""
+        seen = _state_of(path)
+        keys = Keys.load(path)
+        if not keys.known:
+            raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
+        return cls(path, keys, seen)
+
+    def find(self, presented: str) -> Account | None:
+        """The account of a key, or None; as `Keys.find`.
+
+        A file that has changed is read first. One that cannot be read is warned of, and the keys stay as they were.
+        """
+        if (state := _state_of(self.path)) != self._seen:
+            self._seen = state
+            self._read()
+        return self._keys.find(presented)
+
+    def _read(self) -> None:
+        try:
+            self._keys = Keys.load(self.path).after(self._keys)
+        except ConfigError as error:
+            log(logger, logging.WARNING, "http.keys", kept=len(self._keys.known), error=error.message)
+        else:
+            log(logger, logging.INFO, "http.keys", read=len(self._keys.known))
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """What differs once a file has been written or replaced; None where there is no such file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 def _key(path: Path, name: str, table: Any) -> Key:
@@ -118,6 +182,43 @@ def add(path: Path, name: str) -> str:
         begin = "" if before.endswith("\n") or not before else "\n"
         file.write(f'{begin}[{name}]\nsha256 = "{hash_of(key)}"\n\n')
     return key
+
+
+def remove(path: Path, name: str) -> None:
+    """Take a key's table out of the file, in one step for every reader; all else stays as it is written.
+
+    Raises `ConfigError` where there is no such key, or its table is written so that only an editor can remove it.
+    """
+    names = _names(path)
+    if name not in names:
+        raise ConfigError(f"{path}: there is no key {name}; there are {', '.join(sorted(names)) or 'none'}")
+    before = path.read_bytes().decode()  # with the ends of lines that it has
+    after = _without(before, name)
+    if tomllib.loads(after) != {key: table for key, table in tomllib.loads(before).items() if key != name}:
+        raise ConfigError(f"{path}: {name} is not written as a table [{name}] of its own; remove it with an editor")
+    target = path.resolve()  # a link stays one
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+            file.write(after)
+            os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
+        Path(temporary).replace(target)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _without(text: str, name: str) -> str:
+    """`text` without the table `name`; what stands before the next one is the next one's."""
+    lines = list(StringIO(text))
+    heads = [at for at, line in enumerate(lines) if line.lstrip().startswith("[")] + [len(lines)]
+    for begin, end in pairwise(heads):
+        head = _HEAD.match(lines[begin])
+        if head is not None and head[1] == name:
+            last = max(at for at in range(begin, end) if _TEXT.match(lines[at]))
+            while last + 1 < end and not lines[last + 1].strip():
+                last += 1
+            return "".join(lines[:begin] + lines[last + 1 :])
+    return text
 
 
 def _names(path: Path) -> set[str]:
