@@ -92,7 +92,7 @@ def test_the_text_alone_is_on_standard_output(at: tuple[str, str]) -> None:
     assert done.stdout.endswith(b"\n")
     assert NOTICE in done.stderr.decode()
     assert "uma run --model" in done.stderr.decode()
-    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.splitlines()[1:] == [b"uma: warning: the answer was cut at 20 tokens: the limit of --max-tokens"]
 
 
 def test_a_server_that_listens_is_used(at: tuple[str, str], server: ServerProcess) -> None:
@@ -101,7 +101,7 @@ def test_a_server_that_listens_is_used(at: tuple[str, str], server: ServerProces
     assert server.settled()["tokens_generated_total"] == before + 7
 
 
-@pytest.mark.parametrize("arguments", [("--local",), ("--n-ctx", "1024")])
+@pytest.mark.parametrize("arguments", [("--local", "--model", "builtin"), ("--model", "builtin", "--n-ctx", "1024")])
 def test_the_model_is_loaded_here_where_it_is_asked_for(
     arguments: tuple[str, ...], at: tuple[str, str], server: ServerProcess
 ) -> None:
@@ -147,8 +147,35 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
         "hello", "--model", str(tiny), "--max-tokens", "5", "--temperature", "0", XDG_RUNTIME_DIR=str(socket_dir)
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.decode() == f"uma: no server listens on {path}: loading {tiny} here\n"
+    assert done.stderr.decode().splitlines()[0] == f"uma: no server listens on {path}: loading {tiny} here"
     assert done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("generate",), ("generate", "--local"), ("embed",), ("chat", "--n-ctx", "512")])
+def test_a_file_is_not_filled_by_a_model_that_was_not_named(
+    arguments: tuple[str, ...], socket_dir: Path, uma_here: RunInProcess
+) -> None:
+    done = uma_here(*arguments, stdin=b"hello\n", XDG_RUNTIME_DIR=str(socket_dir))
+    assert (done.returncode, done.stdout) == (2, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("uma: error: no model was named, and no server is used: name one with --model FILE.gguf")
+
+
+def test_a_terminal_is_shown_the_demonstration_without_a_name(socket_dir: Path) -> None:
+    environ = clean_environ(XDG_RUNTIME_DIR=str(socket_dir))
+    with Terminal(uma_command("generate", "hello", "--max-tokens", "4", *ONE_THREAD[:2]), environ) as terminal:
+        terminal.wait_for(NOTICE)
+
+
+@pytest.mark.parametrize("named", ["option", "variable", "file"])
+def test_a_file_is_filled_by_the_demonstration_where_that_is_named(
+    named: str, socket_dir: Path, tmp_path: Path, generate_here: RunInProcess
+) -> None:
+    (tmp_path / "uma.toml").write_text('model = "builtin"\n')
+    arguments = {"option": ("--model", "builtin"), "variable": (), "file": ("--config", str(tmp_path / "uma.toml"))}
+    variables = {"UMA_MODEL": "builtin"} if named == "variable" else {}
+    done = generate_here("hello", *arguments[named], "--max-tokens", "4", XDG_RUNTIME_DIR=str(socket_dir), **variables)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("state", ["none", "stale", "a file"])
@@ -475,6 +502,35 @@ def test_a_prompt_typed_on_a_terminal_ends_with_ctrl_d(at: tuple[str, str]) -> N
 # The form of the answer
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--max-tokens", "3"), 0, "the answer was cut at 3 tokens: the limit of --max-tokens"),
+        (("--max-tokens", "3", "--stats", "--json"), 0, "the answer was cut at 3 tokens: the limit of --max-tokens"),
+        (("--n-ctx", "256"), 0, "tokens: the context is full"),
+        (("--max-tokens", "3", "--n", "2"), 0, "2 of 2 answers were cut at 3 tokens: the limit of --max-tokens"),
+        (
+            ("--max-tokens", "3", "--n", "2", "--regex", "[a-c]{40}"),
+            1,
+            "2 of 2 answers were cut at 3 tokens, before they had the form asked for",
+        ),
+    ],
+)
+def test_an_answer_that_is_cut_is_told_of(
+    arguments: tuple[str, ...], code: int, said: str, tiny: Path, generate_here: RunInProcess
+) -> None:
+    done = generate_here("hello", "--model", str(tiny), *ONE_THREAD, *arguments, "--ignore-eos")
+    assert done.returncode == code
+    (line,) = [line for line in done.stderr.decode().splitlines() if " cut at " in line and "warning" in line]
+    assert line.endswith(said)
+
+
+def test_an_answer_that_is_whole_is_told_of_by_nothing(tiny: Path, generate_here: RunInProcess) -> None:
+    done = generate_here("hello", "--model", str(tiny), *ONE_THREAD, "--regex", "[a-c]{3}", "--max-tokens", "9")
+    assert done.returncode == 0
+    assert b"warning" not in done.stderr
+
+
 def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: RunInProcess) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(
@@ -487,7 +543,9 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: RunI
             }
         )
     )
-    done = generate_here("--local", *ONE_THREAD, "--json-schema", str(schema), "--max-tokens", "400", "How old?")
+    done = generate_here(
+        "--model", "builtin", *ONE_THREAD, "--json-schema", str(schema), "--max-tokens", "400", "How old?"
+    )
     assert done.returncode == 0
     assert isinstance(json.loads(done.stdout)["age"], int)
 
@@ -499,12 +557,12 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: RunI
 def test_an_answer_is_one_of_the_choices_or_matches_the_expression(
     flags: tuple[str, ...], matches: str, generate_here: RunInProcess
 ) -> None:
-    done = generate_here("--local", *ONE_THREAD, *flags, "Is it so?")
+    done = generate_here("--model", "builtin", *ONE_THREAD, *flags, "Is it so?")
     assert re.fullmatch(matches, done.stdout.decode().strip())
 
 
 def test_an_answer_that_is_cut_before_it_has_its_form_is_told_of_and_is_a_failure(generate_here: RunInProcess) -> None:
-    done = generate_here("--local", *ONE_THREAD, "--regex", "[a-c]{40}", "--max-tokens", "3", "Is it so?")
+    done = generate_here("--model", "builtin", *ONE_THREAD, "--regex", "[a-c]{40}", "--max-tokens", "3", "Is it so?")
     assert done.returncode == 1
     assert re.fullmatch("[a-c]+", done.stdout.decode().strip())
     assert b"uma: warning: the answer was cut at 3 tokens, before it had the form asked for" in done.stderr
@@ -527,7 +585,7 @@ def test_the_prompt_and_its_log_probabilities_come_before_the_answer(
 
 
 def test_log_probabilities_come_on_standard_error(generate_here: RunInProcess) -> None:
-    done = generate_here("--local", *ONE_THREAD, "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
+    done = generate_here("--model", "builtin", *ONE_THREAD, "--logprobs", "2", "--max-tokens", "3", "Once upon a time")
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("uma: ")]
     assert len(lines) == 3
     assert all(float(line.split()[0]) <= 0 for line in lines)
@@ -546,6 +604,6 @@ def test_log_probabilities_come_on_standard_error(generate_here: RunInProcess) -
 def test_a_form_that_cannot_be_used_says_why(
     arguments: tuple[str, ...], complaint: str, generate_here: RunInProcess
 ) -> None:
-    done = generate_here("--local", *ONE_THREAD, *arguments, "Hi")
+    done = generate_here("--model", "builtin", *ONE_THREAD, *arguments, "Hi")
     assert done.returncode != 0
     assert complaint in done.stderr.decode()

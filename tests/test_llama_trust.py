@@ -369,7 +369,9 @@ def test_processes_that_ask_at_the_same_moment_all_find_out(cache: Path) -> None
 
 def test_the_first_start_on_this_very_machine_lives_and_warns_of_what_it_left_out_once(cache: Path) -> None:
     environ = clean_environ(XDG_CACHE_HOME=str(cache))
-    command = uma_command("generate", "--local", "--max-tokens", "4", "--temperature", "0", "Once upon a time")
+    command = uma_command(
+        "generate", "--model", "builtin", "--max-tokens", "4", "--temperature", "0", "Once upon a time"
+    )
     first, second = (run_to_end(*command, environ=environ) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout == second.stdout != ""

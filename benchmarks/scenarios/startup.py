@@ -26,7 +26,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
 
 def _run(cache: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
-        command = [sys.executable, "-m", "uma", "generate", "Tell me a story about a fox"]
+        command = [sys.executable, "-m", "uma", "generate", "--model", "builtin", "Tell me a story about a fox"]
         env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
         # The usual place of the socket, where no server is: one that is named must have a server.
         env |= {"XDG_CACHE_HOME": cache, "XDG_RUNTIME_DIR": folder}

@@ -143,7 +143,7 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
         command = "uma run" if opened.is_server else "uma generate"
         if line := words.demonstration(opened.source.info.model, command):
             say.note(line)
-        output = Output.standard("utf-8" if options.json else None)
+        output, n_ctx = Output.standard("utf-8" if options.json else None), opened.source.info.limits.n_ctx
         try:
             finished = await _stream(opened, task, output, interrupts, is_json=options.json)
         finally:
@@ -159,9 +159,11 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
     if options.stats:
         for name, value in words.stats(finished):
             say.plain(f"{name + ':':<21}{value}")
-    if task.sampling.grammar is not None and finished.reason == "length":
-        say.warn(f"the answer was cut at {finished.usage.completion_tokens:,} tokens, before it had the form asked for")
-        return 1
+    has_form = task.sampling.grammar is not None
+    if (line := words.cut(finished, n_ctx, has_form=has_form)) is not None:
+        say.warn(line)
+        if has_form:
+            return 1
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from uma.cli.options import SAMPLING
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import SERVER_ONLY, Loaded, RuntimeConfig, settings
-from uma.errors import ConnectionLost, Overloaded, UmaError
+from uma.errors import ConfigError, ConnectionLost, Overloaded, UmaError
 from uma.types import ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -52,10 +53,10 @@ async def open_source(
     """A source for `loaded`; `say` gets a line where a choice was made that the caller does not expect.
 
     With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
-    named must have a server; only the usual place falls back to loading the model here. A server that is loading its
-    model is waited for. While a model is being loaded here, a signal ends the process at once. Raises `ConnectionLost`
-    where a server is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where
-    loading fails.
+    named must have a server; only the usual place falls back to loading the model here, which for anything but a
+    terminal must have been named. A server that is loading its model is waited for. While a model is being loaded here,
+    a signal ends the process at once. Raises `ConnectionLost` where a server is missing or cannot be used, `OtherModel`
+    where the bond's model is gone from it, `ModelError` where loading fails, `ConfigError` where a model must be named.
     """
     async with AsyncExitStack() as stack:
         server = await _server(stack, loaded, say, local=local, bond=bond)
@@ -76,9 +77,12 @@ class OtherModel(UmaError):
 async def _server(
     stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], None], *, local: bool, bond: Bond | None
 ) -> Source | None:
-    if bond is None and (local or _asks_for_its_own(loaded, say)):
-        return None
     socket = loaded.config.socket
+    if bond is None and (local or _asks_for_its_own(loaded)):
+        _check_named(loaded)
+        if not local:
+            _say_why(loaded, say)
+        return None
     async with AsyncExitStack() as attempt:
         try:
             client = await connected(attempt, socket, say)
@@ -92,6 +96,7 @@ async def _server(
                 raise ConnectionLost(
                     f"{socket}: no server listens there; {start}, or load the model here with --local"
                 ) from error
+            _check_named(loaded)
             say(f"no server listens on {socket}: loading {_model_words(loaded)} here")
             return None
         if bond is not None and bond.model not in (None, client.info.model):
@@ -120,11 +125,23 @@ async def connected(stack: AsyncExitStack, socket: str, say: Callable[[str], Non
     return await stack.enter_async_context(connect(socket, on_loading=tell))
 
 
-def _asks_for_its_own(loaded: Loaded, say: Callable[[str], None]) -> bool:
-    given = sorted(loaded.origins[name] for name in ABOUT_LOADING if loaded.origins[name].startswith("--"))
-    if given and (loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists()):
-        say(f"loading the model here, because of {', '.join(given)}")
-    return bool(given)
+def _asks_for_its_own(loaded: Loaded) -> list[str]:
+    """The options given that say how to load a model."""
+    return sorted(loaded.origins[name] for name in ABOUT_LOADING if loaded.origins[name].startswith("--"))
+
+
+def _say_why(loaded: Loaded, say: Callable[[str], None]) -> None:
+    if loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists():
+        say(f"loading the model here, because of {', '.join(_asks_for_its_own(loaded))}")
+
+
+def _check_named(loaded: Loaded) -> None:
+    """Raise `ConfigError` where the demonstration model would answer a program or fill a file, and was not named."""
+    if loaded.origins["model"] == "default" and not sys.stdout.isatty():
+        raise ConfigError(
+            "no model was named, and no server is used: name one with --model FILE.gguf (--model builtin is the small "
+            "demonstration), or start a server with `uma run --model FILE.gguf`"
+        )
 
 
 def _how_to_start(loaded: Loaded, bond: Bond | None) -> str:

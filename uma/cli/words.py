@@ -79,6 +79,20 @@ def logprobs(known: Iterable[Logprobs]) -> Iterator[str]:
         yield f"{each.chosen.logprob:9.3f}  {each.chosen.text!r:<16}  {others}".rstrip()
 
 
+def cut(finished: Finished, n_ctx: int, *, has_form: bool) -> str | None:
+    """That an answer was cut, and by what; None where all are whole. `has_form`: a grammar was asked for."""
+    every = finished.every_answer
+    short = [each for each in every if each.reason == "length"]
+    if not short:
+        return None
+    what = "the answer was" if len(every) == 1 else f"{len(short):,} of {len(every):,} answers were"
+    line = f"{what} cut at {max(each.completion_tokens for each in short):,} tokens"
+    if has_form:
+        return f"{line}, before {'it had' if len(every) == 1 else 'they had'} the form asked for"
+    is_full = len(every) == 1 and finished.usage.prompt_tokens + finished.usage.completion_tokens >= n_ctx
+    return f"{line}: {'the context is full' if is_full else 'the limit of --max-tokens'}"
+
+
 def stats(finished: Finished) -> list[tuple[str, str]]:
     """Every figure of one answer, by name."""
     usage, metrics = finished.usage, finished.metrics
