@@ -69,10 +69,15 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
         output = Output.standard("utf-8")
         written = _in_base64 if options.base64 else _as_numbers
         first = 0
+        empty: list[int] = []
         for batch in batches(texts):
             found = await _embed(opened.source, options, batch, first)
-            await output.write("".join(written(each) + "\n" for each in found.vectors))
+            await output.write("".join(("null" if each is None else written(each)) + "\n" for each in found.vectors))
+            empty += [first + index for index, each in enumerate(found.vectors, 1) if each is None]
             first += len(batch)
+    if empty:
+        have = "has no token: its embedding is" if len(empty) == 1 else "and others have no token: their embeddings are"
+        say.warn(f"text {empty[0]:,} {have} null ({len(empty):,} of {first:,}); --fail-on-empty refuses such texts")
     return 0
 
 
@@ -101,6 +106,7 @@ async def _embed(source: Source, options: argparse.Namespace, batch: list[str], 
             texts=batch,
             dimensions=options.dimensions,
             normalize=options.normalize,
+            fail_on_empty=options.fail_on_empty,
             priority=Priority[options.priority.upper()].value,
         )
     except ValueError as error:

@@ -198,6 +198,11 @@ def _describe_embed(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="32-bit floats, little-endian, in base64 instead of a JSON list (default: off)",
     )
+    parser.add_argument(
+        "--fail-on-empty",
+        action="store_true",
+        help="fail where a text has no token, such as an empty line, instead of writing null for it (default: off)",
+    )
     _add_priority(parser)
     _add_place(parser)
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)

@@ -6,7 +6,7 @@ model that only generates pays nothing. Belongs to the Trio thread that opened t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -30,6 +30,14 @@ NO_CLASSIFIER = (
 MAX_OPEN_BYTES = 64 * 2**20
 """Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
 as overload."""
+
+
+def _told(empty: Sequence[int]) -> tuple[str, ...]:
+    """A warning of the texts that have no token."""
+    if not empty:
+        return ()
+    rest = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+    return (f"texts[{empty[0]}]{rest}: no token at all, so there is no embedding (fail_on_empty refuses such texts)",)
 
 
 class EmbedService:
@@ -85,13 +93,24 @@ class EmbedService:
         self._check_load(count * width * 4, request.priority)
         longest = sizing.max_text_tokens(await self._ready())
         if request.texts is not None:
-            texts = await self._texts.read(request.texts, longest, lane=request.priority)
+            texts = await self._texts.read(
+                request.texts, longest, lane=request.priority, takes_empty=not request.fail_on_empty
+            )
         else:
             texts = await self._texts.check_ids(request.token_ids or (), longest, lane=request.priority)
-        job = await self._run(
-            texts, count * width * 4, request.priority, dimensions=request.dimensions, normalize=request.normalize
+        vectors: Iterable[array[float]] = ()
+        if some := [text for text in texts if text]:
+            job = await self._run(
+                some, count * width * 4, request.priority, dimensions=request.dimensions, normalize=request.normalize
+            )
+            vectors = job.vectors
+        following = iter(vectors)
+        return Embeddings(
+            request.id,
+            tuple(next(following) if text else None for text in texts),
+            tuple(map(len, texts)),
+            _told([index for index, text in enumerate(texts) if not text]),
         )
-        return Embeddings(request.id, tuple(job.vectors), tuple(map(len, texts)))
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `types.Source.rerank`."""

@@ -34,18 +34,23 @@ _PLACE = re.compile(r"^(?:texts|token_ids|documents)(?:\[(\d+)\])?", re.MULTILIN
 @contextmanager
 def named(field: str, *, is_single: bool = False) -> Iterator[None]:
     """A block whose errors name a text as the body does: by its place in `field`, or `field` alone for a single one."""
-
-    def renamed(message: str) -> str:
-        return _PLACE.sub(lambda found: field if is_single or found[1] is None else f"{field}[{found[1]}]", message)
-
     try:
         yield
     except ValueError as error:
-        raise BadRequest(renamed(str(error))) from None
+        raise BadRequest(_renamed(str(error), field, is_single=is_single)) from None
     except PromptTooLarge as error:
-        raise error.at(renamed(error.message)) from None
+        raise error.at(_renamed(error.message, field, is_single=is_single)) from None
     except BadRequest as error:
-        raise BadRequest(renamed(error.message)) from None
+        raise BadRequest(_renamed(error.message, field, is_single=is_single)) from None
+
+
+def _renamed(message: str, field: str, *, is_single: bool) -> str:
+    return _PLACE.sub(lambda found: field if is_single or found[1] is None else f"{field}[{found[1]}]", message)
+
+
+def told(found: Embeddings) -> dict[str, Any]:
+    """`warnings`, where there are any."""
+    return {"warnings": found.warnings} if found.warnings else {}
 
 
 @attrs.frozen
@@ -88,6 +93,7 @@ def asked(
     priority: Lane | None,
     dimensions: int | None = None,
     normalize: bool = True,
+    fail_on_empty: bool | None = None,
 ) -> Asked:
     """The request for the embeddings of `given`. Any thread. Raises `BadRequest` with the body's names."""
     abilities.embeddings(gateway.source.info.capabilities)
@@ -98,15 +104,19 @@ def asked(
             token_ids=given.token_ids,
             dimensions=dimensions,
             normalize=normalize,
+            fail_on_empty=bool(fail_on_empty),
             priority=lane_alone(priority, http),
         )
     return Asked(given, request)
 
 
 async def embed(gateway: Gateway, http: Exchange, asked: Asked) -> Embeddings:
-    """The embeddings asked for. Raises what `Source.embed` does, with the body's names."""
-    with asked.given.named():
-        return await gateway.compute(http, asked.request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
+    """The embeddings asked for. Raises what `Source.embed` does; that and the warnings have the body's names."""
+    given = asked.given
+    with given.named():
+        found = await gateway.compute(http, asked.request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
+    told = tuple(_renamed(each, given.field, is_single=given.is_single) for each in found.warnings)
+    return attrs.evolve(found, warnings=told)
 
 
 async def answer_vectors(
@@ -117,7 +127,7 @@ async def answer_vectors(
     encoding: Encoding = "float",
 ) -> None:
     """Answer with `form` of the vectors, each as numbers or in base64 (32-bit floats, little-endian)."""
-    if len(found.vectors) * len(found.vectors[0]) <= MAX_INLINE_FIGURES:
+    if found.n_figures <= MAX_INLINE_FIGURES:
         data = _written(found.vectors, form, encoding)
     else:
         data = await trio.to_thread.run_sync(_written, found.vectors, form, encoding, limiter=gateway.writers)
@@ -125,10 +135,10 @@ async def answer_vectors(
         await http.answer(data)
 
 
-def _written(vectors: Sequence[array[float]], form: Callable[[Sequence[Any]], Any], encoding: Encoding) -> bytes:
+def _written(vectors: Sequence[array[float] | None], form: Callable[[Sequence[Any]], Any], encoding: Encoding) -> bytes:
     if encoding == "base64":
-        return orjson.dumps(form([b64encode(each).decode("ascii") for each in vectors]))
+        return orjson.dumps(form([None if each is None else b64encode(each).decode("ascii") for each in vectors]))
     import numpy as np  # noqa: PLC0415  (a gateway to a socket starts without it)
 
-    rows = [np.frombuffer(each, np.float32) for each in vectors]
+    rows = [None if each is None else np.frombuffer(each, np.float32) for each in vectors]
     return orjson.dumps(form(rows), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -11,7 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named, told
 from uma.http.exchange import Exchange
 from uma.http.fields import first, lane_alone, read
 from uma.http.gateway import Gateway
@@ -33,18 +33,26 @@ class EmbeddingBody:
     input: Any = None
     model: str | None = None
     embd_normalize: int | None = None
+    fail_on_empty: bool | None = None
+    """UMA's own: 400 for a text of no token."""
     priority: Lane | None = None
 
 
 async def embedding(gateway: Gateway, http: Exchange) -> None:
-    """`POST /embedding`: an object for each text, whose `embedding` is a list of one."""
+    """`POST /embedding`: an object for each text, whose `embedding` is a list of one, or null for a text of no token.
+
+    The first of these has the warning of all.
+    """
     build = partial(_embedding, gateway, http)
     found = await embed(
         gateway, http, await built_with_ids(gateway, http, ("input", "content"), build, in_one_kind=True)
     )
 
     def form(vectors: Sequence[Any]) -> list[dict[str, Any]]:
-        return [{"index": index, "embedding": [each]} for index, each in enumerate(vectors)]
+        items = [{"index": index, "embedding": None if each is None else [each]} for index, each in enumerate(vectors)]
+        if found.warnings:
+            next(item for item in items if item["embedding"] is None).update(told(found))
+        return items
 
     await answer_vectors(gateway, http, found, form)
 
@@ -59,7 +67,14 @@ def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Aske
     if value is None:
         raise BadRequest("content: is required (a string, token ids, or a list of either)")
     given = Input.of(prompts(gateway, value, field), field, is_single=is_one_prompt(value))
-    return asked(gateway, http, given, priority=body.priority, normalize=body.embd_normalize != AS_IT_IS)
+    return asked(
+        gateway,
+        http,
+        given,
+        priority=body.priority,
+        normalize=body.embd_normalize != AS_IT_IS,
+        fail_on_empty=body.fail_on_empty,
+    )
 
 
 Documents = Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "documents")]

@@ -1,6 +1,7 @@
 """Ollama's embeddings: `POST /api/embed`, and `/api/embeddings`, which it has replaced and which clients still use.
 
 Ollama cuts a text that is too long unless `truncate` is false. Here none is ever cut: it is an error in either case.
+Where a text has no token, its embedding is an empty list, which Ollama's own clients can read, and not null.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import trio
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
 from uma.http.content import checked_text
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, told
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -52,6 +53,8 @@ class EmbedBody(_Body):
     """Taken, and without effect: no text is cut."""
     dimensions: Annotated[int, Range(0)] | None = None
     """0: all."""
+    fail_on_empty: bool | None = None
+    """UMA's own: 400 for a text of no token."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,10 +76,11 @@ async def embed_texts(gateway: Gateway, http: Exchange) -> None:
     def form(vectors: Sequence[Any]) -> dict[str, Any]:
         return {
             "model": model,
-            "embeddings": vectors,
+            "embeddings": [[] if each is None else each for each in vectors],
             "total_duration": total_ns,
             "load_duration": 0,
             "prompt_eval_count": sum(found.prompt_tokens),
+            **told(found),
         }
 
     total_ns = round((trio.current_time() - began) * _NS_PER_SEC)
@@ -90,7 +94,15 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[st
     if not texts:
         return model, None
     given = Input("input", isinstance(body.input, str), texts, None)
-    return model, asked(gateway, http, given, priority=body.lane, dimensions=body.dimensions or None)
+    wanted = asked(
+        gateway,
+        http,
+        given,
+        priority=body.lane,
+        dimensions=body.dimensions or None,
+        fail_on_empty=body.fail_on_empty,
+    )
+    return model, wanted
 
 
 def _texts(given: Any) -> tuple[str, ...]:
@@ -119,4 +131,8 @@ async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
         await http.answer_json({"embedding": []})
         return
     found = await embed(gateway, http, wanted)
-    await answer_vectors(gateway, http, found, lambda vectors: {"embedding": vectors[0]})
+
+    def form(vectors: Sequence[Any]) -> dict[str, Any]:
+        return {"embedding": [] if vectors[0] is None else vectors[0], **told(found)}
+
+    await answer_vectors(gateway, http, found, form)

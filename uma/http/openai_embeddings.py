@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Range
-from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, embed
+from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, embed, told
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -24,6 +24,8 @@ class EmbeddingsBody:
     model: str | None = None
     dimensions: Annotated[int, Range(1)] | None = None
     encoding_format: Encoding | None = None
+    fail_on_empty: bool | None = None
+    """UMA's own: 400 for a text of no token, whose embedding is null otherwise."""
     priority: Lane | None = None
 
 
@@ -34,7 +36,15 @@ async def embeddings(gateway: Gateway, http: Exchange) -> None:
         body = read(fields, EmbeddingsBody, http)
         model = gateway.names.check(body.model, http)
         given = Input.of(prompts(gateway, body.input, "input"), "input", is_single=is_one_prompt(body.input))
-        return body, model, asked(gateway, http, given, priority=body.priority, dimensions=body.dimensions)
+        wanted = asked(
+            gateway,
+            http,
+            given,
+            priority=body.priority,
+            dimensions=body.dimensions,
+            fail_on_empty=body.fail_on_empty,
+        )
+        return body, model, wanted
 
     body, model, wanted = await built_with_ids(gateway, http, ("input",), read_body, in_one_kind=True)
     found = await embed(gateway, http, wanted)
@@ -45,6 +55,7 @@ async def embeddings(gateway: Gateway, http: Exchange) -> None:
             "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(vectors)],
             "model": model,
             "usage": usage(sum(found.prompt_tokens)),
+            **told(found),
         }
 
     await answer_vectors(gateway, http, found, form, body.encoding_format or "float")

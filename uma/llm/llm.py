@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -183,23 +185,41 @@ class LLM:
         return LLMStream(self._loop, request)
 
     def embed(
-        self, texts: str | Iterable[str], *, dimensions: int | None = None, normalize: bool = True
+        self,
+        texts: str | Iterable[str],
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        fail_on_empty: bool = False,
     ) -> npt.NDArray[np.float32]:
         """An embedding of each text, as the rows of an array in their order; of one string, a single row.
 
         Each has length 1 unless `normalize` is false; `dimensions` keeps its first figures, normalised after the cut.
-        Raises `PromptTooLarge` for a text that does not fit the context (none is ever cut), and `BadRequest` where the
-        model gives no embeddings.
+        A text of no token, such as an empty one, has a row of NaN, and one warning tells of them all. Raises
+        `PromptTooLarge` for a text that does not fit the context (none is ever cut), and `BadRequest` where the model
+        gives no embeddings, or with `fail_on_empty` for a text of no token.
         """
         asked = texts_of(texts, "texts")
         parts = [asked[start : start + MAX_TEXTS] for start in range(0, len(asked), MAX_TEXTS)]
         requests = [
-            make_request(EmbedRequest, id=f"embed-{index}", texts=part, dimensions=dimensions, normalize=normalize)
+            make_request(
+                EmbedRequest,
+                id=f"embed-{index}",
+                texts=part,
+                dimensions=dimensions,
+                normalize=normalize,
+                fail_on_empty=fail_on_empty,
+            )
             for index, part in enumerate(parts)
         ]
         rows = [row for request in requests for row in self._loop.call(self._loop.source.embed, request).vectors]
-        width = len(rows[0]) if rows else 0
-        return np.array(rows, np.float32).reshape(len(rows), width)
+        empty = [index for index, row in enumerate(rows) if row is None]
+        if empty:
+            what = f"{len(empty):,} of {len(rows):,} texts have no token, so their rows are NaN"
+            warnings.warn(f"{what}; the first is texts[{empty[0]}]", stacklevel=2)
+        width = next((len(row) for row in rows if row is not None), 0)
+        blank = [math.nan] * width
+        return np.array([blank if row is None else row for row in rows], np.float32).reshape(len(rows), width)
 
     def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
         """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.

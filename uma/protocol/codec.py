@@ -196,11 +196,13 @@ MAX_INLINE_FIGURES = 4_096
 def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fragment:
     """The figures of an `embed` event, written as JSON: the slow part of its frame. Any thread."""
     if encoding == "base64":
-        return orjson.Fragment(orjson.dumps([b64encode(each).decode("ascii") for each in embeddings.vectors]))
+        return orjson.Fragment(
+            orjson.dumps([None if each is None else b64encode(each).decode("ascii") for each in embeddings.vectors])
+        )
     # Only servers write figures; clients import this module too, and start without numpy.
     import numpy as np  # noqa: PLC0415
 
-    rows = [np.frombuffer(each, np.float32) for each in embeddings.vectors]
+    rows = [None if each is None else np.frombuffer(each, np.float32) for each in embeddings.vectors]
     return orjson.Fragment(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
@@ -209,6 +211,7 @@ def encode_embeddings(
 ) -> bytes:
     """An embed event as a whole frame, of figures that were `written_embeddings` before."""
     head = {"event": "embed", "id": embeddings.id, "embeddings": written, "prompt_tokens": embeddings.prompt_tokens}
+    warnings += embeddings.warnings
     return encode_frame(json_bytes.dumps({**head, **_if_any(warnings=warnings, metadata=metadata)}))
 
 

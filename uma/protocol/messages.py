@@ -414,8 +414,8 @@ class EmbedEvent:
     """The answer to `EmbedQuery`: an embedding for each text, in their order."""
 
     id: str
-    embeddings: tuple[str | list[float], ...]
-    """Each as the base64 of 32-bit floats, little-endian, or as numbers."""
+    embeddings: tuple[str | list[float] | None, ...]
+    """Each as the base64 of 32-bit floats, little-endian, or as numbers; null: the text has no token."""
     prompt_tokens: tuple[int, ...]
     """Tokens of each text."""
     warnings: tuple[str, ...] = ()
@@ -426,10 +426,12 @@ class EmbedEvent:
     @property
     def result(self) -> Embeddings:
         """The event as `uma.types` has it. Raises `ValueError` for what is no base64 of 32-bit floats."""
-        return Embeddings(self.id, tuple(map(_vector, self.embeddings)), self.prompt_tokens)
+        return Embeddings(self.id, tuple(map(_vector, self.embeddings)), self.prompt_tokens, self.warnings)
 
 
-def _vector(written: str | list[float]) -> array[float]:
+def _vector(written: str | list[float] | None) -> array[float] | None:
+    if written is None:
+        return None
     vector = array("f")
     if isinstance(written, str):
         vector.frombytes(b64decode(written, validate=True))

@@ -198,7 +198,7 @@ class JsonConnection(Connection):
         with metered_whole(query.request, self.account) as meter:
             found = await self.engine.embed(query.request)
             meter.usage = Usage(sum(found.prompt_tokens), 0, 0)
-        if len(found.vectors) * len(found.vectors[0]) <= MAX_INLINE_FIGURES:
+        if found.n_figures <= MAX_INLINE_FIGURES:
             return self._session.answer(query, found)
         written = await trio.to_thread.run_sync(written_embeddings, found, query.encoding, limiter=self.server.parsing)
         return self._session.answer_embed(query, found, written)

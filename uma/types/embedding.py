@@ -42,6 +42,8 @@ class EmbedRequest:
     """Number of leading dimensions to keep of each embedding; None: all. Normalisation follows the cut."""
     normalize: bool = True
     """Scale each embedding to length 1."""
+    fail_on_empty: bool = False
+    """Refuse the request for a text of no token, such as an empty line, which otherwise has None for an embedding."""
     priority: Literal[-1, 0, 1] = 0
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
@@ -57,10 +59,16 @@ class Embeddings:
     """The answer to an `EmbedRequest`: one embedding for each text, in their order."""
 
     id: str
-    vectors: tuple[array[float], ...]
-    """Each of 32-bit floats (`array("f")`)."""
+    vectors: tuple[array[float] | None, ...]
+    """Each of 32-bit floats (`array("f")`); None: the text has no token."""
     prompt_tokens: tuple[int, ...]
     """Tokens of each text."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def n_figures(self) -> int:
+        """Figures of all embeddings together."""
+        return sum(len(each) for each in self.vectors if each is not None)
 
 
 @attrs.frozen

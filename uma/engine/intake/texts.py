@@ -24,16 +24,18 @@ class TextReader:
         self._model = model
         self._prompts = prompts
 
-    async def read(self, texts: Sequence[str], max_tokens: int, *, lane: int) -> list[array[int]]:
+    async def read(self, texts: Sequence[str], max_tokens: int, *, lane: int, takes_empty: bool) -> list[array[int]]:
         """Each text's tokens, with what the model wants around them. Spellings of special tokens are these tokens.
 
-        Raises `PromptTooLarge` for a text of more than `max_tokens`, `BadRequest` for one of none, and `Overloaded`.
+        Raises `PromptTooLarge` for a text of more than `max_tokens`, `BadRequest` for one of none unless it
+        `takes_empty`, and `Overloaded`.
         """
         self._prompts.check_bytes_of(texts)
 
         def tokenize(index: int) -> array[int]:
             _check_bound(self._model, texts[index], max_tokens, f"texts[{index}]")
-            return _checked(self._tokens(texts[index]), max_tokens, f"texts[{index}]")
+            tokens = self._tokens(texts[index])
+            return tokens if takes_empty and not tokens else _checked(tokens, max_tokens, f"texts[{index}]")
 
         return await self._prompts.prepare_texts(tokenize, list(map(len, texts)), lane)
 
