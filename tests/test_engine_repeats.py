@@ -50,3 +50,14 @@ async def test_the_shortest_prompts_are_read_alone_and_again(tiny: Path, length:
         first = told(await answer(engine, ask(tokens_for(0, length), 8, logprobs=1)))
         assert len(first) == 8
         assert told(await answer(engine, ask(tokens_for(0, length), 8, logprobs=1))) == first
+
+
+@pytest.mark.parametrize("length", [66, 200, 264, 450])
+async def test_an_answer_does_not_depend_on_the_pieces_in_which_its_prompt_is_read(tiny: Path, length: int) -> None:
+    async def answered(**settings: Any) -> list[Any]:
+        async with open_engine(config(tiny, threads=1, threads_batch=1, **settings)) as engine:
+            return told(await answer(engine, ask(tokens_for(3, length), 8, logprobs=1)))
+
+    whole = await answered(n_ubatch=512)
+    for most in (128, 192):
+        assert await answered(n_ubatch=most) == whole, f"pieces of {most} tokens"

@@ -252,10 +252,10 @@ def test_a_prompt_that_is_read_alone_is_read_in_pieces_of_a_quarter_of_the_targe
     ((_, tokens),) = scheduler.plan(state_of([row], 10_000), NOW).prefill
     # (A size that was hardly seen is tried where in proportion to a smaller one it takes twice the bound at most.)
     if not cost.knows_prefill:
-        assert tokens <= targets.start_chunk_tokens
+        assert tokens < targets.start_chunk_tokens + TILE_TOKENS
     elif tokens > SMALLEST_CHUNK:
         most_ms = targets.slo_ttft_ms / 4
-        is_tile = position >= TILE_TOKENS and tokens == min(remaining, TILE_TOKENS, targets.batch_tokens)
+        is_tile = tokens < 2 * TILE_TOKENS or tokens - (remaining - tokens) % TILE_TOKENS < 2 * TILE_TOKENS
         # (Cut so that whole tiles are left, a piece has fewer tokens than one that was predicted to take so long.)
         larger = [size for size in (tokens, *SIZES, remaining) if size >= tokens]
         took_ms = min(cost.prefill_ms(size, position) for size in larger)

@@ -159,23 +159,25 @@ class PieceSizes:
         """Maximum prefill tokens of one prompt in a batch while nothing decodes: as many as take `PATIENT` times as
         long as the usual piece, which is a quarter of `slo_ttft_ms`.
 
-        For so long the next request waits, and the reader is not told how far its prompt is. Deep in a prompt a tile,
-        or a last part of one, is read whole up to `MOST_PATIENT`. Within that the next size is tried while it was seen
-        too seldom to be believed, and now and then: in proportion to a smaller one, it mostly takes less.
+        For so long the next request waits, and the reader is not told how far its prompt is. A tile, or a last part of
+        one, is read whole up to `MOST_PATIENT`: deep in a prompt a part takes as long, and attention of fewer rows than
+        a tile has adds up otherwise, so that the answer would depend on how fast the machine was just then. Within that
+        the next size is tried while it was seen too seldom to be believed, and now and then: in proportion to a smaller
+        one, it mostly takes less.
         """
-        if not self._cost.knows_prefill:
-            return targets.start_chunk_tokens
         wanted, usual_ms = min(prompts.tokens, targets.solo_tokens), TTFT_SHARE * targets.slo_ttft_ms
-        whole = min(wanted, TILE_TOKENS)
-        tokens = min(wanted, SMALLEST_CHUNK)
-        if prompts.position(whole) >= TILE_TOKENS and prompts.ms(whole) <= MOST_PATIENT * usual_ms:
-            tokens = whole
+        if not self._cost.knows_prefill:
+            return _in_tiles(targets.start_chunk_tokens, prompts.tokens)
+        whole, longest_ms = min(wanted, TILE_TOKENS), MOST_PATIENT * usual_ms
+        tokens = whole if prompts.ms(whole) <= longest_ms else min(wanted, SMALLEST_CHUNK)
         sizes = (*(size for size in SIZES if size < wanted), wanted)
         tokens = max(tokens, *(size for size in sizes if prompts.ms(size) <= PATIENT * usual_ms), 0)
         larger = next((size for size in sizes if size > tokens), tokens)
         self._limited += larger > tokens
         is_due = self._limited % TRY_LARGER_EVERY == 0 or not self._cost.is_sure_of(larger)
-        return larger if is_due and prompts.ms(tokens) * larger / tokens <= MOST_PATIENT * usual_ms else tokens
+        tokens = larger if is_due and prompts.ms(tokens) * larger / tokens <= longest_ms else tokens
+        tiled = _in_tiles(tokens, prompts.tokens)
+        return tiled if prompts.ms(tiled) <= longest_ms else tokens
 
     def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int, most: int) -> Piece:
         """The piece of at most `most` tokens that reads most a millisecond of those that no reader has to wait for."""
@@ -259,6 +261,16 @@ class PieceSizes:
                 return larger
             most_ms = 0.99 * larger_ms
         return tokens
+
+
+def _in_tiles(tokens: int, wanted: int) -> int:
+    """About as many of `wanted` tokens, so that whole tiles are left of them, and in no piece fewer than a tile has:
+    the rest that fills none is read with the first.
+    """
+    if not TILE_TOKENS <= tokens < wanted:
+        return tokens
+    fewer = tokens - (tokens - wanted) % TILE_TOKENS
+    return fewer if fewer >= TILE_TOKENS else fewer + TILE_TOKENS
 
 
 def _ttft_share(prompts: Prompts) -> float:

@@ -15,6 +15,7 @@ import attrs
 from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.pool import KvPool
+from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
 from uma.engine.worker.drafts.speculator import Drafts
@@ -230,6 +231,9 @@ class Executor:
         ((sequence, count),) = work
         if sequence.report is not None or count != sequence.missing:
             return [work]
+        if count - LAST_TOKENS < TILE_TOKENS <= count and sequence.computed > LAST_TOKENS:
+            # The batch before them fills its tile with tokens that are computed again, where there are any.
+            sequence, count = self._begin_again(sequence, count + LAST_TOKENS)
         if count < LAST_TOKENS:
             return [[self._begin_again(sequence, max(count, min(LAST_TOKENS, len(sequence.tokens) - 1)))]]
         return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]
