@@ -92,9 +92,15 @@ async def measure(server: str, model: Path, asked: Sequence[str], times: int, ma
                 told = [await answer(port, question, max_tokens, caches=caches) for _ in range(times)]
                 found[case].append(len(set(told)))
                 first.setdefault(question, told[0])
+            _say(server, case, found)
     async with serving(server, model) as port:
         found[RESTARTED] = [len({first[each], await answer(port, each, max_tokens, caches=True)}) for each in asked]
+        _say(server, RESTARTED, found)
     return found
+
+
+def _say(server: str, case: str, found: dict[str, list[int]]) -> None:
+    print(f"{server}, {case}: {found[case].count(1)} of {len(found[case])}", file=sys.stderr, flush=True)
 
 
 def table(results: dict[str, dict[str, list[int]]], times: int) -> Table:

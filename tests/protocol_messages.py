@@ -105,6 +105,7 @@ sampling = st.builds(
     dry_allowed_length=st.integers(1, 65_536),
     dry_window=st.integers(0, 65_536),
     dry_sequence_breakers=st.lists(prompt_text.filter(bool), max_size=4),
+    reproducible=st.booleans(),
 )
 turns = st.builds(Message, role=prompt_text.filter(bool), content=prompt_text)
 prompts = st.one_of(

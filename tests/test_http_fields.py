@@ -26,6 +26,7 @@ SHARED: dict[str, Any] = {
     **{"dynatemp_range": 0.1, "dynatemp_exponent": 1.5, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2},
     **{"dry_multiplier": 0.5, "dry_base": 1.5, "dry_allowed_length": 3, "dry_window": 12},
     "dry_sequence_breakers": ["\n", "a"],
+    "reproducible": True,
 }
 """Under UMA's own names, in every dialect."""
 

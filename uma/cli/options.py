@@ -52,6 +52,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "max_tokens": ("maximum tokens to generate", "tokens"),
         "min_tokens": ("do not end before this many tokens", "tokens"),
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
+        "reproducible": ("compute apart from all else: the same prompt and seed give the same text, slower", ""),
         "stop": ("end the output before this text; can be given up to 16 times", ""),
         "penalty_window": ("tokens that the three penalties look back over", "tokens"),
         "typical_p": ("keep the tokens nearest to the expected information; 1: off", "over 0, at most 1"),

@@ -175,6 +175,18 @@ def _seeded() -> Proof:
     raise DisprovenError("the seed that was drawn and told gives another answer")
 
 
+def _reproduces() -> Proof:
+    """The same text behind another request with its prompt, which leaves a prefix, and without one."""
+    asked = partial(ask, temperature=1.0, seed=5, reproducible=True)
+    first = answered((yield asked()), ignoring="reproducible")
+    answered((yield ask(max_tokens=1)))
+    again = answered((yield asked()))
+    demand(first.text == again.text, "the same seed gave two answers with reproducible")
+    cached = again.last["usage"]["cached_tokens"]
+    demand(not cached, f"{cached} tokens of a reproducible request came from the cache")
+    return "the same answer before and after another request with its prompt"
+
+
 # Penalties and biases
 
 
@@ -284,6 +296,7 @@ _EFFECTS: dict[str, Callable[[], Proof]] = {
     # The bound grows by tau * eta with each token that was no surprise: from one bit to 11 within so many.
     "mirostat_eta": partial(_tames, "mirostat_eta", 1e-6, 1.0, max_tokens=TOKENS, mirostat_tau=0.45, **_MIROSTAT),
     "seed": _seeded,
+    "reproducible": _reproduces,
     "repetition_penalty": partial(_penalises, "repetition_penalty"),
     "frequency_penalty": partial(_penalises, "frequency_penalty"),
     "presence_penalty": partial(_penalises, "presence_penalty"),

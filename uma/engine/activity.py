@@ -34,5 +34,5 @@ def _running(sequence: Sequence, now_ms: float) -> RunningRequest:
         computed_tokens=min(sequence.computed, sequence.prompt_tokens),
         generated_tokens=sequence.generated,
         age_ms=round(now_ms - sequence.arrived_ms, 1),
-        is_preempted=sequence.holding is None,
+        is_preempted=sequence.holding is None and not sequence.is_reproducible,
     )

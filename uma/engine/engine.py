@@ -41,6 +41,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.policy.layout_policy import LayoutPolicy
+from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import Prepared, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker, ended_by
@@ -107,9 +108,8 @@ class Engine:
             draft=draft,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
-        self._requests = Submission(
-            config, self.max_request_tokens, self.worker.commands, self._metrics, self._note_drained
-        )
+        self._requests = Submission(config, self.worker.commands, self._metrics, self._note_drained)
+        self._apart = ReproducibleContext(config, context.model, self.max_request_tokens, self.worker.use_apart)
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._constraints = Constraints(context.model.vocab, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(
@@ -144,7 +144,11 @@ class Engine:
             report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
             loose, grammar, forced = await self._grammar(asked, tokens)
-            if request.cache_prompt:
+            most_tokens = self.max_request_tokens
+            if request.sampling.reproducible:
+                await self._apart.ready_for(len(tokens))
+                most_tokens = self._apart.max_tokens
+            elif request.cache_prompt:
                 await self._fetch_from_disk(tokens)
             # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
             self._check_open()
@@ -161,7 +165,9 @@ class Engine:
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
         warnings = (*self._chat.warnings(asked), *loose.warnings)
-        stream = self._requests.submit(Prepared(request, tokens, grammar, forced, bias, report, spellings, warnings))
+        stream = self._requests.submit(
+            Prepared(request, tokens, grammar, forced, bias, report, most_tokens, spellings, warnings)
+        )
         stream.ignored = loose.left_out
         try:
             yield stream if prompt is None else self._parsed(loose.request, prompt, stream)
@@ -300,6 +306,7 @@ class Engine:
     def close(self) -> None:
         """Free what the engine made itself, once the decode thread has ended."""
         self._embeddings.close()
+        self._apart.close()
 
     # To the decode thread
 

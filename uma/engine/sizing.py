@@ -60,6 +60,13 @@ MAX_TEXT_TOKENS = 8_192
 """Maximum tokens of a text to embed. The context for it takes its memory while streams run, so it stays small."""
 LEAST_TEXT_TOKENS = 256
 """Minimum context for embeddings: one for shorter texts is of no use."""
+MAX_REPRODUCIBLE_TOKENS = 8_192
+"""Maximum tokens of a request that is computed apart from all others: its context's memory comes beside the pool's."""
+REPRODUCIBLE_BATCH_TOKENS = 32
+"""Tokens at whose multiples a batch of such a request ends: the streams of others wait for it, which mostly takes less
+than a quarter of a second. Another number changes the last bits of every answer."""
+REPRODUCIBLE_SHARE = 2
+"""Divisor of the free memory: that context takes at most half of it."""
 EXACT_BATCH_TOKENS = 2_048
 """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
 EMBED_SEQUENCES, EMBED_STATES = 64, 8
@@ -238,6 +245,32 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         flash_attn="off" if n_batch <= EXACT_BATCH_TOKENS else config.flash_attn,
         offload_kqv=config.offload_kqv,
         pooling=pooling(model, config),
+    )
+
+
+def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int) -> ContextParams:
+    """A context that computes one request by itself, always with as many threads and in the same batches. Raises
+    `ConfigError` for want of memory.
+    """
+    cell_bytes = model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
+    needed_bytes = n_ctx * cell_bytes + model.state_bytes
+    free_bytes = free_kv_bytes(config)
+    if needed_bytes > free_bytes // REPRODUCIBLE_SHARE:
+        raise ConfigError(
+            f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the free memory are "
+            f"{free_bytes // REPRODUCIBLE_SHARE / 2**20:,.0f} MiB"
+        )
+    return ContextParams(
+        n_ctx=n_ctx,
+        n_batch=REPRODUCIBLE_BATCH_TOKENS,
+        n_ubatch=REPRODUCIBLE_BATCH_TOKENS,
+        n_threads=config.threads,
+        n_threads_batch=config.threads_batch,
+        flash_attn=config.flash_attn,
+        cache_type_k=config.cache_type_k,
+        cache_type_v=config.cache_type_v,
+        offload_kqv=config.offload_kqv,
+        swa_full=config.swa_full,
     )
 
 

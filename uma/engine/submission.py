@@ -42,6 +42,8 @@ class Prepared:
     """Tokens that the grammar leaves no choice about, before the first one that is sampled."""
     bias: Bias | None
     report: PromptReport | None
+    most_tokens: int
+    """Maximum tokens of it, prompt and output together."""
     spellings: Mapping[int, bytes]
     """Bytes of special tokens that are part of the output's text."""
     warnings: tuple[str, ...] = ()
@@ -57,13 +59,11 @@ class Submission:
     def __init__(
         self,
         config: RuntimeConfig,
-        max_request_tokens: int,
         commands: Commands,
         metrics: EngineMetrics,
         on_end: Callable[[], None],
     ) -> None:
         self._config = config
-        self._max_request_tokens = max_request_tokens
         self._commands = commands
         self._metrics = metrics
         self._on_end = on_end
@@ -96,7 +96,7 @@ class Submission:
     def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
         """The sequence of one answer. The first has the request's own state, each other a copy of it."""
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
-        most, cut = self._most_tokens(request.sampling.max_tokens, len(tokens))
+        most, cut = self._most_tokens(request.sampling.max_tokens, prepared.most_tokens - len(tokens))
         key, self._next_key = self._next_key, self._next_key + 1
         return Sequence(
             key=key,
@@ -122,9 +122,11 @@ class Submission:
             spellings=prepared.spellings,
         )
 
-    def _most_tokens(self, asked: int | None, prompt_tokens: int) -> tuple[int, tuple[str, ...]]:
-        """The tokens that an answer can have, and a warning where that is less than it asks for."""
-        limit, left = self._config.max_tokens, self._max_request_tokens - prompt_tokens
+    def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:
+        """The tokens that an answer can have where the context has so many left, and a warning where that is less than
+        it asks for.
+        """
+        limit = self._config.max_tokens
         most = min((limit or DEFAULT_MAX_TOKENS) if asked is None else asked, limit or left, left)
         if asked is None or asked <= most:
             return most, ()
@@ -134,7 +136,8 @@ class Submission:
 
     def _is_paced(self, request: Request) -> bool:
         """Whether tokens are given evenly, those of several answers together."""
-        return "off" not in (request.pace, self._config.pace) and request.stream
+        is_wanted = "off" not in (request.pace, self._config.pace)
+        return is_wanted and request.stream and not request.sampling.reproducible
 
     def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]

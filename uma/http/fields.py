@@ -66,6 +66,7 @@ class Common:
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     seed: Seed | None = None
+    reproducible: bool | None = None
     stop: Stop = None
     min_tokens: Annotated[int, Range(0)] | None = None
     ignore_eos: bool | None = None

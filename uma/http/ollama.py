@@ -279,7 +279,9 @@ def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
         options = {}
     if not isinstance(options, dict):
         return fields
-    moved = {name: fields[name] for name in ("priority", "slo", "pace", "cache_prompt") if name in fields}
+    moved = {
+        name: fields[name] for name in ("priority", "slo", "pace", "cache_prompt", "reproducible") if name in fields
+    }
     return {**fields, "options": {**options, **moved}}
 
 

@@ -51,7 +51,7 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau
             mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
             tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs
-            continue_final_message cache_prompt
+            continue_final_message cache_prompt reproducible
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
         "tokenize": frozenset(

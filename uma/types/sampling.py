@@ -194,6 +194,10 @@ class SamplingParams:
         attrs.field(default=("\n", ":", '"', "*"), converter=tuple_of_strings)
     )
     """Strings that end a passage."""
+    reproducible: bool = False
+    """Compute the request apart from all others, in a context of its own and without cache, so that the same prompt,
+    seed and settings give the same text whatever else runs or ran. Slower, and one such request at a time. Not with
+    `echo` or `prompt_logprobs`."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

@@ -44,6 +44,9 @@ def _conflicts(request: Request) -> list[str]:
     lines = []
     if sampling.grammar is not None and sampling.echo:
         lines.append("echo: a grammar is about the output alone; leave one of the two out")
+    if sampling.reproducible and (sampling.echo or sampling.prompt_logprobs is not None):
+        name = "echo" if sampling.echo else "prompt_logprobs"
+        lines.append(f"{name}: a reproducible request is told nothing of its prompt; leave one of the two out")
     if sampling.best_of is not None and sampling.best_of < sampling.n:
         lines.append(f"best_of: {sampling.best_of} answers cannot have the {sampling.n} best (n) among them")
     if sampling.best_of is not None and sampling.best_of > sampling.n and request.stream:

@@ -45,9 +45,11 @@ from uma.engine.worker.making_way import MakingWay
 from uma.engine.worker.output import Output
 from uma.engine.worker.probes import Probes
 from uma.engine.worker.relayout import Relayout
+from uma.engine.worker.reproducer import Reproduced, Reproducer
 from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sampling import Sampling
+from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.waiting import WaitingRoom
 from uma.engine.worker.withdrawn import Withdrawn
@@ -72,7 +74,9 @@ def ended_by(fault: BaseException) -> InternalError:
 
 
 class DecodeWorker:
-    """The decode thread: `run`. `stop`, `active_count`, `read_gauges` and `commands` can be used from any thread."""
+    """The decode thread: `run`. `stop`, `use_apart`, `active_count`, `read_gauges` and `commands` can be used from any
+    thread.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class DecodeWorker:
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
+        self._reproducer = Reproducer(self._residency, metrics)
         self._relayout = Relayout(context, pool, scheduler, self._residency, self._outbox, metrics, layouts)
         self._way = MakingWay(pool, self._residency, layouts)
         self._steady: Tick | None = None
@@ -144,6 +149,11 @@ class DecodeWorker:
         self._context.request_abort()
         self._speculator.abort()
         self._embedder.abort()
+        self._reproducer.abort()
+
+    def use_apart(self, context: Context) -> None:
+        """Compute requests that are to be reproducible in this context; call it before the first is submitted."""
+        self.commands.post(Inspect(lambda: self._reproducer.attach(context)))
 
     @property
     def active_count(self) -> int:
@@ -153,7 +163,7 @@ class DecodeWorker:
     def read_gauges(self) -> None:
         """Bring the gauges of the metrics up to date. Each is one number, read as it is just now."""
         metrics, pool = self._metrics, self._pool
-        metrics.active_sequences = len(self._residency.active)
+        metrics.active_sequences = len(self._residency.active) + self._reproducer.running
         metrics.queued_requests = len(self._residency.all) - metrics.active_sequences
         metrics.kv_cells_used = pool.used_cells
         metrics.sequence_ids_used = pool.used_ids
@@ -186,6 +196,7 @@ class DecodeWorker:
         finally:
             self._probes.answer(is_alive=False)
             self._sampling.close()
+            self._reproducer.close()
             if self._model_drafter is not None:
                 self._model_drafter.close()
             self._pool.tell_end()
@@ -214,6 +225,7 @@ class DecodeWorker:
             if self._is_stopping:
                 return
             had_work = self._tick()
+            had_work = self._reproduce() or had_work
             if self._probes.waiting and not self._residency.is_decoding:
                 self._probes.run()
             if had_work and (self._residency.all or self._embedder):
@@ -245,6 +257,15 @@ class DecodeWorker:
     def _computing_ms(self) -> float:
         """Time in `llama_decode` until now."""
         return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
+
+    def _reproduce(self) -> bool:
+        """Compute a batch of the request that is computed apart; False if there was nothing to compute."""
+        step = self._reproducer.step()
+        if isinstance(step, Reproduced):
+            self._give(Result([step.sequence], [step.given], step.at_ms))
+        if step:
+            self._outbox.flush()
+        return bool(step)
 
     def _give(self, result: Result) -> None:
         """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
@@ -361,10 +382,15 @@ class DecodeWorker:
                 self.commands.wait()
                 return
 
+    def _submit(self, sequence: Sequence) -> None:
+        self._residency.submit(sequence)
+        if sequence.is_reproducible:
+            self._reproducer.add(sequence)
+
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(sequence):
-                self._residency.submit(sequence)
+                self._submit(sequence)
             case Cancel(sequence):
                 self._withdrawn.discard(sequence)
                 self._residency.finish(sequence, "cancelled")

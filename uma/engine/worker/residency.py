@@ -82,7 +82,8 @@ class Residency:
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self.all[sequence] = None
-        self.waiting.add(sequence)
+        if not sequence.is_reproducible:
+            self.waiting.add(sequence)
         if sequence.has_reader and sequence.lane >= 0:
             self._returns.came(sequence.arrived_ms)
         self._trace.queued(sequence)
@@ -156,7 +157,8 @@ class Residency:
     def crowd(self, now: float) -> Crowd:
         """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next."""
         head = self.waiting.head()
-        near = [*self.active.values(), *islice(self.all, self.waiting.max_active), *([head] if head else [])]
+        coming = (each for each in self.all if not each.is_reproducible)
+        near = [*self.active.values(), *islice(coming, self.waiting.max_active), *([head] if head else [])]
         near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
         # What they write they have not in common, even where it is the same.
         shared = min((min(each.prompt_tokens, common_length(near[0].tokens, each.tokens)) for each in near), default=0)
@@ -262,6 +264,11 @@ class Residency:
                 self.fail(sequence, error)
                 return
         self._trace.started(sequence)
+
+    def start_apart(self, sequence: Sequence, now: float) -> None:
+        """A sequence begins that is computed in a context of its own, and has no slot."""
+        sequence.change(Change.START)
+        self._note_started(sequence, now)
 
     def _note_started(self, sequence: Sequence, now: float) -> None:
         sequence.started_ms = now

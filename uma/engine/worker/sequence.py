@@ -206,6 +206,8 @@ class Sequence:
     """A bias or a grammar changes its logits."""
     is_plain: bool = attrs.field(init=False)
     """Its next token needs its logits as they are, and nothing else is asked of them."""
+    is_reproducible: bool = attrs.field(init=False)
+    """It is computed in the context of `worker.reproducer`, and never has a slot."""
     forces: bool = attrs.field(init=False)
     """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
@@ -213,6 +215,7 @@ class Sequence:
         sampling = self.request.sampling
         self.text = TextStream(sampling.stop)
         self.has_reader = self.request.stream
+        self.is_reproducible = sampling.reproducible
         ranks = sampling.best_of is not None and sampling.best_of > sampling.n
         self.wants_logprobs = sampling.logprobs is not None or ranks
         self.is_constrained = self.grammar is not None or self.bias is not None

@@ -1,0 +1,145 @@
+"""A request that is to be reproducible has the same text, to the last bit of its log probabilities, whatever else runs
+and is cached, and is cancelled, stopped, constrained and counted as any other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from engine_world import Answer, answer, answers, ask, config_for, settled, tokens_for
+from reference import real_model
+
+from harness import PATIENCE_SEC
+from uma import Request, RuntimeConfig, open_engine
+from uma.engine import Engine
+from uma.errors import BadRequest, PromptTooLarge
+from uma.types import Finished, Token
+
+PROMPT = tokens_for(1, 150)
+
+
+def config(model: Path, **settings: Any) -> RuntimeConfig:
+    """With the attention, the KV memory and the threads of an engine that nothing was set for."""
+    given = {"flash_attn": "auto", "cache_type_k": "f16", "cache_type_v": "f16", "threads": 2, "threads_batch": 2}
+    return config_for(model, **(given | {"cache_ram_mb": 64} | settings))
+
+
+def apart(prompt: Any = PROMPT, max_tokens: int = 12, **fields: Any) -> Request:
+    return ask(prompt, max_tokens, **({"reproducible": True, "temperature": 1.0, "seed": 7, "logprobs": 2} | fields))
+
+
+def told(got: Answer) -> list[Any]:
+    return [(token.token_id, token.text, token.logprobs) for token in got.tokens]
+
+
+async def beside_a_storm(engine: Engine, request: Request) -> Answer:
+    """The answer to a request while others are read, decode and end."""
+    storm = [ask(tokens_for(40 + number, 20 + 45 * number), 12 * number, id=f"s{number}") for number in range(1, 7)]
+    return (await answers(engine, [*storm[:3], request, *storm[3:]]))[3]
+
+
+async def test_the_answer_is_the_same_alone_in_a_storm_behind_cache_and_after_a_restart(tiny: Path) -> None:
+    async with open_engine(config(tiny)) as engine:
+        first = told(await answer(engine, apart()))
+        assert len(first) == 12
+        assert told(await beside_a_storm(engine, apart())) == first
+        for count in (20, 100, 150):
+            await answer(engine, ask(PROMPT[:count], 5))
+        again = await answer(engine, apart())
+        assert told(again) == first
+        assert again.finished.usage.cached_tokens == 0
+        assert told(await answer(engine, apart(seed=8))) != first
+    async with open_engine(config(tiny, kv_unified="off", n_ctx=8_192, max_sequences=7, n_ubatch=128)) as engine:
+        assert told(await beside_a_storm(engine, apart())) == first
+
+
+async def test_several_at_once_are_each_answered_as_alone(tiny: Path) -> None:
+    requests = [apart(tokens_for(number, 30), 10, id=str(number), priority=number - 1) for number in range(3)]
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+        expected = [told(await answer(engine, each)) for each in requests]
+        assert [told(each) for each in await answers(engine, requests)] == expected
+        both = (await answer(engine, apart(PROMPT, 6, n=2, stream=False))).finished
+        alone = (await answer(engine, apart(PROMPT, 6, seed=8, stream=False))).finished
+    assert both.usage.completion_tokens == 12
+    assert alone.text is not None
+
+
+async def test_it_is_stopped_constrained_and_counted_as_any_other(tiny: Path) -> None:
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+        whole = (await answer(engine, apart(max_tokens=12, logprobs=None))).finished
+        counters = await settled(engine)
+        assert whole.usage.prompt_tokens == len(PROMPT)
+        assert whole.usage.completion_tokens == 12
+        assert whole.reason == "length"
+        assert whole.metrics.decode_iterations == -(-len(PROMPT) // 32) + 11
+        assert counters["prompt_tokens_total"] == len(PROMPT) == counters["prefill_tokens_total"]
+        chosen = await answer(engine, apart(max_tokens=9, choice=("yes", "no"), logprobs=None))
+        assert chosen.text in ("yes", "no")
+        assert chosen.finished.reason == "stop"
+        text = (await answer(engine, apart("Once", 30, logprobs=None))).text
+        stopped = await answer(engine, apart("Once", 30, logprobs=None, stop=(text[4:6],)))
+        assert stopped.text == text[: text.index(text[4:6])]
+        assert stopped.finished.reason == "stop"
+        unwanted = await answer(engine, apart(max_tokens=0, logprobs=None))
+        assert unwanted.finished.usage.completion_tokens == 0
+
+
+async def test_one_that_is_cancelled_leaves_the_context_to_the_next(tiny: Path) -> None:
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+        expected = told(await answer(engine, apart()))
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(apart(max_tokens=1_500, id="long")) as stream:
+                async for _ in stream:
+                    break
+                stream.cancel()
+                async for event in stream:
+                    if isinstance(event, Finished):
+                        assert event.reason == "cancelled"
+        assert told(await answer(engine, apart())) == expected
+        assert (await settled(engine))["active_sequences"] == 0
+
+
+async def test_a_slow_reader_of_one_pauses_only_itself(tiny: Path) -> None:
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+        long = apart(tokens_for(5, 40), 400, id="long", logprobs=None)
+        expected, other = await answer(engine, long), told(await answer(engine, apart()))
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(long) as stream:
+                assert told(await answer(engine, apart())) == other
+                tokens = [event.token_id async for event in stream if isinstance(event, Token)]
+    assert tuple(tokens) == expected.token_ids
+
+
+async def test_what_cannot_be_computed_apart_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_engine(config(tiny)) as engine:
+        with pytest.raises(BadRequest, match="echo: a reproducible request"):
+            await answer(engine, apart(echo=True))
+        monkeypatch.setattr("uma.engine.sizing.free_memory_bytes", lambda: 1_000)
+        with pytest.raises(BadRequest, match="reproducible: there is no context for it"):
+            await answer(engine, apart())
+
+
+async def test_a_prompt_that_is_longer_than_its_context_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma.engine.sizing.MAX_REPRODUCIBLE_TOKENS", 256)
+    async with open_engine(config(tiny)) as engine:
+        with pytest.raises(PromptTooLarge, match="256 tokens with its output"):
+            await answer(engine, apart(tokens_for(1, 256)))
+        got = (await answer(engine, apart(tokens_for(1, 250), 20, logprobs=None))).finished
+        assert (got.usage.completion_tokens, got.reason) == (6, "length")
+        assert "do not fit the context" in got.warnings[0]
+
+
+async def test_a_real_model_answers_the_same_with_any_company() -> None:
+    request = attrs.evolve(
+        apart("The capital of France is", 10, temperature=0.8, logprobs=None, ignore_eos=False), id="real"
+    )
+    async with open_engine(config(real_model("smollm2"), threads=1, threads_batch=1)) as engine:
+        first = (await answer(engine, request)).text
+        crowd = [ask(f"A sentence about {word}:", 6, id=word) for word in ("rain", "bread", "music")]
+        assert (await answers(engine, [*crowd, request]))[3].text == first
+        await answer(engine, ask("The capital of France is", 3))
+        assert (await answer(engine, request)).text == first

@@ -1,0 +1,61 @@
+"""The context of requests that are computed apart from all others (`worker/reproducer.py`): made with the first of
+them, in a thread of its own. Belongs to the Trio thread that opened the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+from uma.llama.context import Context
+from uma.llama.model import Model
+
+_log = logging.getLogger("uma.engine")
+
+
+class ReproducibleContext:
+    """Makes the context when it is needed, and frees it."""
+
+    def __init__(
+        self, config: RuntimeConfig, model: Model, max_request_tokens: int, use: Callable[[Context], None]
+    ) -> None:
+        """`use` hands the context to the decode thread."""
+        self._config = config
+        self._model = model
+        self._use = use
+        self._lock = trio.Lock()
+        self._context: Context | None = None
+        self.max_tokens = min(max_request_tokens, sizing.MAX_REPRODUCIBLE_TOKENS)
+        """Maximum tokens, prompt and output together, of one request."""
+
+    async def ready_for(self, prompt_tokens: int) -> None:
+        """Make the context, if there is none. Raises `PromptTooLarge`, and `BadRequest` where there is no memory."""
+        if prompt_tokens >= self.max_tokens:
+            raise PromptTooLarge(
+                f"reproducible: a request that is computed apart has {self.max_tokens:,} tokens with its output, and "
+                f"the prompt has {prompt_tokens:,}; shorten it, or leave reproducible out",
+                prompt_tokens=prompt_tokens,
+                n_ctx=self.max_tokens,
+            )
+        async with self._lock:
+            if self._context is not None:
+                return
+            try:
+                params = sizing.reproducible_params(self._model, self._config, self.max_tokens)
+                self._context = await trio.to_thread.run_sync(Context, self._model, params)
+            except (ConfigError, ModelError) as error:
+                raise BadRequest(
+                    f"reproducible: there is no context for it ({error.message}); leave it out, or free memory"
+                ) from None
+            _log.info("event=context.reproducible n_ctx=%d took_ms=%.0f", self.max_tokens, self._context.opened_ms)
+            self._use(self._context)
+
+    def close(self) -> None:
+        """Free the context, once the decode thread has ended."""
+        if self._context is not None:
+            self._context.close()

@@ -1,0 +1,139 @@
+"""Requests whose answer depends on nothing but themselves (`SamplingParams.reproducible`), in a context of their own.
+
+llama.cpp's sums have other last bits with another number of rows in a batch, with other compute threads, and with other
+cells; at a near tie of two tokens the text goes another way. So here one request is computed at a time, in an empty
+context of one sequence, in pieces that begin at the same tokens each time, by the same number of threads, and without
+cache or drafts. Between two batches of the others there is one of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma.engine.clock import now_ms
+from uma.engine.worker.residency import Residency
+from uma.engine.worker.sampling import Given, Sampling
+from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.errors import DecodeFailed
+from uma.llama.batch import Batch
+from uma.llama.context import ABORTED, DONE, Context
+from uma.metrics import EngineMetrics
+
+
+class Reproduced(NamedTuple):
+    """What a batch gave its request."""
+
+    sequence: Sequence
+    given: Given
+    at_ms: float
+
+
+class Reproducer:
+    """Such requests, and their context. Belongs to the decode thread, but for `abort`."""
+
+    def __init__(self, residency: Residency, metrics: EngineMetrics) -> None:
+        self._residency = residency
+        self._metrics = metrics
+        self._context: Context | None = None
+        self._is_stopped = False
+        self._waiting: dict[Sequence, bytes | None] = {}
+        """In order of arrival, each with its memory if a part of it is computed."""
+        self._current: Sequence | None = None
+        """The one that the context has."""
+
+    @property
+    def running(self) -> int:
+        """Requests that are computed now: one or none."""
+        return int(self._current is not None and self._current.status is not Status.ENDED)
+
+    def attach(self, context: Context) -> None:
+        """Compute in this context from now on."""
+        self._context = context
+        self._sampling = Sampling(context)
+        self._batch = Batch(context.n_batch)
+        if self._is_stopped:
+            context.request_abort()
+
+    def abort(self) -> None:
+        """End a batch that runs, and every later one. Any thread."""
+        self._is_stopped = True
+        if self._context is not None:
+            self._context.request_abort()
+
+    def close(self) -> None:
+        """End the threads that help to sample."""
+        if self._context is not None:
+            self._sampling.close()
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a request on, whose context is attached."""
+        self._waiting[sequence] = None
+
+    def step(self) -> Reproduced | bool:
+        """Compute one batch. What it gave its request, True where that is nothing yet, and False where there is nothing
+        to compute.
+        """
+        sequence = self._take_turn()
+        if sequence is None:
+            return False
+        try:
+            return self._compute(sequence)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            self._residency.fail(sequence, fault)
+            return True
+
+    def _take_turn(self) -> Sequence | None:
+        """The request that is computed next: the current one until it ends or its reader is behind, then the first of
+        the highest lane.
+        """
+        if self._context is None:
+            return None
+        if self._current is not None and self._current.status is Status.ENDED:
+            self._current = None
+        for gone in [each for each in self._waiting if each.status is Status.ENDED]:
+            del self._waiting[gone]
+        if self._current is not None and not self._current.is_paused:
+            return self._current
+        ready = [each for each in self._waiting if not each.is_paused]
+        if not ready:
+            return None
+        if self._current is not None:
+            self._waiting[self._current] = self._context.state_get(0)
+        self._begin(max(ready, key=lambda each: each.lane))
+        return self._current
+
+    def _begin(self, sequence: Sequence) -> None:
+        assert self._context is not None
+        self._context.clear(overwrites=False)
+        kept = self._waiting.pop(sequence)
+        self._current = sequence
+        if kept is not None:
+            self._context.state_set(0, kept)
+
+    def _compute(self, sequence: Sequence) -> Reproduced | bool:
+        context, batch, metrics = self._context, self._batch, self._metrics
+        assert context is not None
+        if sequence.status is Status.WAITING:
+            self._residency.start_apart(sequence, now_ms())
+        first = sequence.computed
+        count = min(sequence.missing, context.n_batch - first % context.n_batch)
+        is_whole = first + count == len(sequence.tokens)
+        batch.clear()
+        index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=is_whole)
+        self._sampling.prepare([sequence] if is_whole else [])
+        began_ms = now_ms()
+        code = context.decode(batch)
+        if code != DONE:
+            if code != ABORTED:
+                self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+            return code != ABORTED
+        metrics.tick(count, now_ms() - began_ms)
+        metrics.prefill_tokens_total += count if sequence.status is Status.PREFILLING else 0
+        sequence.computed += count
+        sequence.was_in_batch(1)
+        if not is_whole:
+            return True
+        if sequence.status is Status.PREFILLING:
+            sequence.change(Change.PREFILLED)
+        (given,) = self._sampling.sample([sequence], [index])
+        return Reproduced(sequence, given, now_ms())
