@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from uma.types import Message, Tool, ToolCall
+import attrs
+
+from uma.types import Message, ReasoningMode, Tool, ToolCall
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITY_AND_DAYS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Bern"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+"""A random model comes to the end of such an object."""
 TOOLS = (Tool("weather", "Tells the weather.", CITY), Tool("time", "Tells the time.", CITY))
 
 SYSTEM = Message("system", "Answer in one line.")
@@ -45,6 +54,28 @@ CALLED: dict[str, tuple[Message, ...]] = {
     "thought before a call": (SYSTEM, ASKED, THINKING_CALL, RESULTS[0]),
 }
 """With calls."""
+
+
+@attrs.frozen
+class Conversation:
+    """One whose prompt is compared with llama-server's."""
+
+    messages: tuple[Message, ...]
+    reasoning: ReasoningMode
+    tools: tuple[Tool, ...] = ()
+
+
+PROMPTS: dict[str, Conversation] = {
+    "plain, off": Conversation(CONVERSATIONS["plain"], "off"),
+    **{name: Conversation(messages, "on") for name, messages in CONVERSATIONS.items()},
+    "turns, off": Conversation(CONVERSATIONS["turns"], "off"),
+    **{name: Conversation(messages, "on", TOOLS) for name, messages in CALLED.items()},
+    "one result, off": Conversation(CALLED["one result"], "off", TOOLS),
+    "begun": Conversation((SYSTEM, ASKED, SAID), "on"),
+    "begun, off": Conversation((SYSTEM, ASKED, SAID), "off"),
+    "begun behind a thought": Conversation((SYSTEM, ASKED, THOUGHT), "on"),
+    "begun within a thought": Conversation((SYSTEM, ASKED, Message("assistant", "", reasoning="Bern is")), "on"),
+}
 
 
 def openai(message: Message) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import attrs
 import pytest
@@ -135,3 +136,31 @@ def test_an_answer_that_has_begun_is_gone_on_with(
     assert is_open == (not answer.content)
     if answer.reasoning:
         assert answer.reasoning in behind
+
+
+@pytest.mark.parametrize("conversation", CALLED)
+def test_gemma_4_s_first_templates_show_results_as_its_later_ones_do(conversation: str) -> None:
+    """The first ones read them only as part of the message with the calls."""
+    shown = []
+    for each in ("google-gemma-4-31B-it-interleaved.jinja", "google-gemma-4-31B-it.jinja"):
+        with closing(ChatTemplate(template(each), "<bos>", "<eos>")) as gemma:
+            request = Request("a", messages=CALLED[conversation], tools=TOOLS, reasoning="on")
+            shown.append(rendered(gemma, request).partition("<|turn>model\n")[2].replace("\n<channel|>", "<channel|>"))
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "end"),
+    [
+        ("google-gemma-4-31B-it.jinja", CALLED["text beside a call"], "<turn|>\n<|turn>model\n"),
+        ("google-gemma-4-31B-it.jinja", CALLED["two results"], "<tool_response|>"),
+        ("Reka-Edge.jinja", (SYSTEM, ASKED, SAID), "<sep>assistant: <think>\n"),
+    ],
+)
+def test_an_answer_is_begun_behind_every_turn_that_is_closed(
+    name: str, messages: tuple[Message, ...], end: str
+) -> None:
+    """Also where the template begins none, as Reka's does behind a message of the assistant's."""
+    with closing(ChatTemplate(template(name), "<bos>", "<eos>")) as zoo:
+        request = Request("a", messages=messages, reasoning="on", continue_final_message=False)
+        assert rendered(zoo, request).endswith(end)

@@ -99,6 +99,8 @@ def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_pa
         if choice not in ("auto", "none"):
             raise BadRequest(f"tool_choice: {choice!r}, but there are no tools")
         return {}
+    if choice == "none" and not able.tools:
+        return {}  # none can be called, and no model is shown tools that it must not call
     wanted = choice if choice in ("auto", "none", "required") else "named"
     check_calls(able, "tools")
     if wanted not in able.tools:

@@ -300,7 +300,7 @@ class _VocabTokenizer:
         self.eos_token_id = int(vocab.eog_ids[0])
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
         self.special_token_ids = list(vocab.special_ids)
-        self.tokens = [vocab.piece(token) for token in range(vocab.n_tokens)]
+        self.tokens = vocab.pieces()
         for token in vocab.special_ids:
             self.tokens[token] = vocab.text_of(token).encode()
         self.longest_pieces: Callable[[str], list[int]] = lambda text: []

@@ -86,7 +86,8 @@ class ChatTemplate:
         refusal: RefusedError | None = None
         for form in forms_of(messages):
             try:
-                return self._rendered(form, tools, switches or {}, opens_answer=opens_answer)
+                text = self._rendered(form, tools, switches or {}, opens_answer=opens_answer)
+                return text + self._opening(text, form, tools, switches or {}) if opens_answer else text
             except RefusedError as error:
                 refusal = refusal or error
             except UnusableError as error:
@@ -98,7 +99,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
     ) -> str:
         conversation = {
-            "messages": [_turn(message, self._taste) for message in messages],
+            "messages": _turns(messages, self._taste),
             "tools": [_function(tool) for tool in tools] or None,
             "switches": dict(switches),
             "opens_answer": opens_answer,
@@ -107,6 +108,32 @@ class ChatTemplate:
             return rendered(self._template, conversation, self.bos, self.eos)
         with self._renderer() as process:
             return process.render(conversation)
+
+    def _opening(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any]
+    ) -> str:
+        """The beginning of an answer, where the template has closed a message behind which it opens none, such as
+        Gemma 4's behind a text with calls whose results are there.
+        """
+        if not self._user_end or not text.endswith(self._user_end):
+            return ""
+        if text != self._rendered(messages, tools, switches, opens_answer=False):
+            return ""
+        asked = self._rendered(_QUESTION, (), switches, opens_answer=False)
+        return self._rendered(_QUESTION, (), switches, opens_answer=True).removeprefix(asked)
+
+    @cached_property
+    def _user_end(self) -> str:
+        """What the template writes behind a message of the user, before it opens an answer; empty where that does not
+        tell the two apart.
+        """
+        try:
+            asked = self._rendered(_QUESTION, (), {}, opens_answer=False)
+            opened = self._rendered(_QUESTION, (), {}, opens_answer=True)
+        except UnusableError:
+            return ""
+        end = asked.partition(_QUESTION[0].content)[2]
+        return end if opened.startswith(asked) and not opened.endswith(end) else ""
 
     def _visible(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The conversation without system messages that the template would leave out without a word."""
@@ -208,6 +235,7 @@ _SYSTEMS = tuple(
     for number, role in enumerate(("system", "user", "assistant", "system", "user"))
 )
 """A conversation with a system message in its midst, by which is seen what a template leaves out."""
+_QUESTION = (_SYSTEMS[1],)
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 """Keys of a message by which templates read the thinking of an earlier turn, the most common first."""
 
@@ -237,6 +265,10 @@ class _Taste:
     """It reads that thinking as a part of the content, of type `thinking`."""
     takes_thought_or_content: bool = False
     """Of a message with calls it takes thinking or content, and refuses both."""
+    results_are_with_calls: bool = False
+    """It reads the results of calls as `tool_responses` of the message with the calls, and of no message of their own,
+    as the first templates of Gemma 4 do.
+    """
 
 
 def _taste_of(source: str) -> _Taste:
@@ -246,7 +278,8 @@ def _taste_of(source: str) -> _Taste:
     added = (side for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
     tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
     keys = {_key_of(each) for each in tree.find_all((nodes.Getattr, nodes.Getitem))}
-    keys |= {each.value for each in tree.find_all(nodes.Const) if each.value in _THOUGHT_KEYS}
+    names = {each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)}
+    keys |= names & set(_THOUGHT_KEYS)
     compared = (operand.expr for each in tree.find_all(nodes.Compare) for operand in each.ops)
     has_parts = "reasoning_content" not in keys and any(
         isinstance(each, nodes.Const) and each.value == "thinking" for each in compared
@@ -257,6 +290,7 @@ def _taste_of(source: str) -> _Taste:
         thought_key=next((key for key in _THOUGHT_KEYS if key in keys), None),
         thought_is_a_part=has_parts,
         takes_thought_or_content="both content and thinking" in source,
+        results_are_with_calls="tool_responses" in names | keys and "tool_call_id" not in names | keys,
     )
 
 
@@ -265,6 +299,35 @@ def _key_of(node: nodes.Node) -> str | None:
     if isinstance(node, nodes.Getattr):
         return node.attr
     return getattr(node.arg, "value", None) if isinstance(node, nodes.Getitem) else None
+
+
+def _turns(messages: Sequence[Message], taste: _Taste) -> list[dict[str, Any]]:
+    """The messages as the template takes them."""
+    if not taste.results_are_with_calls:
+        return [_turn(message, taste) for message in messages]
+    turns: list[dict[str, Any]] = []
+    before: Message | None = None
+    for message in messages:
+        calling = turns[-1] if turns and turns[-1].get("tool_calls") else None
+        if calling is not None and message.role == "tool":
+            calling.setdefault("tool_responses", []).append(_result(message, calling["tool_calls"]))
+        elif calling is not None and before is not None and before.role == "tool" and _goes_on(calling, message):
+            calling["content"] = message.content
+        else:
+            turns.append(_turn(message, taste))
+        before = message
+    return turns
+
+
+def _goes_on(calling: dict[str, Any], message: Message) -> bool:
+    """Whether a message behind results is the rest of the turn that made the calls."""
+    return message.role == "assistant" and not (message.tool_calls or message.reasoning or calling["content"])
+
+
+def _result(message: Message, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A tool's result with its tool's name."""
+    names = {call["id"]: call["function"]["name"] for call in calls}
+    return {"name": names.get(message.tool_call_id) or message.name or "unknown", "response": message.content}
 
 
 def _turn(message: Message, taste: _Taste) -> dict[str, Any]:

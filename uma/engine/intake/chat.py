@@ -157,7 +157,7 @@ class ChatAbilities:
         if answer is not None and (found := problem(answer)) is not None:
             raise BadRequest(f"grammar.json_schema{found[0]}: {found[1]}")
         tools = _tools(request)
-        can_think = not (must_call and (request.reasoning == "off" or _is_answering(request)))
+        can_think = not (_calls_at_once(request) or (must_call and _is_answering(request)))
         if answer is not None and not _can_think(request):
             can_think = begins_thinking  # as without tools, where all text is the answer
         try:
@@ -250,7 +250,8 @@ class ChatAbilities:
         }
 
     def _begins_thinking(self, request: Request, prompt: array[int]) -> bool:
-        if self._thinking is None:
+        """Whether the answer begins within thinking that the prompt has opened."""
+        if self._thinking is None or _calls_at_once(request):
             return False
         if (answer := request.continued) is not None:
             return not answer.content
@@ -323,6 +324,11 @@ def _is_answering(request: Request) -> bool:
 
 def _can_call(request: Request) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
+
+
+def _calls_at_once(request: Request) -> bool:
+    """Whether the grammar begins with a call, also where the template opens thinking and has no switch for it."""
+    return _can_call(request) and request.tool_choice != "auto" and request.reasoning == "off"
 
 
 def _tools(request: Request) -> tuple[Tool, ...]:
