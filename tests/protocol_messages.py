@@ -207,6 +207,9 @@ running_requests = st.builds(
     generated_tokens=counts,
     age_ms=times,
     is_preempted=st.booleans(),
+    waits_for=st.sampled_from(("", "slot", "cells", "prefix", "prompt", "reader")),
+    behind=ids,
+    origin=text,
 )
 server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     hellos,
@@ -259,6 +262,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         waiting_background=counts,
         id=st.none() | ids,
         warnings=warnings,
+        waiting=st.lists(running_requests, max_size=2).map(tuple),
     ),
     st.builds(
         HealthEvent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,11 @@ from engine_world import answers, ask, config_for, settled, tokens_for
 from harness import PATIENCE_SEC, running_server, short_directory
 from uma.client import connect
 from uma.engine import open_engine
+from uma.net.client import origin
+from uma.net.peer import program_of
 from uma.types import Activity, Source
+
+ORIGINS = {"engine": "", "client": origin("socket", None, program_of(os.getpid()), os.getpid())}
 
 
 @asynccontextmanager
@@ -43,10 +48,29 @@ async def test_activity_names_what_runs_and_counts_what_waits(kind: str, tiny: P
                 pass
         assert [(each.id, each.priority) for each in activity.running] == [("a", 1), ("b", 0)]
         assert (activity.waiting_interactive, activity.waiting_normal, activity.waiting_background) == (0, 1, 1)
+        assert [(each.id, each.waits_for) for each in activity.waiting] == [("c", "slot"), ("d", "slot")]
+        # A server knows the program at the other end of its socket, and an engine that it is its own process.
+        assert {each.origin for each in (*activity.running, *activity.waiting)} == {ORIGINS[kind]}
         first = activity.running[0]
         assert first.computed_tokens == first.prompt_tokens > first.cached_tokens
         assert first.generated_tokens >= 1
         assert not first.is_preempted
+
+
+async def test_a_prompt_behind_another_one_waits_for_it_and_says_so(heavy: Path) -> None:
+    """Both have a slot. The first is read, and the second is not called so before its turn has come."""
+    requests = [ask(tokens_for(seed, 1_500), 1, id=str(seed)) for seed in range(2)]
+    async with open_engine(config_for(heavy, n_ctx=4_096)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(answers, engine, requests)
+        seen: dict[str, str] = {}
+        with trio.fail_after(PATIENCE_SEC):
+            while "prompt" not in seen.values():
+                activity = await engine.activity()
+                seen = {each.id: each.waits_for for each in activity.running}
+        assert sorted(seen.values()) == ["", "prompt"]
+        (waiting,) = (each for each in activity.running if each.waits_for)
+        assert seen[waiting.behind] == ""
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_request_that_has_lost_its_cells_is_told_of_as_preempted(tiny: Path) -> None:

@@ -230,7 +230,8 @@ class Engine:
     async def activity(self) -> Activity:
         """See `types.Source.activity`."""
         await trio.lowlevel.checkpoint()
-        return activity_of([each for each in self._requests.open if each.status is not Status.ENDED], now_ms())
+        sequences = [each for each in self._requests.open if each.status is not Status.ENDED]
+        return activity_of(sequences, now_ms(), self._max_active)
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""

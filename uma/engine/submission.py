@@ -24,6 +24,7 @@ from uma.engine.worker.sequence import Bias, Sequence
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
+from uma.net.client import ORIGIN
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request
 
 GATHER_SEC = 0.02
@@ -114,6 +115,7 @@ class Submission:
             is_paced=self._is_paced(request),
             warnings=(*cut, *prepared.warnings),
             index=index,
+            origin=ORIGIN.get(),
             seed=seed,
             grammar=grammar if grammar is None or is_first else grammar.fork(),
             forced=list(prepared.forced),

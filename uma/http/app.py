@@ -37,7 +37,7 @@ from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
-from uma.net.client import CLIENT, client_at
+from uma.net.client import CLIENT, ORIGIN, client_at, origin
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -237,6 +237,8 @@ class _Entrance:
             return
         http.account = self.door.account(http)
         CLIENT.set(http.account or (client_at(*peer) if (peer := http.scope.get("client")) else None))
+        key = f"key {http.account.name}" if http.account else None
+        ORIGIN.set(origin(_door(http.path), key, _program(http)))
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
         if (progress := self.gateway.progress) is not None and not is_file(http.path):
@@ -252,6 +254,17 @@ class _Entrance:
         http.extra_headers += headers_of(id)
         scope[EXCHANGE] = http
         return http
+
+
+def _door(path: str) -> str:
+    """An endpoint's name for people."""
+    return "page" if path.startswith("/ui/api/") else path.removeprefix("/v1").strip("/")
+
+
+def _program(http: Exchange) -> str:
+    """What the client calls itself, without its version's details: `OpenAI/Python 1.99.2` and the like."""
+    agent = (http.header(b"user-agent") or "").partition(" (")[0].strip()
+    return "browser" if agent.startswith("Mozilla/") else agent
 
 
 def _log_request(http: Exchange, ms: float) -> None:

@@ -105,6 +105,8 @@ class EngineMetrics:
     queued_requests: int = 0
     kv_cells_used: int = 0
     kv_cells_total: int = 0
+    kv_cells_share: int = 0
+    """Maximum cells of one sequence in the layout of now: all of them in the pool, else those of its own buffer."""
     sequence_ids_used: int = 0
     compute_threads: int = 0
     """Threads that compute now: fewer than there are cores while other programs use them."""

@@ -10,6 +10,11 @@ CLIENT: ContextVar[Hashable] = ContextVar("CLIENT", default=None)
 """A connection, an address, or the account that several connections belong to; None: this very process. Tasks inherit
 it."""
 
+ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
+"""The same in words for people: the endpoint or the socket, the key, the program. Empty: this very process."""
+MAX_PROGRAM_CHARS = 40
+"""Maximum length of a program's name: what a client says of itself is shown to others."""
+
 IPV6_NETWORK_BITS = 64
 """One machine has all the addresses of its network of this size, and can use a new one for each connection."""
 
@@ -31,3 +36,10 @@ def client_at(host: str, port: int) -> Hashable:
     if isinstance(address, IPv6Address):
         return int(address) >> 128 - IPV6_NETWORK_BITS
     return str(address)
+
+
+def origin(door: str, holder: str | None, program: str, pid: int | None = None) -> str:
+    """For `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
+    name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
+    parts = (door, holder, name, pid and f"pid {pid}")
+    return " · ".join(part for part in parts if part)

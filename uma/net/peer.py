@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from pathlib import Path
 
 SOL_LOCAL, LOCAL_PEERCRED, LOCAL_PEERPID = 0, 1, 2
 """macOS's `<sys/un.h>`; Python has no names for them."""
@@ -30,6 +31,14 @@ def pid_of_peer(sock: socket.socket) -> int | None:
     except OSError:
         return None
     return int(pid) or None
+
+
+def program_of(pid: int | None) -> str:
+    """The name of a process's program, as the system lists it; empty where it does not tell."""
+    try:
+        return "" if pid is None else Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def uid_of_peer(sock: socket.socket) -> int | None:

@@ -356,17 +356,19 @@ class ActivityEvent:
     waiting_background: int
     id: str | None = None
     warnings: tuple[str, ...] = ()
+    waiting: tuple[RunningRequest, ...] = ()
 
     @classmethod
     def of(cls, activity: Activity, id: str | None = None, warnings: tuple[str, ...] = ()) -> ActivityEvent:
         """The wire's form of `activity`."""
-        waiting = (activity.waiting_interactive, activity.waiting_normal, activity.waiting_background)
-        return cls(activity.running, *waiting, id, warnings)
+        counts = (activity.waiting_interactive, activity.waiting_normal, activity.waiting_background)
+        return cls(activity.running, *counts, id, warnings, activity.waiting)
 
     @property
     def activity(self) -> Activity:
         """The event as `uma.types` has it."""
-        return Activity(self.running, self.waiting_interactive, self.waiting_normal, self.waiting_background)
+        counts = (self.waiting_interactive, self.waiting_normal, self.waiting_background)
+        return Activity(self.running, *counts, self.waiting)
 
 
 @attrs.frozen

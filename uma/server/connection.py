@@ -19,9 +19,9 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError
 from uma.net.arrivals import arrivals
-from uma.net.client import CLIENT
+from uma.net.client import CLIENT, ORIGIN, origin
 from uma.net.link import Link, ReaderStalledError
-from uma.net.peer import uid_of_peer
+from uma.net.peer import pid_of_peer, program_of, uid_of_peer
 from uma.net.quota import Excess
 from uma.net.throttle import ClientLines, Throttle
 from uma.net.unread import Unread
@@ -116,6 +116,8 @@ class Connection(ABC):
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
         self.account = server.users.account(uid_of_peer(sock))
+        pid = pid_of_peer(sock)
+        self._origin = origin("socket", self.account.name if self.account else None, program_of(pid), pid)
         """What the user at the other end can use; None: no bounds of its own."""
         self.work: dict[object, Work] = {}
         self._log_lines = ClientLines(server.failures)
@@ -163,6 +165,7 @@ class Connection(ABC):
     async def run(self, refusal: UmaError | None = None) -> None:
         """Serve until either side ends it; with a `refusal`, only to say so. Never raises for the peer's doings."""
         CLIENT.set(self.account or self)
+        ORIGIN.set(self._origin)
         try:
             async with trio.open_nursery() as self._tasks:
                 if refusal is not None:

@@ -170,6 +170,14 @@ class RunningRequest:
     """Since its arrival."""
     is_preempted: bool = False
     """Started, and waiting again: its KV cells went to a request of higher priority."""
+    waits_for: str = ""
+    """Why nothing of it is computed now: `slot` (all slots are taken), `cells` (its prompt does not fit beside what
+    runs), `prefix` (another request computes what its prompt begins with), `prompt` (another prompt is read first) or
+    `reader` (its reader is behind). Empty: it is computed."""
+    behind: str = ""
+    """With `prompt`: the id of the request whose prompt is read first."""
+    origin: str = ""
+    """Where it comes from, in words for people: the endpoint or the socket, the key, the program."""
 
 
 @attrs.frozen
@@ -181,3 +189,5 @@ class Activity:
     waiting_interactive: int
     waiting_normal: int
     waiting_background: int
+    waiting: tuple[RunningRequest, ...] = ()
+    """The next of those that wait for a first slot, in the order in which they start; the counts are of all."""

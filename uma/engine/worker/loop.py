@@ -165,7 +165,7 @@ class DecodeWorker:
         metrics, pool = self._metrics, self._pool
         metrics.active_sequences = len(self._residency.active) + self._reproducer.running
         metrics.queued_requests = len(self._residency.all) - metrics.active_sequences
-        metrics.kv_cells_used = pool.used_cells
+        metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.share
         metrics.sequence_ids_used = pool.used_ids
         tree, store, cache = pool.tree, pool.store, metrics.cache
         cache.hits, cache.misses, cache.evictions = tree.stats.hits, tree.stats.misses, tree.stats.evictions

@@ -141,6 +141,8 @@ class Sequence:
     """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
     index: int = 0
     """Which of its request's answers it is."""
+    origin: str = ""
+    """Where its request comes from (`net.client.ORIGIN`)."""
     warnings: tuple[str, ...] = ()
     report: PromptReport | None = None
     """What its reader is told of its prompt before the first token; None: nothing."""
