@@ -14,7 +14,7 @@ import httpx
 import pytest
 from http_server import HttpServer, running_http
 from page_browser import HURRY, LONG, Visitor, saying, violations, visitor
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from script_model import SWITCHED, THOUGHT
 
 from harness import is_settled, short_directory, until
@@ -30,7 +30,7 @@ NUMBERS = {"top_k": 40, "max_tokens": 9, "min_tokens": 2, "seed": 7}
 
 LESSON = """# Merging two lists
 
-Here is a **small** function:
+Here is a **small** function of \\(O(n_1 + n_2)\\) steps:
 
 ```python
 def merge(left: list[int], right: list[int]) -> list[int]:
@@ -61,6 +61,36 @@ ATTACK = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked
 """
 
 
+FORMULAS = {
+    r"$\frac{-b \pm \sqrt{b^2 - 4ac}}{2a}$": ["mfrac", "msqrt", "msup"],
+    r"\[\sum_{i=1}^{n} i^2 = \frac{n(n+1)}{6}\]": ["munderover", "msup", "mfrac"],
+    r"$$\lim_{x \to 0} \frac{\sin x}{x} = 1$$": ["munder", "mfrac"],
+    r"\(\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}\)": ["mtable", "mtr", "mtd", "mtd", "mtr", "mtd", "mtd"],
+    r"$f(x) = \begin{cases} 1 & \text{if } x > 0 \\ 0 & \text{else} \end{cases}$": ["mtable", "mtr", "mtd"],
+    r"\[\begin{aligned} a &= b \\ &= c \end{aligned}\]": ["mtable", "mtr", "mtd"],
+    r"$\left( \sqrt[3]{x'} \right)_{\mathbb{R}}$": ["msub", "mroot", "msup"],
+    r"$\hat{\theta} \in \mathbb{R}^{n \times m}$": ["mover", "msup"],
+}
+"""What is understood, and the elements it must have in this order."""
+NO_FORMULAS = (r"$\foo{x}$", r"$\frac{1}$", r"$x_1}$", r"$\begin{tikzpicture}\end{tikzpicture}$", r"$\text{a$",
+               r"$\left(x$", "$" + "{" * 99 + "}" * 99 + "$", "$" + "x^" * 3000 + "$", r"$\constructor$")  # fmt: skip
+
+
+def check_formulas(page: Page) -> None:
+    """The page's own typesetter: what it understands has its parts, and all else stays the text that it is."""
+    script = """async (sources) => {
+        const { typeset } = await import("/ui/formulas.js");
+        return sources.map((source) => {
+            const found = typeset(source);
+            return found && [...found.querySelectorAll("*")].map((each) => each.localName);
+        });
+    }"""
+    for names, wanted in zip(page.evaluate(script, list(FORMULAS)), FORMULAS.values(), strict=True):
+        structural = iter(names)
+        assert all(name in structural for name in wanted), (names, wanted)
+    assert page.evaluate(script, list(NO_FORMULAS)) == [None] * len(NO_FORMULAS)
+
+
 @pytest.fixture
 def lesson(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
     with saying(browser, tmp_path, LESSON) as one:
@@ -75,16 +105,31 @@ def attack(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
 
 def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
     page = here.visit().page
+    box, view = page.locator("#composer").bounding_box(), page.locator("#chat-view").bounding_box()
+    assert box and view
+    assert abs(box["y"] + box["height"] / 2 - view["y"] - view["height"] / 2) < view["height"] / 6  # in the middle
     here.ask("What is UMA?")
     first = here.wait_for_answer()
     assert len(first.split()) > 3
     figures = page.locator("article.assistant .figures")
-    for word in ("tokens/s", "to the first token", "prompt tokens cached"):
+    more = page.locator(".figures-more")
+    expect(more).to_be_hidden()
+    figures.hover()
+    expect(more).to_be_visible()
+    name = page.locator("#model-name").inner_text()
+    for word in ("tokens/s", "to the first token", "prompt tokens cached", f"{name} · "):
         expect(figures).to_contain_text(word)
+    assert name == httpx.get(f"{here.url}/ui/api/info").json()["model"]["called"]
     here.ask("Tell me a story about a fox")
     here.wait_for_answer(2)
+    # A question stands nearer to its own answer than to the one before.
+    first_answer, own_question, own_answer = (page.locator("article").nth(at).bounding_box() for at in (1, 2, 3))
+    assert first_answer and own_question and own_answer
+    gap_before = own_question["y"] - first_answer["y"] - first_answer["height"]
+    assert own_answer["y"] - own_question["y"] - own_question["height"] < gap_before
     # The first turn's tokens are in the cache, and the page says so.
-    assert int(page.locator(".figures b").nth(6).inner_text().split(" of ")[0]) > 0
+    cached = re.search(r"(\d+) of \d+ prompt tokens cached", figures.nth(1).text_content() or "")
+    assert cached is not None and int(cached[1]) > 0
     expect(page.locator("#title")).to_have_text("What is UMA?")
     page.get_by_role("button", name="New chat", exact=True).click()
     here.ask("Who are you?")
@@ -122,8 +167,7 @@ def test_an_answer_goes_on_over_a_reload(here: Visitor, http_server: HttpServer)
     page.locator(".is-writing .block").first.wait_for()
     after = here.wait_for_answer()
     assert after.startswith(before.strip()[:100])
-    figures = page.locator(".figures").inner_text()
-    assert "1,900 tokens" in figures.replace("\n", " ")
+    expect(page.locator(".figures")).to_contain_text("1,900 tokens")
     assert http_server.process.metrics()["requests_total"] == begun + 1
 
 
@@ -160,9 +204,11 @@ def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(h
     here.wait_for_answer()
     page.get_by_role("button", name="New chat", exact=True).click()
     expect(page.locator(".idea").first).to_have_text("Explain what a KV cache does")
+    info["capabilities"]["chat"] = False
     serve("Third")
     page.get_by_role("link", name="Live").click()
     expect(card).to_have_text("Third")
+    expect(page.locator(".model-card")).to_contain_text("A base model without a chat template")
 
 
 def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:
@@ -194,6 +240,11 @@ def test_code_is_highlighted_and_copied_as_it_was(lesson: Visitor) -> None:
     lesson.wait_for_answer()
     expect(page.locator(".code .k").first).to_have_text("def")
     expect(page.locator(".code-bar span")).to_have_text("python")
+    math = page.locator(".formula math")
+    expect(math.locator("msub")).to_have_count(2)
+    assert math.text_content() == "O(n1+n2)"
+    check_formulas(page)
+    assert page.locator(".code code").evaluate("each => getComputedStyle(each).fontSize") == "14px"
     page.get_by_role("button", name="Copy the code").click()
     assert page.evaluate("navigator.clipboard.readText()") == LESSON.split("```python\n")[1].split("```", maxsplit=1)[0]
     expect(page.get_by_role("heading", name="Merging two lists")).to_be_visible()
@@ -249,7 +300,7 @@ def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -
     texts = fields.evaluate_all(
         "all => all.map(each => document.getElementById(each.getAttribute('aria-describedby')).textContent)"
     )
-    assert len(texts) == 1 + len(SLIDERS) + len(NUMBERS) + 1
+    assert len(texts) == len(["preset", "system", "stop", "schema", "answers"]) + len(SLIDERS) + len(NUMBERS)
     assert len(set(texts)) == len(texts)
     assert min(map(len, texts)) > 20
     for name, value in {**SLIDERS, **NUMBERS}.items():
@@ -337,6 +388,12 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     file = tmp_path / "saved.json"
     saving.value.save_as(file)
     page.get_by_label("This conversation").click()
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="Export as Markdown").click()
+    name = page.locator("#model-name").inner_text()
+    assert saving.value.suggested_filename == "What is UMA_.md"
+    assert saving.value.path().read_text() == f"# What is UMA?\n\n## You\n\nWhat is UMA?\n\n## {name}\n\n{said}\n"
+    page.get_by_label("This conversation").click()
     page.get_by_role("button", name="Delete").click()
     expect(page.locator(".conversation")).to_have_count(0)
     page.locator("#import-file").set_input_files(file)
@@ -346,7 +403,9 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     expect(page.locator(".toast").last).to_contain_text("no conversations that this page exported")
 
 
-def test_thinking_is_folded_beside_the_answer_and_not_sent_back(browser: Browser, tmp_path: Path) -> None:
+def test_thinking_is_folded_beside_the_answer_and_sent_back_for_the_template_to_decide(
+    browser: Browser, tmp_path: Path
+) -> None:
     script = (*THOUGHT, "It ", "**rains**", " today.")
     with saying(browser, tmp_path, script, template=SWITCHED) as here:
         page = here.visit().page
@@ -365,12 +424,14 @@ def test_thinking_is_folded_beside_the_answer_and_not_sent_back(browser: Browser
             page.get_by_role("button", name="Export all").click()
         saving.value.save_as(tmp_path / "saved.json")
         page.locator("#import-file").set_input_files(tmp_path / "saved.json")
+        page.get_by_role("button", name="Import again").click()
         expect(page.locator(".conversation")).to_have_count(2)
         expect(page.locator(".thoughts")).to_have_text("Is it wet?\nLook out.")
         with page.expect_request("**/ui/api/answers") as sent:
             here.ask("And tomorrow?")
-        said = [each["content"] for each in json.loads(sent.value.post_data or "")["messages"]]
-        assert said == ["What is the weather?", "It **rains** today.", "And tomorrow?"]
+        said = json.loads(sent.value.post_data or "")["messages"]
+        assert [each["content"] for each in said] == ["What is the weather?", "It **rains** today.", "And tomorrow?"]
+        assert [each.get("reasoning") for each in said] == [None, "Is it wet?\nLook out.", None]
         here.wait_for_answer(2)
         page.get_by_role("button", name="Instructions and sampling", exact=True).click()
         page.get_by_role("group", name="Thinking").get_by_role("radio", name=re.compile("^Off")).check()

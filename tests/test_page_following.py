@@ -183,7 +183,13 @@ def test_a_question_whose_acceptance_was_lost_is_not_asked_twice(here: Visitor, 
 
 
 def test_a_question_is_asked_again_when_the_model_is_loaded(here: Visitor) -> None:
-    page = here.visit().page
+    page = here.page
+    loading = {"x-uma-loading-percent": "7"}
+    page.route("**/ui/api/info", lambda route: route.fulfill(status=503, headers=loading, json={}))
+    here.visit()
+    expect(page.locator("#banner.is-neutral progress")).to_have_attribute("value", "7")
+    page.unroute("**/ui/api/info")
+    expect(page.locator("#banner")).to_be_hidden()
     refusals: list[Route] = []
 
     def refuse(route: Route) -> None:

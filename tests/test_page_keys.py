@@ -101,8 +101,11 @@ def test_a_dialog_that_was_closed_stays_closed_until_the_person_acts(here: Visit
     page.get_by_role("link", name="Chat").click()
     here.ask("What is UMA?")
     expect(dialog).to_be_visible()
+    enter_key(page, "uma-wrong")
+    expect(page.locator("#key-fault")).to_contain_text("The server does not know this key")
     enter_key(page, KEYS["free"])
-    page.locator(".model-card b").wait_for()
+    here.wait_for_answer()  # what was refused for the key is asked again
+    expect(page.locator("article")).to_have_count(2)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 640)])

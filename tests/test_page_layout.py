@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from http_server import HttpServer
-from page_browser import saying, visitor
+from page_browser import Visitor, saying, visitor
 from playwright.sync_api import Browser, FilePayload, Page, expect
 
 TABLE = """\
@@ -124,6 +124,32 @@ def test_the_list_of_conversations_shows_some_lines_and_all_around_it_is_reached
         expect(page.locator(".conversation")).to_have_count(4)
         line = page.locator(".conversation").first.evaluate("each => each.offsetHeight")
         assert page.locator("#conversations").evaluate("each => each.clientHeight") >= 3 * line
-        for part in ("#new-chat", ".conversation:last-child", "#theme", "#import"):
+        for part in ("#new-chat", ".entry:last-child .conversation", "#theme", "#import"):
             page.locator(part).scroll_into_view_if_needed()
             assert is_reached(page, part), part
+
+
+def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
+    browser: Browser, http_server: HttpServer
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, reduced_motion="reduce"
+    )
+    one = Visitor(context.new_page(), http_server.url)
+    page = one.visit().page
+    box = page.get_by_label("Message", exact=True)
+    box.fill("What is UMA?")
+    box.press("Enter")
+    box.press_sequentially("Be short.")
+    assert box.input_value() == "What is UMA?\nBe short."
+    page.get_by_role("button", name="Send", exact=True).tap()
+    one.wait_for_answer()
+    small = """all => all.filter((each) => each.checkVisibility() && !each.closest("[inert]")).flatMap((each) => {
+        const { width, height } = each.getBoundingClientRect();
+        return Math.min(width, height) < 44 ? [`${each.id || each.getAttribute("aria-label")} ${width} ${height}`] : [];
+    })"""
+    assert page.locator("button, summary, .tabs a").evaluate_all(small) == []
+    page.locator("#open-sidebar").tap()
+    assert page.locator("#sidebar button").evaluate_all(small) == []
+    assert one.problems == []
+    context.close()

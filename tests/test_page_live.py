@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,8 @@ import pytest
 import trio
 from engine_world import config_for
 from http_server import HttpServer, running_http
-from page_browser import violations, visitor
-from playwright.sync_api import Browser, Page, expect
+from page_browser import ENDLESS, saying, violations, visitor
+from playwright.sync_api import Browser, Page, Route, expect
 from starlette.types import Message, Scope
 
 from harness import PATIENCE_SEC, short_directory
@@ -25,7 +26,7 @@ from uma.engine import open_engine
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 
-STORM, LINES = 12, 180
+STORM, LINES = 6, 180
 """Requests, and the lines of each prompt: enough that frames, a quarter of a second apart, find some being read."""
 NO_FIGURE = "\N{EN DASH}"
 """What a tile shows where there is nothing to be told yet."""
@@ -141,6 +142,10 @@ NOTE_WHAT_IS_SHOWN = """() => {
         lanes: pairs(".lane:not(.is-over)", (lane) => [
             lane.querySelector("[title]").title, text(lane, ".lane-figures"),
         ]),
+        states: pairs(".lane:not(.is-over)", (lane) => [
+            lane.querySelector("[title]").title, text(lane, ".lane-state"),
+        ]),
+        layout: text(view, ".panels .panel-note"),
         running: text(view, ".panel-head .panel-note"),
     });
     new MutationObserver(look).observe(view, { attributeFilter: ["data-frames"] });
@@ -173,12 +178,18 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
             }"""
         )
         assert colours == [True, True]
+        # And priorities are told by shades: none is the colour of anything that is computed.
+        shades = """kinds => kinds.map((kind) =>
+            getComputedStyle(document.querySelector(`.swatch.is-${kind}`)).backgroundColor)"""
+        priorities = page.evaluate(shades, ["interactive", "normal", "background"])
+        assert len({*priorities, *page.evaluate(shades, ["prefill", "decode", "cached"])}) == 6
         page.locator(".nothing").wait_for()  # its lanes linger, and go
         noted, shown = page.evaluate("[noted, shown]")
     assert len(shown) > 4
     for each in shown:
         check_figures(each, noted[: each["frames"]])
-    assert any(each["running"] == "2 running" for each in shown)
+    assert any(each["running"].startswith("2 running, ") for each in shown)
+    assert all(re.fullmatch(r"one pool for all|each request its own [\d,]+", each["layout"]) for each in shown)
     for name in ("in use", "cached", "background"):
         assert any(each["parts"][name] != "0" for each in shown), name
 
@@ -191,20 +202,62 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
         "in use": metrics["kv_cells_used"] - cached,
         "cached": cached,
         "free": metrics["kv_cells_total"] - metrics["kv_cells_used"],
-        "interactive": activity["waiting_interactive"],
-        "normal": activity["waiting_normal"],
-        "background": activity["waiting_background"],
-    }
-    assert shown["lanes"] == {each["id"]: lane_figures(each) for each in activity["running"]}
-    preempted = sum(each["is_preempted"] for each in activity["running"])
-    more = f", {preempted} preempted" if preempted else ""
-    assert shown["running"] == f"{len(activity['running']) - preempted} running{more}"
+    } | waiting(activity)
+    told = [*activity["running"], *queue_of(activity)[:12]]
+    assert shown["lanes"] == {each["id"]: lane_figures(each) for each in told}
+    assert shown["states"] == {each["id"]: lane_state(each, activity) for each in told}
+    stuck = sum(waiting(activity).values())
+    computed = sum(not is_waiting(each) for each in activity["running"])
+    assert shown["running"] == f"{computed} running, {stuck} waiting"
     check_tiles(shown["tiles"], [each for each in frames if each["at_ms"] >= frames[-1]["at_ms"] - 60_000])
+
+
+def queue_of(activity: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that wait for a first slot; defaults are left out of a frame."""
+    found: list[dict[str, Any]] = activity.get("waiting", [])
+    return found
+
+
+def is_waiting(request: dict[str, Any]) -> bool:
+    return bool(request.get("waits_for")) or bool(request.get("is_preempted"))
+
+
+def waiting(activity: dict[str, Any]) -> dict[str, int]:
+    """How many requests nothing is computed for, by priority, whether they have a slot or not."""
+    begun = [each["priority"] for each in activity["running"] if is_waiting(each)]
+    lanes = (("interactive", 1), ("normal", 0), ("background", -1))
+    return {name: activity[f"waiting_{name}"] + begun.count(lane) for name, lane in lanes}
+
+
+def is_writing(request: dict[str, Any]) -> bool:
+    return bool(request["generated_tokens"]) or request["computed_tokens"] >= request["prompt_tokens"]
 
 
 def lane_figures(request: dict[str, Any]) -> str:
     cached = f", {request['cached_tokens']:,} cached" if request["cached_tokens"] else ""
-    return f"{request['prompt_tokens']:,} in{cached} · {request['generated_tokens']:,} out"
+    is_begun = request["generated_tokens"] or (is_writing(request) and not is_waiting(request))
+    written = f" · {request['generated_tokens']:,} out" if is_begun else ""
+    return f"{request['prompt_tokens']:,} in{cached}{written}"
+
+
+def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
+    """What is done for a request, or why nothing is."""
+    if not is_waiting(request):
+        share = 100 * request["computed_tokens"] // request["prompt_tokens"]
+        return "writing" if is_writing(request) else f"reading {share} %"
+    if request.get("waits_for") == "prompt":
+        (first,) = (each for each in activity["running"] if each["id"] == request["behind"])
+        left = first["prompt_tokens"] - first["computed_tokens"]
+        return f"waits: {first['origin']} is read first, {left:,} token{'s' * (left != 1)} to go"
+    if request.get("waits_for") == "prefix":
+        return "waits: another request reads what its prompt begins with"
+    if request.get("is_preempted"):
+        return "gave way to a higher priority"
+    ahead = queue_of(activity)[: [each["id"] for each in queue_of(activity)].index(request["id"])]
+    higher = sum(each["priority"] > request["priority"] for each in ahead)
+    why = "no cells are free for its prompt" if request.get("waits_for") == "cells" else "no slot is free"
+    before = f", {len(ahead)} before it" if ahead else ""
+    return f"waits: {why}{before}" + (f", {higher} of higher priority" if higher else "")
 
 
 def check_tiles(tiles: dict[str, list[str]], minute: list[dict[str, Any]]) -> None:
@@ -223,8 +276,11 @@ def check_tiles(tiles: dict[str, list[str]], minute: list[dict[str, Any]]) -> No
             continue
         told = re.fullmatch(r"median · 95 %: (.+) · 99 %: (.+)", note)
         assert told is not None, note
+        # Two digits: more is not known of what lies in a bucket.
         for text, share in ((f"{value} {unit}", 0.5), (told[1], 0.95), (told[2], 0.99)):
-            assert is_rounded(text, percentile(first[name], last[name], share)), (text, share)
+            exact = percentile(first[name], last[name], share)
+            step = 10.0 ** (math.floor(math.log10(exact)) - 1)
+            assert is_rounded(text, exact, step), (text, share)
     prompts, cached = (last[name] - first[name] for name in ("prompt_tokens_total", "cached_tokens_total"))
     if not prompts:
         prompts, cached = last["prompt_tokens_total"], last["cached_tokens_total"]
@@ -243,10 +299,10 @@ def figure(text: str) -> float:
     return float(number.replace(",", "")) * (1_000 if unit == "s" else 1)
 
 
-def is_rounded(text: str, value: float) -> bool:
-    """Whether `text` is `value` to its last digit."""
+def is_rounded(text: str, value: float, step: float = 0.0) -> bool:
+    """Whether `text` is `value` to its last digit, or to `step` where that is coarser."""
     number, _, unit = text.partition(" ")
-    step = 10.0 ** -len(number.partition(".")[2]) * (1_000 if unit == "s" else 1)
+    step = max(step, 10.0 ** -len(number.partition(".")[2]) * (1_000 if unit == "s" else 1))
     return abs(figure(text) - value) <= step / 2 + 1e-6
 
 
@@ -277,7 +333,7 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
         document.body.append(list);
         const lanes = new Lanes(list, document.createElement("p"));
         lanes.take({ at_ms: 250, activity: { running } });
-        return [...list.children].map((lane) => lane.querySelector(".lane-side").textContent);
+        return [...list.querySelectorAll(".lane")].map((lane) => lane.querySelector(".lane-side").textContent);
     }"""
     with visitor(browser, narrow_server.url) as one:
         assert one.visit().page.evaluate(script, running) == ["writing9 in · 3 out"]
@@ -285,14 +341,15 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
 
 
 def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
-    """The page's own lanes in its live view after these frames, each as its name and its state."""
+    """The page's own lanes in its live view after these frames, each as its name and its state, below their groups."""
     script = """async (frames) => {
         const { Lanes } = await import("/ui/lanes.js");
         const list = document.querySelector("#live-view .lanes");
         const lanes = new Lanes(list, document.createElement("p"));
         for (const frame of frames) lanes.take(frame);
         const text = (from, what) => from.querySelector(what).textContent;
-        return [...list.children].map((lane) => [text(lane, ".lane-name"), text(lane, ".lane-state")]);
+        return [...list.children].map((lane) =>
+            lane.matches(".lane") ? [text(lane, ".lane-name"), text(lane, ".lane-state")] : [lane.textContent]);
     }"""
     found: list[list[str]] = page.evaluate(script, frames)
     return found
@@ -313,7 +370,13 @@ def test_lanes_that_have_ended_stand_below_those_that_run_and_can_be_read(
         states = ["a", "b", "c"], ["b", "c"], ["b", "d"]
         frames = [{"at_ms": 250 * at, "activity": running(*ids)} for at, ids in enumerate(states, 1)]
         found = lanes_after(one.page, *frames)
-        assert found == [["b", "writing"], ["d", "writing"], ["c", "ended"], ["a", "ended"]]
+        assert found == [["Writing2"], ["b", "writing"], ["d", "writing"], ["Ended2"], ["c", "ended"], ["a", "ended"]]
+        # Over the last bound nothing is known but that.
+        over = """async () => {
+            const { quantile } = await import("/ui/series.js");
+            return quantile({ 10: 1, 60000: 1, inf: 4 }, {}, 0.5);
+        }"""
+        assert one.page.evaluate(over) == {"ms": 60_000, "isOver": True}
         assert violations(one.page) == []
 
 
@@ -360,12 +423,12 @@ def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
         one.visit("#live")
         figures, bar, state = page.locator(".tile-value").first, page.locator(".bar").first, page.locator(".live-state")
         looks = "each => [getComputedStyle(each).color, getComputedStyle(each).opacity]"
-        expect(page.locator(".panel-note").first).to_have_text("2 running")
+        expect(page.locator(".panel-head .panel-note").first).to_have_text("2 running, 0 waiting")
         fresh = figures.evaluate(looks), bar.evaluate(looks)
         expect(state).to_have_text(
             re.compile(r"Trying again … The figures are those of \d\d:\d\d:\d\d, when it was last heard of\.$")
         )
-        expect(page.locator(".panel-note").first).to_have_text("2 running")
+        expect(page.locator(".panel-head .panel-note").first).to_have_text("2 running, 0 waiting")
         stale = figures.evaluate(looks), bar.evaluate(looks)
         assert stale[0][0] != fresh[0][0]
         assert float(stale[1][1]) < float(fresh[1][1])
@@ -393,3 +456,37 @@ def test_a_view_that_has_heard_nothing_shows_no_figures(browser: Browser, narrow
         expect(page.locator(".tile dd").first).to_have_text(re.compile(r"^[\d,]+ tokens/s$"))
         # The browser's own lines about the streams that were not answered.
         one.problems = [each for each in one.problems if "ERR_FAILED" not in each]
+
+
+def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "again ", "--max-sequences", "1", **ENDLESS) as one:
+        page = one.visit().page
+        settings = {"system": "", "priority": 1, "sampling": {"max_tokens": 16_000}}
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        one.visit()
+        one.ask("One")
+        page.locator(".is-writing .block").first.wait_for()
+        page.get_by_role("button", name="New chat", exact=True).click()
+        one.ask("Two")
+        expect(page.locator(".status")).to_contain_text("Waiting: next in the queue.")
+        page.locator(".status a").click()
+        lanes = page.locator(".lane")
+        expect(lanes).to_have_count(2)
+        assert lanes.locator(".lane-name").all_inner_texts() == ["this page: One", "this page: Two"]
+        assert lanes.locator(".lane-state").all_inner_texts() == ["writing", "waits: no slot is free"]
+        assert page.locator(".lane-group").all_inner_texts() == ["Writing\n1", "Waiting\n1"]
+        assert violations(page) == []
+        page.get_by_role("button", name="End One").click()
+        expect(lanes.filter(has_text="this page: Two").locator(".lane-state")).to_have_text("writing")
+        page.get_by_role("link", name="Chat").click()
+        page.locator(".is-writing .block").first.wait_for()
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        page.route("**/ui/api/answers/*", hold)
+        page.get_by_role("button", name="Stop the answer").click()
+        expect(page.locator(".status")).to_have_text("Stopping …")  # at once: the server has not been told
+        held.pop().continue_()
+        expect(page.locator(".note")).to_contain_text("Stopped.")

@@ -62,8 +62,8 @@ def test_a_file_that_is_too_long_spoils_no_later_question_and_can_be_taken_away(
         here.ask("What is UMA?")
     assert contents(sent.value) == ["What is UMA?"]
     here.wait_for_answer()
-    page.locator("article.user").first.hover()
-    page.get_by_role("button", name="Edit and send again").first.click()
+    page.get_by_role("button", name="Edit the question").click()
+    expect(page.get_by_label("Your question")).to_be_focused()
     page.get_by_role("button", name="Remove long.txt").click()
     with page.expect_request(ANSWERS) as sent:
         page.get_by_role("button", name="Send again", exact=True).click()
@@ -98,9 +98,29 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     expect(page.locator("#attached .file")).to_have_text(["note.txt"])
     toast = page.locator(".toast")
     expect(toast).to_have_count(1)
-    expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. The model reads UTF-8 text only.")
+    expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. The model reads text only.")
     toast.get_by_role("button", name="Close").click()
     expect(toast).to_have_count(0)
+    words = "Grüße aus Köln,\nçà et là"
+    encoded = {name: words.encode(name) for name in ("latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig")}
+    files: list[FilePayload] = [
+        {"name": name, "mimeType": "text/plain", "buffer": data} for name, data in encoded.items()
+    ]
+    page.locator("#attach-file").set_input_files(files)
+    expect(page.locator("#attached .file")).to_have_count(6)
+    page.get_by_label("Message", exact=True).evaluate(
+        """box => {
+            const clipboardData = new DataTransfer();
+            clipboardData.items.add(new File(["\\x89PNG\\0"], "image.png", { type: "image/png" }));
+            box.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+        }"""
+    )
+    expect(toast).to_have_text(re.compile(r"^Not attached: image\.png\. The model sees no images\."))
+    toast.get_by_role("button", name="Close").click()
+    with page.expect_request(ANSWERS) as sent:
+        here.ask("What is in them?")
+    assert contents(sent.value)[0].count(f"```\n{words}\n```") == 5
+    here.wait_for_answer()
     large = payload("large.txt", "x" * (info(here)["limits"]["max_prompt_bytes"] + 1))
     page.locator("#attach-file").set_input_files([binary[0], large])
     expect(toast).to_contain_text(
@@ -142,7 +162,7 @@ def test_a_full_queue_is_told_in_the_readers_words(browser: Browser, tmp_path: P
         for number in range(3):
             page.get_by_role("button", name="New chat", exact=True).click()
             here.ask(f"Question {number}")
-            page.locator(".is-writing .block, .status:text('Waiting for its turn'), .failure").first.wait_for()
+            page.locator(".is-writing .block, .status:text('Waiting'), .failure").first.wait_for()
         expect(page.locator(".failure p").first).to_have_text(
             re.compile(r"^The server has too much to do just now\. Try again in (a moment|[\d,]+ (seconds|minutes))\.$")
         )

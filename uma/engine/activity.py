@@ -56,6 +56,8 @@ def _told(sequence: Sequence, first: Sequence | None, lack: str, now_ms: float) 
 
 def _waits_for(sequence: Sequence, first: Sequence | None, lack: str) -> str:
     """Why nothing of it is computed; see `RunningRequest.waits_for`."""
+    if sequence.is_reproducible and sequence.started_ms > 0:  # it is computed by itself, without a slot
+        return ""
     match sequence.status:
         case Status.WAITING:
             return lack

@@ -11,7 +11,7 @@ CLIENT: ContextVar[Hashable] = ContextVar("CLIENT", default=None)
 it."""
 
 ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
-"""The same in words for people: the endpoint or the socket, the key, the program. Empty: this very process."""
+"""The same in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
 MAX_PROGRAM_CHARS = 40
 """Maximum length of a program's name: what a client says of itself is shown to others."""
 
@@ -41,5 +41,5 @@ def client_at(host: str, port: int) -> Hashable:
 def origin(door: str, holder: str | None, program: str, pid: int | None = None) -> str:
     """For `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
     name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
-    parts = (door, holder, name, pid and f"pid {pid}")
+    parts = (name, holder, door, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)

@@ -177,7 +177,7 @@ class RunningRequest:
     behind: str = ""
     """With `prompt`: the id of the request whose prompt is read first."""
     origin: str = ""
-    """Where it comes from, in words for people: the endpoint or the socket, the key, the program."""
+    """Where it comes from, in words for people: the program, the key, the endpoint or the socket."""
 
 
 @attrs.frozen

@@ -54,7 +54,7 @@ class Answer:
     id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
     """The request's id."""
     text: str = attrs.field(default="", init=False)
-    """As far as it has been rendered."""
+    """As far as it has been rendered; of one that is continued, from its first beginning on."""
     thinking: str = attrs.field(default="", init=False)
     """The model's thinking. It is shown as it is, at the pace of the text."""
     blocks: list[str] = attrs.field(factory=list, init=False)
@@ -244,6 +244,7 @@ class Answers:
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0, account, client)
+        answer.text = begun_text(request)
         answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
@@ -268,6 +269,12 @@ class Answers:
         finally:
             answer.count_no_more()
             del self._by_token[token]
+
+
+def begun_text(request: Request) -> str:
+    """What there is of the answer already: messages that end with the assistant's have it continued."""
+    last = request.messages[-1] if request.messages else None
+    return last.content if last is not None and last.role == "assistant" and request.continue_final_message else ""
 
 
 def event(name: str, data: dict[str, Any], id: int | None = None) -> bytes:

@@ -24,7 +24,7 @@ from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound, Problem
 from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
-from uma.types import Activity, Message, ReasoningMode, Request, SamplerSettings, SamplingParams
+from uma.types import Activity, Message, ReasoningMode, Request, RunningRequest, SamplerSettings, SamplingParams
 
 PROGRESS_SEC = 0.25
 """Interval at which a reader is told how far its prompt is, while it waits or is read."""
@@ -79,7 +79,14 @@ class Page:
         return [(method, path, partial(_handle, self, do)) for method, path, do in ENDPOINTS]
 
     async def show(self, http: Exchange) -> None:
-        """The page."""
+        """The page. `localhost` leads to the address that the server prints: a browser keeps what belongs to a page by
+        its address, and conversations of the one would be missing at the other.
+        """
+        name, colon, port = (http.header(b"host") or "").lower().partition(":")
+        if name == "localhost" and http.scope["scheme"] == "http" and http.header(b"x-forwarded-proto") is None:
+            place = f"http://127.0.0.1{colon}{port}/".encode()
+            await http.answer(b"", status=307, media_type=b"text/plain", headers=[(b"location", place), NO_CACHE])
+            return
         await self._send_file(http, "index.html")
 
     async def show_file(self, http: Exchange) -> None:
@@ -157,13 +164,13 @@ class Page:
 
     async def _stream(self, http: Exchange, answer: Answer, seen: int) -> None:
         with answer.reader():
-            await http.start(200, EVENT_STREAM, [NO_CACHE])
+            await http.start(200, EVENT_STREAM, [NO_CACHE, (b"x-uma-request", answer.id.encode())])
             async with _while_connected(http):
                 await self._write_answer(http, answer, seen)
 
     async def _write_answer(self, http: Exchange, answer: Answer, seen: int) -> None:
         while not (answer.is_over and seen == answer.version):
-            patience = HEARTBEAT_SEC if answer.text or answer.thinking else PROGRESS_SEC
+            patience = HEARTBEAT_SEC if answer.version else PROGRESS_SEC
             with trio.move_on_after(patience) as waiting:
                 await answer.wait(seen)
             if waiting.cancelled_caught:
@@ -175,7 +182,7 @@ class Page:
         await http.write(_last_event(answer), is_last=True)
 
     async def _progress(self, answer: Answer) -> bytes:
-        if answer.text:
+        if answer.version:
             return b": still here\n\n"
         await self.live.frame()
         return event("progress", progress_of(answer.id, self.live.activity))
@@ -205,11 +212,25 @@ async def _handle(
 
 
 def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:
-    """How far a request is that has given no text yet."""
-    for each in activity.running if activity else ():
+    """How far a request is that has given no text yet, or what it waits for and how many go before it."""
+    if activity is None:
+        return {}
+    for each in activity.running:
         if each.id == id:
-            return {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
-    return {}
+            told = {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
+            return told | _waits(each, activity)
+    for ahead, each in enumerate(activity.waiting):
+        if each.id == id:
+            return {"ahead": ahead} | _waits(each, activity)
+    waiting = activity.waiting_interactive + activity.waiting_normal + activity.waiting_background
+    # It is on its way to the queue, or further back in it than is told one by one.
+    return {"ahead": waiting} if waiting > len(activity.waiting) else {}
+
+
+def _waits(request: RunningRequest, activity: Activity) -> dict[str, Any]:
+    first = next((each for each in activity.running if each.id == request.behind), None)
+    unread = {} if first is None else {"unread_before": first.prompt_tokens - first.computed_tokens}
+    return {"waits_for": request.waits_for} | unread if request.waits_for else {}
 
 
 def sampling_ranges() -> dict[str, dict[str, float]]:

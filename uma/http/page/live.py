@@ -37,6 +37,7 @@ METRICS = (
     "queued_requests",
     "kv_cells_used",
     "kv_cells_total",
+    "kv_cells_share",
     "cache_evictable_size",
     "cache_hits",
     "cache_misses",

@@ -95,6 +95,7 @@ async function failureOf(response) {
       code: "loading",
       message: `The model is still being loaded (${loading} %).`,
       retry_after_ms: retry,
+      percent: Number(loading),
     };
   try {
     const { error } = await response.json();
@@ -126,7 +127,7 @@ export async function remove(path) {
  * The events of a stream, until it ends. Throws `ApiError` where it cannot be had, breaks off, or is silent for too long.
  *
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: () => void, silenceMs?: number}} [options]
+ * @param {{body?: unknown, signal?: AbortSignal, lastEventId?: string, onOpen?: (response: Response) => void, silenceMs?: number}} [options]
  *   `onOpen` is called once the server has the request. `silenceMs` is the longest silence of a stream that still lives.
  * @returns {AsyncGenerator<ServerEvent, void, void>}
  */
@@ -136,7 +137,7 @@ export async function* stream(path, { body, signal, lastEventId, onOpen, silence
   const asking = request(path, { body, signal: silence.signal, headers: more }, signal);
   // How long a question takes to be sent depends on its files: only what has no body must be answered in time.
   const response = await (body === undefined ? silence.bounds(asking, REPLY_MS) : asking);
-  onOpen?.();
+  onOpen?.(response);
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

@@ -1,8 +1,38 @@
-/** Files beside a message that is being written: each with its name and a way to take it away. */
+/** Files beside a message that is being written: their text, and each with its name and a way to take it away. */
 
 import { h, icon, iconButton } from "./dom.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
+
+/** In text there is none of these: all control characters but tabs, line ends, form feeds and escapes. */
+const NO_TEXT = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]/;
+/** Of so many bytes at the beginning the encoding is told. */
+const LOOKED_AT_BYTES = 4_096;
+
+/** A file's text in whatever encoding it has; null where it is none. @param {ArrayBuffer} data @returns {string | null} */
+export function textOf(data) {
+  for (const encoding of encodingsOf(new Uint8Array(data, 0, Math.min(data.byteLength, LOOKED_AT_BYTES)))) {
+    try {
+      const text = new TextDecoder(encoding, { fatal: true }).decode(data);
+      if (!NO_TEXT.test(text)) return text;
+    } catch {
+      // it is in another one
+    }
+  }
+  return null;
+}
+
+/** The encodings that a file can have which begins like this, the likeliest first. @param {Uint8Array} head */
+function encodingsOf(head) {
+  if (head[0] === 0xff && head[1] === 0xfe) return ["utf-16le"];
+  if (head[0] === 0xfe && head[1] === 0xff) return ["utf-16be"];
+  // UTF-16 without its mark: of European text every other byte is 0.
+  const zeros = [0, 0];
+  head.forEach((byte, at) => (zeros[at % 2] += byte === 0 ? 1 : 0));
+  if (zeros[1] > head.length / 8 && zeros[1] > 4 * zeros[0]) return ["utf-16le"];
+  if (zeros[0] > head.length / 8 && zeros[0] > 4 * zeros[1]) return ["utf-16be"];
+  return ["utf-8", "windows-1252"]; // which Latin-1 is a part of
+}
 
 /** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove */
 export function showFiles(list, files, remove) {

@@ -1,6 +1,7 @@
 /** The one place where HTML becomes part of the page: blocks that the server rendered and sanitized. */
 
 import { copy, h, icon } from "./dom.js";
+import { typeset } from "./formulas.js";
 import { morph } from "./morph.js";
 
 /** @typedef {{createHTML: (html: string) => any}} Policy */
@@ -38,8 +39,12 @@ export class Blocks {
   }
 }
 
-/** Code gets a bar with its language and a copy button; what is too wide can be scrolled, also by keyboard. @param {HTMLElement} block */
+/** Formulas are typeset, code gets a bar with its language and a copy button; what is too wide can be scrolled, also by keyboard. @param {HTMLElement} block */
 function dress(block) {
+  for (const formula of block.querySelectorAll(".formula")) {
+    const math = typeset(formula.textContent ?? "");
+    if (math) formula.replaceChildren(math);
+  }
   for (const code of block.querySelectorAll("pre > code")) {
     const pre = /** @type {HTMLElement} */ (code.parentElement);
     const language = code.getAttribute("data-language") ?? "";

@@ -2,7 +2,7 @@
 
 import { ApiError, ask } from "./api.js";
 import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
-import { AnswerView, question, spokenEnd } from "./message.js";
+import { AnswerView, edit, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
 import {
@@ -17,6 +17,7 @@ import {
   pathTo,
   show,
   versions,
+  youngerHalf,
 } from "./tree.js";
 import { Turns } from "./turns.js";
 
@@ -29,9 +30,11 @@ const SAVE_EVERY_MS = 1_000;
 const NEAR_END_PX = 80;
 const MAX_RENDERED = 500;
 const RENDER_AT_ONCE = 50;
+/** Code of a refusal for a key that is missing or wrong. */
+const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[]}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[], model: () => string | undefined}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -87,8 +90,8 @@ export class Chat {
   join(mine, stored) {
     const found = news(mine, stored).filter(({ id }) => !this.runs.has(id));
     for (const message of found) mine.messages[message.id] = message;
-    const { title, settings, updated } = stored;
-    Object.assign(mine, { title, settings, updated });
+    const { title, settings, updated, pinned, from, fromAt } = stored;
+    Object.assign(mine, { title, settings, updated, pinned, from, fromAt });
     // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
     if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
     if (branch(stored).some(({ id }) => id === mine.leaf)) mine.leaf = stored.leaf;
@@ -141,6 +144,22 @@ export class Chat {
 
   stop() {
     void this.running?.stop();
+  }
+
+  /** The answer of this page's that is this request, and how it is ended. @param {string} request */
+  own(request) {
+    const found = [...this.runs.values()].find(({ run }) => run.request === request);
+    return found && { title: found.home.title || "New chat", stop: () => void found.run.stop() };
+  }
+
+  /** The server takes the key now: what it refused for the lack of one is asked again, where it is shown. */
+  askAgain() {
+    const message = this.current.leaf ? this.current.messages[this.current.leaf] : undefined;
+    if (message?.failure?.code !== NO_KEY || this.runs.has(message.id)) return;
+    delete message.failure;
+    Object.assign(message, { token: freshId(), isUnsent: true });
+    this.views.delete(message);
+    void this.follow(this.current, message, bodyOf(this.current, message));
   }
 
   /** @param {Conversation[]} conversations */
@@ -201,12 +220,33 @@ export class Chat {
     if (!this.conversations.includes(conversation)) this.conversations.unshift(conversation);
   }
 
-  /** Ask for an answer to the branch that ends with `parent`. @param {Conversation} conversation @param {string | null} parent */
-  answer(conversation, parent) {
+  /** Ask for an answer to the branch that ends with `parent`, or for several. @param {Conversation} conversation @param {string | null} parent @param {number} [count] */
+  answer(conversation, parent, count = conversation.settings.answers ?? 1) {
+    for (let number = 0; number < count; number++)
+      this.askFor(conversation, { parent, role: "assistant", text: "" });
+  }
+
+  /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. */
+  askFor(conversation, answer) {
     const mostTokens = Number(conversation.settings.sampling.max_tokens) || null;
-    const fresh = { token: freshId(), isUnsent: true, mostTokens };
-    const message = add(conversation, { parent, role: "assistant", text: "", ...fresh });
+    const fresh = { token: freshId(), isUnsent: true, mostTokens, model: this.does.model() };
+    const message = add(conversation, { ...answer, ...fresh });
     void this.follow(conversation, message, bodyOf(conversation, message));
+  }
+
+  /** How much of the context the branch that is shown takes, in tokens; 0 where that is not known. */
+  get used() {
+    const path = branch(this.current);
+    const last = path.findLast(({ done, at }) => done && at > (this.current.fromAt ?? 0));
+    return last?.done ? last.done.usage.prompt_tokens + last.done.usage.completion_tokens : 0;
+  }
+
+  /** From now on the model is not given the older half of what it was given. */
+  dropOldest() {
+    this.current.from = youngerHalf(this.current, branch(this.current));
+    this.current.fromAt = Date.now();
+    void this.save(this.current);
+    this.render();
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
@@ -256,6 +296,7 @@ export class Chat {
   /** @param {Message[]} path */
   build(path) {
     this.empty.hidden = path.length > 0;
+    byId("chat-view", HTMLElement).classList.toggle("is-empty", !path.length);
     this.welcome();
     const [all, before] = [versions(this.current), this.views];
     this.views = new Map();
@@ -269,10 +310,10 @@ export class Chat {
       const run = this.runs.get(message.id)?.run;
       if (run) view.answer?.follow(run);
     }
-    arrange(
-      this.thread,
-      [...this.views.values()].map(({ element }) => element),
-    );
+    const { from } = this.current;
+    const border = h("p", { class: "border" }, "The model is no longer given what stands above.");
+    const rows = [...this.views].flatMap(([{ id }, { element }]) => (id === from ? [border, element] : [element]));
+    arrange(this.thread, rows[0] === border ? rows.slice(1) : rows);
   }
 
   /** @param {Message} message @param {Message[]} siblings */
@@ -291,7 +332,24 @@ export class Chat {
       this.isAtEnd = true;
       this.answer(this.current, this.current.leaf);
     },
-    again: (message) => this.answer(this.current, message.parent),
+    again: (message) => this.answer(this.current, message.parent, 1),
+    goOn: (message) => this.goOn(message, message.text),
+    amend: (message, text, goesOn) => {
+      if (goesOn) return this.goOn(message, text);
+      const { parent, role, thinking, model } = message;
+      add(this.current, { parent, role, text, thinking, model, isEdited: true });
+      void this.save(this.current);
+      this.render();
+    },
+    dropOldest: (message) => {
+      this.dropOldest();
+      this.answer(this.current, message.parent, 1);
+    },
+    edit: (message) => {
+      const above = message.parent ? this.current.messages[message.parent] : undefined;
+      const view = above && this.views.get(above);
+      if (view) edit(view.element, above, this.actions);
+    },
     begin: () => this.does.begin(),
     isOutgrown: (message) => isOutgrown(this.current, message),
     branchOff: (message) => {
@@ -311,14 +369,23 @@ export class Chat {
     },
   };
 
+  /** Have the model go on after `text`, in another version of this answer. @param {Message} message @param {string} text */
+  goOn({ parent, role, thinking }, text) {
+    this.isAtEnd = true;
+    this.askFor(this.current, { parent, role, text, thinking, continues: true });
+  }
+
   /** What an empty conversation shows; the suggestions are those for the server's model. */
   welcome() {
+    const list = byId("ideas", HTMLElement);
+    list.hidden = this.empty.hidden;
     if (this.empty.hidden) {
       this.empty.replaceChildren();
+      list.replaceChildren();
       return;
     }
     const texts = this.does.suggestions();
-    const shown = [...this.empty.querySelectorAll(".idea")].map((each) => each.textContent);
+    const shown = [...list.children].map((each) => each.textContent);
     if (texts.join() === shown.join()) return;
     const ideas = texts.map((text) =>
       h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
@@ -326,8 +393,8 @@ export class Chat {
     this.empty.replaceChildren(
       h("h2", {}, "What would you like to know?"),
       h("p", {}, "The model runs on this machine. Conversations stay in this browser."),
-      h("div", { class: "ideas" }, ...ideas),
     );
+    list.replaceChildren(...ideas);
   }
 
   /** Have finished answers rendered that this page has not shown yet. @param {Message[]} path */
@@ -392,10 +459,12 @@ function namesOf(siblings) {
 }
 
 /** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */
-function bodyOf(conversation, { parent, token }) {
+function bodyOf(conversation, { parent, token, text, thinking }) {
   const { settings } = conversation;
   const { sampling, reasoning } = settings;
   // Without a priority an answer is as interactive as the key lets it be.
   const priority = settings.priority === 1 ? undefined : settings.priority;
-  return { messages: asked(settings, pathTo(conversation, parent)), priority, sampling, reasoning, token };
+  const messages = asked(conversation, pathTo(conversation, parent));
+  if (text) messages.push({ role: "assistant", content: text, ...(thinking && { reasoning: thinking }) });
+  return { messages, priority, sampling, reasoning, token };
 }

@@ -1,6 +1,6 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { showFiles } from "./attachments.js";
+import { showFiles, textOf } from "./attachments.js";
 import { announce, byId, DOUBLE_CLICK_MS, icon, number, toast } from "./dom.js";
 import { Drafts } from "./drafts.js";
 
@@ -32,8 +32,10 @@ export class Composer {
       event.preventDefault();
       this.click();
     });
+    this.input.enterKeyHint = isTouch() ? "enter" : "send";
     this.input.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      // A touch screen's keyboard has no other way to a new line, and the button is beside it.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch()) return;
       event.preventDefault();
       if (!this.isAnswering) this.act();
     });
@@ -99,8 +101,7 @@ export class Composer {
 
   /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */
   focus() {
-    const isTouch = matchMedia("(pointer: coarse)").matches;
-    (isTouch ? byId("main", HTMLElement) : this.input).focus({ preventScroll: true });
+    (isTouch() ? byId("main", HTMLElement) : this.input).focus({ preventScroll: true });
   }
 
   /** As high as its text, up to a bound; and the button is there when there is something to send. */
@@ -125,6 +126,11 @@ export class Composer {
       if (!hasFiles(event)) return;
       event.preventDefault();
       if (form.checkVisibility()) this.attach([...(event.dataTransfer?.files ?? [])]);
+    });
+    this.input.addEventListener("paste", (event) => {
+      // Programs that copy text often add a picture of it: the text is what is meant.
+      const pasted = event.clipboardData;
+      if (pasted?.files.length && !pasted.types.includes("text/plain")) this.attach([...pasted.files]);
     });
   }
 
@@ -156,13 +162,10 @@ export class Composer {
       const most = number(Math.round(this.maxBytes / 1_000));
       return { text: "", fault: `The server takes no file over ${most} KB.` };
     }
-    try {
-      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-      if (text.includes("\0")) throw new TypeError("binary");
-      return { text, fault: "" };
-    } catch {
-      return { text: "", fault: "The model reads UTF-8 text only." };
-    }
+    if (file.type.startsWith("image/") && file.type !== "image/svg+xml")
+      return { text: "", fault: "The model sees no images." };
+    const text = await file.arrayBuffer().then(textOf, () => null);
+    return text === null ? { text: "", fault: "The model reads text only." } : { text, fault: "" };
   }
 
   showFiles() {
@@ -173,6 +176,10 @@ export class Composer {
     });
     this.fit();
   }
+}
+
+function isTouch() {
+  return matchMedia("(pointer: coarse)").matches;
 }
 
 /** The first few names, and how many more there are. @param {string[]} names */

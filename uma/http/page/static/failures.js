@@ -47,15 +47,15 @@ const WRONG_CHAT = "The model does not take this conversation as it is. Edit the
 /**
  * @param {Failure} failure
  * @param {boolean} isOutgrown Most of what the model was given stands before the question.
- * @returns {{words: string, detail: string, isFull: boolean}} `detail` is empty where `words` are all there is; full: a
- *   shorter question does not help.
+ * @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are
+ *   all there is; full: a shorter question does not help; too long: nothing else does.
  */
 export function explain({ code, message, retry_after_ms: retry }, isOutgrown) {
-  if (code === "gone" || code === "unreachable") return { words: message, detail: "", isFull: false };
+  if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
   if (WORDS[code] === TOO_LONG && isOutgrown) return { words: FULL, detail: message, isFull: true };
   const words = boundOf(message) ?? WORDS[code] ?? (isBadRequest(code) ? wrong(message) : "The answer failed.");
   const when = [BUSY, OWN_RATE, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
-  return { words: words + when, detail: message, isFull: false };
+  return { words: words + when, detail: message, isTooLong: words === TOO_LONG };
 }
 
 /** @param {string} message */

@@ -1,27 +1,85 @@
-/** A lane for each request: what was computed for it in each quarter of a second of the last 30, as coloured ticks. */
+/** A lane for each request, grouped by what is done for it: what was computed for it in each quarter of a second of the
+ * last 30, as coloured ticks, or why nothing is computed for it. */
 
-import { h, number } from "./dom.js";
+import { arrange, h, iconButton, number } from "./dom.js";
 import { INTERVAL_MS } from "./series.js";
 
 /** @typedef {import("./types.js").Frame} Frame */
+/** @typedef {import("./types.js").Activity} Activity */
 /** @typedef {import("./types.js").RunningRequest} RunningRequest */
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
+/** @typedef {{title: string, stop: () => void}} Own An answer of this page's, and how it is ended. */
+/** @typedef {"writing" | "reading" | "waiting" | "ended"} Phase */
 
 const SHOWN_MS = 30_000;
 const COLUMNS = SHOWN_MS / INTERVAL_MS;
 const LINGER_MS = 8_000;
 /** As many requests as an engine can run at once. */
 const MAX_LANES = 256;
+/** Of those that wait for a first slot so many are shown one by one: the next to begin. */
+const MAX_WAITING = 12;
 /** Frames that come at most so many columns apart leave no request's beginning unseen. */
 const MAX_GAP = 4;
 /** As many tokens as make a tick of full height. */
 const FULL_PREFILL = 512;
 const FULL_DECODE = 64;
-const LANE_NAMES = new Map([
+const PRIORITIES = new Map([
   [1, "interactive"],
   [0, "normal"],
   [-1, "background"],
 ]);
+/** @type {Phase[]} */
+const PHASES = ["writing", "reading", "waiting", "ended"];
+
+/** Whether nothing is computed for it now; an older server tells of preempted ones alone. @param {RunningRequest} request */
+export function isWaiting(request) {
+  return Boolean(request.waits_for) || request.is_preempted;
+}
+
+/** @param {RunningRequest} request @returns {Phase} */
+function phaseOf(request) {
+  if (isWaiting(request)) return "waiting";
+  return request.computed_tokens < request.prompt_tokens && !request.generated_tokens ? "reading" : "writing";
+}
+
+/** @param {number} count */
+function tokens(count) {
+  return `${number(count)} ${count === 1 ? "token" : "tokens"}`;
+}
+
+/** What is known of all requests of one frame, for the words of each. */
+class Scene {
+  /** @param {Activity | null} activity @param {(id: string) => Own | undefined} own */
+  constructor(activity, own) {
+    this.own = own;
+    this.running = byRequest(activity?.running ?? []);
+    this.queue = byRequest(activity?.waiting ?? []);
+    this.all = new Map([...this.running, ...this.queue].map((each) => [each.id, each]));
+  }
+
+  /** @param {RunningRequest} request */
+  nameOf({ id, origin }) {
+    const own = this.own(id);
+    if (own) return `this page: ${own.title}`;
+    return origin || (id.length > 24 ? `${id.slice(0, 23)}…` : id);
+  }
+
+  /** Why nothing of it is computed. @param {RunningRequest} request */
+  reasonOf(request) {
+    const first = request.behind ? this.all.get(request.behind) : undefined;
+    if (request.waits_for === "prompt" && first)
+      return `waits: ${this.nameOf(first)} is read first, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
+    if (request.waits_for === "prefix") return "waits: another request reads what its prompt begins with";
+    if (request.waits_for === "reader") return "waits for its reader, who has not taken what is written";
+    if (request.is_preempted) return "gave way to a higher priority";
+    const ahead = this.queue.slice(0, this.queue.indexOf(request));
+    const higher = ahead.filter(({ priority }) => priority > request.priority).length;
+    const why = request.waits_for === "cells" ? "no cells are free for its prompt" : "no slot is free";
+    if (!ahead.length) return `waits: ${why}`;
+    const words = `waits: ${why}, ${number(ahead.length)} before it`;
+    return higher ? `${words}, ${number(higher)} of higher priority` : words;
+  }
+}
 
 class Lane {
   /**
@@ -31,62 +89,81 @@ class Lane {
   constructor(request, isLate) {
     /** By column number since the server's clock began. @type {Map<number, Tick>} */
     this.ticks = new Map();
-    this.last = request;
+    this.request = request;
+    /** @type {Phase} */
+    this.phase = "waiting";
     this.endedAt = 0;
+    this.isOwn = false;
     this.computed = isLate ? request.computed_tokens : request.cached_tokens;
     this.generated = isLate ? request.generated_tokens : 0;
     this.tellsCached = !isLate;
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.state = h("span", { class: "lane-state" });
     this.figures = h("span", { class: "lane-figures" });
-    const name = h(
-      "span",
-      { class: "lane-name", title: request.id },
-      request.id.length > 14 ? `${request.id.slice(0, 13)}…` : request.id,
-    );
-    const lane = LANE_NAMES.get(request.priority) ?? "normal";
+    this.name = h("span", { class: "lane-name", title: request.id });
+    this.side = h("div", { class: "lane-side" }, this.state, this.figures);
+    const priority = PRIORITIES.get(request.priority) ?? "normal";
     this.element = h(
       "li",
       { class: "lane" },
-      h("div", { class: "lane-label" }, name, h("span", { class: `badge is-${lane}` }, lane)),
+      h(
+        "div",
+        { class: "lane-label" },
+        this.name,
+        h("span", { class: `badge is-${priority}` }, priority),
+      ),
       this.canvas,
-      h("div", { class: "lane-side" }, this.state, this.figures),
+      this.side,
     );
   }
 
-  /** @param {RunningRequest} request @param {number} column */
-  take(request, column) {
-    const tick = {
-      prefill: Math.max(0, request.computed_tokens - this.computed),
-      decode: Math.max(0, request.generated_tokens - this.generated),
-      cached: this.tellsCached ? request.cached_tokens : 0,
-      waits: request.is_preempted,
-    };
-    this.ticks.set(column, tick);
-    this.tellsCached = false;
-    this.computed = request.computed_tokens;
-    this.generated = request.generated_tokens;
-    this.last = request;
+  /** @param {RunningRequest} request @param {number} column @param {Scene} scene */
+  take(request, column, scene) {
+    if (!scene.queue.includes(request)) {
+      this.ticks.set(column, {
+        prefill: Math.max(0, request.computed_tokens - this.computed),
+        decode: Math.max(0, request.generated_tokens - this.generated),
+        cached: this.tellsCached ? request.cached_tokens : 0,
+        waits: isWaiting(request),
+      });
+      this.tellsCached = false;
+      this.computed = request.computed_tokens;
+      this.generated = request.generated_tokens;
+    }
+    this.request = request;
     for (const at of this.ticks.keys()) if (at < column - COLUMNS) this.ticks.delete(at);
-    this.describe();
+    this.describe(scene);
   }
 
   end(/** @type {number} */ now) {
     this.endedAt = now;
+    this.phase = "ended";
     this.element.classList.add("is-over");
+    this.element.classList.remove("is-queued");
     this.state.textContent = "ended";
+    this.button?.remove();
   }
 
-  describe() {
-    const { prompt_tokens, cached_tokens, computed_tokens, generated_tokens, is_preempted } = this.last;
-    const isReading = computed_tokens < prompt_tokens && generated_tokens === 0;
-    this.state.textContent = is_preempted
-      ? "preempted"
-      : isReading
-        ? `reading ${Math.floor((100 * computed_tokens) / prompt_tokens)} %`
-        : "writing";
+  /** @param {Scene} scene */
+  describe(scene) {
+    const { request } = this;
+    const { prompt_tokens: prompt, cached_tokens, computed_tokens: computed, generated_tokens } = request;
+    this.phase = phaseOf(request);
+    this.element.classList.toggle("is-queued", this.phase === "waiting" && !this.ticks.size);
+    const share = Math.floor((100 * computed) / Math.max(1, prompt));
+    this.state.textContent =
+      this.phase === "waiting" ? scene.reasonOf(request) : this.phase === "reading" ? `reading ${share} %` : "writing";
     const cached = cached_tokens ? `, ${number(cached_tokens)} cached` : "";
-    this.figures.textContent = `${number(prompt_tokens)} in${cached} · ${number(generated_tokens)} out`;
+    const written = this.phase === "writing" || generated_tokens ? ` · ${number(generated_tokens)} out` : "";
+    this.figures.textContent = `${number(prompt)} in${cached}${written}`;
+    const own = scene.own(request.id);
+    this.isOwn ||= Boolean(own); // it keeps its name when it has ended
+    if (own || !this.isOwn) this.name.textContent = scene.nameOf(request);
+    if (own && !this.button) {
+      this.button = iconButton("stop", `End ${own.title}`, () => own.stop(), "small");
+      this.element.append(this.button);
+    }
+    this.element.classList.toggle("is-own", this.isOwn);
   }
 
   /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line" | "wait", string>} colours */
@@ -127,12 +204,24 @@ class Lane {
 }
 
 export class Lanes {
-  /** @param {HTMLElement} list @param {HTMLElement} more Says how many are not shown. */
-  constructor(list, more) {
+  /**
+   * @param {HTMLElement} list
+   * @param {HTMLElement} more Says how many are not shown.
+   * @param {(id: string) => Own | undefined} [own] The answer of this page's that is this request.
+   */
+  constructor(list, more, own = () => undefined) {
     this.list = list;
     this.more = more;
+    this.own = own;
     /** @type {Map<string, Lane>} */
     this.lanes = new Map();
+    this.heads = new Map(
+      PHASES.map((phase) => {
+        const count = h("span", { class: "panel-note" });
+        const title = h("h3", {}, `${phase[0].toUpperCase()}${phase.slice(1)}`);
+        return [phase, { count, element: h("li", { class: "lane-group" }, title, count) }];
+      }),
+    );
     this.column = 0;
     this.isWatching = false;
   }
@@ -142,19 +231,41 @@ export class Lanes {
     const column = Math.round(frame.at_ms / INTERVAL_MS);
     this.isWatching = column - this.column <= MAX_GAP;
     this.column = column;
-    const running = byRequest(frame.activity?.running ?? []);
-    const ids = new Set(running.map((each) => each.id));
+    const scene = new Scene(frame.activity, this.own);
+    const shown = [...scene.running, ...scene.queue.slice(0, MAX_WAITING)];
+    const ids = new Set(shown.map(({ id }) => id));
     for (const [id, lane] of this.lanes) {
       if (!ids.has(id) && !lane.endedAt) {
-        this.place(lane);
-        lane.end(frame.at_ms);
+        if (lane.ticks.size) lane.end(frame.at_ms);
+        else this.drop(id, lane); // it was never seen to begin, or others come before it now
       }
       if (lane.endedAt && frame.at_ms - lane.endedAt > LINGER_MS) this.drop(id, lane);
     }
-    for (const request of running) this.laneOf(request)?.take(request, this.column);
-    const hidden = running.filter((each) => !this.lanes.has(each.id)).length;
-    this.more.textContent = hidden ? `and ${number(hidden)} more` : "";
+    for (const request of shown) this.laneOf(request)?.take(request, this.column, scene);
+    const { waiting_interactive = 0, waiting_normal = 0, waiting_background = 0 } = frame.activity ?? {};
+    const queued = waiting_interactive + waiting_normal + waiting_background;
+    const hidden = shown.filter((each) => !this.lanes.has(each.id)).length;
+    const unlisted = Math.max(0, queued - Math.min(scene.queue.length, MAX_WAITING));
+    this.more.textContent = hidden + unlisted ? `and ${number(hidden + unlisted)} more that wait` : "";
+    this.arrange(shown, unlisted);
     this.paint();
+  }
+
+  /** Those that compute come first, then those that wait in their order, then those that have ended. @param {RunningRequest[]} shown @param {number} unlisted How many more wait. */
+  arrange(shown, unlisted) {
+    const places = new Map(shown.map(({ id }, index) => [id, index]));
+    const lanes = [...this.lanes.values()];
+    const placeOf = (/** @type {Lane} */ lane) => places.get(lane.request.id) ?? -lane.endedAt;
+    /** @type {Element[]} */
+    const rows = [];
+    for (const phase of PHASES) {
+      const members = lanes.filter((lane) => lane.phase === phase).sort((a, b) => placeOf(a) - placeOf(b));
+      const head = this.heads.get(phase);
+      if (!members.length || !head) continue;
+      head.count.textContent = number(members.length + (phase === "waiting" ? unlisted : 0));
+      rows.push(head.element, ...members.map(({ element }) => element));
+    }
+    arrange(this.list, rows);
   }
 
   /** @param {RunningRequest} request */
@@ -165,13 +276,7 @@ export class Lanes {
     if (this.lanes.size >= MAX_LANES && !this.makeRoom()) return null;
     lane = new Lane(request, !this.isWatching);
     this.lanes.set(request.id, lane);
-    this.place(lane);
     return lane;
-  }
-
-  /** Below all that run, above all that have ended. @param {Lane} lane */
-  place(lane) {
-    this.list.insertBefore(lane.element, this.list.querySelector(".is-over"));
   }
 
   /** Forget all: another server's clock says nothing about them. */
@@ -203,7 +308,7 @@ export class Lanes {
       line: probe("--line"),
       wait: probe("--line-strong"),
     };
-    for (const lane of this.lanes.values()) lane.paint(this.column, colours);
+    for (const lane of this.lanes.values()) if (lane.ticks.size) lane.paint(this.column, colours);
   }
 }
 
@@ -225,6 +330,7 @@ function together(one, other) {
     computed_tokens: Math.max(one.computed_tokens, other.computed_tokens),
     generated_tokens: one.generated_tokens + other.generated_tokens,
     is_preempted: one.is_preempted && other.is_preempted,
+    waits_for: one.waits_for && other.waits_for,
   };
 }
 

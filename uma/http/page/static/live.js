@@ -2,10 +2,12 @@
 
 import { ApiError, stream } from "./api.js";
 import { duration, h, number } from "./dom.js";
-import { Lanes } from "./lanes.js";
+import { isWaiting, Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
 
 /** @typedef {import("./types.js").Frame} Frame */
+/** @typedef {import("./lanes.js").Own} Own */
+/** @typedef {import("./series.js").Quantile} Quantile */
 
 const RETRY_MS = 1_500;
 /** The server sends four frames a second, some later where the engine computes for long at a stretch. */
@@ -78,21 +80,26 @@ class Part {
   }
 }
 
-/** @param {string} title @param {Part[]} parts @param {string} id */
-function barOf(title, parts, id) {
+/** A time that is known within its bucket alone: two digits of it, or that it is over the last bound. @param {Quantile} quantile */
+function about({ ms, isOver }) {
+  return `${isOver ? "over " : ""}${duration(Number(ms.toPrecision(2)))}`;
+}
+
+/** @param {string} title @param {Part[]} parts @param {string} id @param {HTMLElement} [note] */
+function barOf(title, parts, id, note) {
   const legend = h("ul", { class: "legend" }, ...parts.map((part) => part.element));
   return h(
     "section",
     { class: "panel", "aria-labelledby": id },
-    h("h2", { id }, title),
+    h("div", { class: "panel-head" }, h("h2", { id }, title), note),
     h("div", { class: "bar", "aria-hidden": "true" }, ...parts.map((part) => part.bar)),
     legend,
   );
 }
 
 export class LiveView {
-  /** @param {HTMLElement} element */
-  constructor(element) {
+  /** @param {HTMLElement} element @param {(id: string) => Own | undefined} own The answer of this page's that is this request. */
+  constructor(element, own) {
     this.element = element;
     this.series = new Series();
     this.isShown = false;
@@ -116,15 +123,16 @@ export class LiveView {
       normal: new Part("normal", "normal"),
       background: new Part("background", "background"),
     };
+    this.layout = h("span", { class: "panel-note" });
     this.count = h("span", { class: "panel-note" });
     this.nothing = h(
       "p",
       { class: "nothing", hidden: true },
       "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.",
     );
-    const list = h("ul", { class: "lanes", "aria-label": "Running requests" });
+    const list = h("ul", { class: "lanes", "aria-label": "Requests" });
     const more = h("p", { class: "panel-note" });
-    this.lanes = new Lanes(list, more);
+    this.lanes = new Lanes(list, more, own);
     this.axis = h(
       "div",
       { class: "axis", "aria-hidden": "true", hidden: true },
@@ -153,13 +161,6 @@ export class LiveView {
         "div",
         { class: "live-body", tabindex: 0, role: "region", "aria-label": "Figures and lanes" },
         this.state,
-        h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
-        h(
-          "div",
-          { class: "panels" },
-          barOf("KV cells", Object.values(this.cells), "cells-title"),
-          barOf("Waiting by priority", Object.values(this.queue), "queue-title"),
-        ),
         h(
           "section",
           { class: "panel", "aria-labelledby": "lanes-title" },
@@ -168,6 +169,13 @@ export class LiveView {
           list,
           more,
           this.axis,
+        ),
+        h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
+        h(
+          "div",
+          { class: "panels" },
+          barOf("KV cells", Object.values(this.cells), "cells-title", this.layout),
+          barOf("Waiting by priority", Object.values(this.queue), "queue-title"),
         ),
       ),
     );
@@ -226,13 +234,13 @@ export class LiveView {
     this.showTiles();
     this.showBars(frame);
     this.lanes.take(frame);
-    const started = frame.activity?.running ?? [];
-    const preempted = started.filter((each) => each.is_preempted).length;
-    const running = frame.activity ? started.length - preempted : frame.metrics.active_sequences;
-    const more = frame.activity
-      ? preempted && `, ${number(preempted)} preempted`
-      : "; this server is too old to tell of each";
-    this.count.textContent = `${number(running)} running${more || ""}`;
+    const { activity } = frame;
+    const started = activity?.running ?? [];
+    const running = activity ? started.filter((each) => !isWaiting(each)).length : frame.metrics.active_sequences;
+    const waiting = waitingByPriority(frame).reduce((sum, each) => sum + each, 0);
+    this.count.textContent = activity
+      ? `${number(running)} running, ${number(waiting)} waiting`
+      : `${number(running)} running; this server is too old to tell of each`;
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
@@ -277,22 +285,22 @@ export class LiveView {
     if (half === null || most === null || worst === null) tile.show("–", "", "no token yet");
     else
       tile.show(
-        number(half, half < 10 ? 1 : 0),
-        "ms",
-        `median · 95 %: ${duration(most)} · 99 %: ${duration(worst)}`,
+        ...split(about(half)),
+        `median · 95 %: ${about(most)} · 99 %: ${about(worst)}`,
       );
   }
 
   /** @param {Frame} frame */
-  showBars({ metrics, activity }) {
+  showBars(frame) {
+    const { metrics } = frame;
     const total = metrics.kv_cells_total;
     const cached = Math.min(metrics.cache_evictable_size, metrics.kv_cells_used);
     this.cells.used.show(metrics.kv_cells_used - cached, total);
     this.cells.cached.show(cached, total);
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
-    const [first, normal, last] = activity
-      ? [activity.waiting_interactive, activity.waiting_normal, activity.waiting_background]
-      : [0, metrics.queued_requests, 0];
+    const share = metrics.kv_cells_share ?? total;
+    this.layout.textContent = share < total ? `each request its own ${number(share)}` : "one pool for all";
+    const [first, normal, last] = waitingByPriority(frame);
     const most = Math.max(8, first + normal + last);
     this.queue.interactive.show(first, most);
     this.queue.normal.show(normal, most);
@@ -302,4 +310,19 @@ export class LiveView {
   repaint() {
     if (this.isShown) this.lanes.paint();
   }
+}
+
+/** How many requests nothing is computed for, those that have a slot already included: interactive, normal, background. @param {Frame} frame */
+function waitingByPriority({ activity, metrics }) {
+  if (!activity) return [0, metrics.queued_requests, 0];
+  const { running, waiting_interactive, waiting_normal, waiting_background } = activity;
+  const begun = (/** @type {number} */ priority) =>
+    running.filter((each) => each.priority === priority && isWaiting(each)).length;
+  return [waiting_interactive + begun(1), waiting_normal + begun(0), waiting_background + begun(-1)];
+}
+
+/** A figure and its unit. @param {string} text @returns {[string, string]} */
+function split(text) {
+  const at = text.lastIndexOf(" ");
+  return [text.slice(0, at), text.slice(at + 1)];
 }

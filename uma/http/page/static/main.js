@@ -3,19 +3,25 @@
 import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKey, watchKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { byId, download, h, icon, number, toast } from "./dom.js";
+import { byId, choose, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
-import { exportJson, ImportError, importJson } from "./reading.js";
+import { WITHOUT_OLDEST } from "./message.js";
+import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
 import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
 /** @typedef {import("./types.js").Settings} Settings */
+/** @typedef {import("./types.js").Conversation} Conversation */
 
+/** Shares of the context from which a conversation's is told, and from which it counts as nearly full. */
+const TOLD_SHARE = 0.5;
+const FULL_SHARE = 0.8;
 const THEMES = ["system", "light", "dark"];
 const SETTINGS_KEY = "uma.settings";
 const THEME_KEY = "uma.theme";
 const RETRY_MS = 2_000;
+const BASE_MODEL = "A base model without a chat template: it goes on with a text rather than answering.";
 
 /** @type {import("./types.js").Info | undefined} */
 let info;
@@ -44,14 +50,14 @@ function suggestions() {
       ];
 }
 
-const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions });
+const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions, model: () => info?.model.called });
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
   openSettings: editSettings,
 });
-const sidebar = new Sidebar((id) => go(`#c/${id}`));
-const live = new LiveView(byId("live-view", HTMLElement));
+const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), changed: refresh, acts });
+const live = new LiveView(byId("live-view", HTMLElement), (id) => chat.own(id));
 const heading = byId("title", HTMLElement);
 
 /** Everything around the thread. */
@@ -76,6 +82,7 @@ function refresh() {
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
   showLoss(isLive ? "" : chat.loss);
+  showGauge();
   if (!isLive && isRouted) noteAddress();
 }
 
@@ -88,8 +95,59 @@ function showLoss(loss) {
   banner.replaceChildren(h("span", {}, loss), " ", button);
 }
 
+/** How full the context is, from half of it on; and the way on, before it is full. */
+function showGauge() {
+  const most = info?.limits.n_ctx ?? 0;
+  const share = most && !chat.running ? chat.used / most : 0;
+  const gauge = byId("gauge", HTMLElement);
+  gauge.hidden = share < TOLD_SHARE;
+  const words = `${number(Math.min(100, 100 * share))} % of the context`;
+  if (!gauge.hidden && gauge.textContent !== words) {
+    gauge.title = `${number(chat.used)} of ${number(most)} tokens`;
+    gauge.replaceChildren(h("meter", { max: 1, high: FULL_SHARE, value: share, "aria-hidden": "true" }), words);
+  }
+  const notice = byId("nearly-full", HTMLElement);
+  const wasHidden = notice.hidden;
+  notice.hidden = share < FULL_SHARE;
+  if (notice.hidden || !wasHidden) return;
+  const drop = () => {
+    chat.dropOldest();
+    composer.focus();
+  };
+  const button = h("button", { type: "button", class: "link-button", onclick: drop }, WITHOUT_OLDEST);
+  notice.replaceChildren("This conversation is nearly as long as the model can read. ", button);
+}
+
 function exportCurrent() {
-  download(`${chat.current.title || "conversation"}.json`, exportJson([chat.current]));
+  exportOne(chat.current);
+}
+
+/** @param {Conversation} conversation */
+function exportOne(conversation) {
+  download(`${conversation.title || "conversation"}.json`, exportJson([conversation]));
+}
+
+/** @param {Conversation} conversation */
+function exportText(conversation) {
+  download(`${conversation.title || "conversation"}.md`, exportMarkdown(conversation), "text/markdown");
+}
+
+/** What can be done with a conversation of the list. @param {string} id @returns {import("./sidebar.js").Act[]} */
+function acts(id) {
+  const one = chat.conversations.find((each) => each.id === id);
+  if (!one) return [];
+  const pin = () => {
+    one.pinned = !one.pinned;
+    void chat.save(one);
+    refresh();
+  };
+  return [
+    { label: one.pinned ? "Unpin" : "Pin", icon: "pin", run: pin },
+    { label: "Rename", icon: "edit", run: (entry) => rename(one, /** @type {HTMLElement} */ (entry.firstElementChild)) },
+    { label: "Export as JSON", icon: "down", run: () => exportOne(one) },
+    { label: "Export as Markdown", icon: "down", run: () => exportText(one) },
+    { label: "Delete", icon: "x", isDanger: true, run: () => removeOne(one) },
+  ];
 }
 
 /** A reload, the way back, or the address in another window lead to the conversation that is shown. */
@@ -196,7 +254,9 @@ async function importFile() {
     toast(`Nothing was imported from ${file.name}. ${why}`);
     return;
   }
-  const { conversations, dropped } = found;
+  const { dropped } = found;
+  const conversations = await wanted(found.conversations);
+  if (!conversations.length) return;
   chat.addAll(conversations);
   go(`#c/${conversations[0].id}`);
   const count =
@@ -207,8 +267,31 @@ async function importFile() {
   toast(`${count} imported.${loss}`);
 }
 
-function rename() {
-  const named = chat.current; // another window can delete it meanwhile
+/** Of what a file holds, what is to be imported: the person says so where some of it is here already. @param {Conversation[]} found */
+async function wanted(found) {
+  const known = new Set(chat.conversations.map(signature));
+  const fresh = found.filter((each) => !known.has(signature(each)));
+  const twice = found.length - fresh.length;
+  if (!twice) return found;
+  const words =
+    found.length === 1
+      ? "This conversation is here already."
+      : `${number(twice)} of these ${number(found.length)} conversations are here already.`;
+  const choice = await choose("Import once more?", words, [
+    "Cancel",
+    ...(fresh.length ? ["Only what is new"] : []),
+    "Import again",
+  ]);
+  return choice === "Import again" ? found : choice === "Only what is new" ? fresh : [];
+}
+
+/** Equal for the same conversation, whatever its ids. @param {Conversation} conversation */
+function signature({ title, messages }) {
+  return JSON.stringify([title, Object.values(messages).map(({ role, text, at }) => [role, text, at])]);
+}
+
+/** @param {Conversation} named Another window can delete it meanwhile. @param {HTMLElement} shown What shows its name. */
+function rename(named, shown) {
   const input = h("input", {
     class: "title-input",
     dir: "auto",
@@ -222,7 +305,7 @@ function rename() {
     isOver = true; // taking the focus away ends it once more
     if (isKept && input.value.trim()) named.title = input.value.trim();
     input.remove();
-    heading.classList.remove("hidden");
+    shown.classList.remove("hidden");
     void chat.save(named);
     refresh();
   };
@@ -230,18 +313,20 @@ function rename() {
     if (event.key !== "Enter" && event.key !== "Escape") return;
     event.preventDefault(); // Escape ends this, not the answer
     end(event.key === "Enter");
-    byId("menu", HTMLElement).querySelector("summary")?.focus();
+    (shown === heading ? byId("menu", HTMLElement).querySelector("summary") : shown)?.focus();
   });
   input.addEventListener("blur", () => end(true));
-  heading.after(input);
-  heading.classList.add("hidden"); // and not taken away: screen readers know the page by it
+  shown.after(input);
+  shown.classList.add("hidden"); // and not taken away: screen readers know the page by it
   input.select();
 }
 
-function removeCurrent() {
-  const gone = chat.current;
+/** @param {Conversation} gone */
+function removeOne(gone) {
+  const wasShown = gone === chat.current;
   chat.remove(gone);
-  go("#chat");
+  if (wasShown) go("#chat");
+  else refresh();
   composer.focus();
   const undo = () => {
     chat.addAll([gone]);
@@ -254,6 +339,7 @@ function removeCurrent() {
 /** A request was refused for its key, or for the lack of one. @param {string} path What was asked for. */
 function missKey(path) {
   const banner = byId("banner", HTMLElement);
+  banner.classList.remove("is-neutral");
   const enter = h(
     "button",
     { type: "button", class: "link-button", onclick: () => askForKey() },
@@ -290,7 +376,7 @@ function askForKey(title = "This server needs a key", fault = "") {
     if (why) return;
     setKey(key);
     dialog.close();
-    void connect();
+    void connect().then(() => chat.askAgain());
   };
   const dismiss = () => {
     isKeyDismissed = true;
@@ -326,7 +412,10 @@ async function connect() {
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) return;
-    banner.textContent = `${error.message} Trying again …`;
+    const { percent } = error.failure;
+    const bar = percent !== undefined && h("progress", { max: 100, value: percent, "aria-label": "Model loaded" });
+    banner.replaceChildren(...(bar ? [error.message, bar] : [`${error.message} Trying again …`]));
+    banner.classList.toggle("is-neutral", Boolean(bar));
     banner.hidden = false;
     clearTimeout(retry);
     retry = window.setTimeout(connect, RETRY_MS);
@@ -339,9 +428,11 @@ async function connect() {
     parameters >= 1e9
       ? `${number(parameters / 1e9, 1)} B`
       : `${number(parameters / 1e6, parameters < 1e7 ? 1 : 0)} M`;
+  byId("model-name", HTMLElement).textContent = called;
   byId("model-card", HTMLElement).replaceChildren(
     h("b", {}, called),
     h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`),
+    info.capabilities.chat === false ? h("span", {}, BASE_MODEL) : "",
   );
   chat.welcome();
 }
@@ -360,14 +451,15 @@ function listen() {
     keep(THEME_KEY, theme);
   });
   const menu = byId("menu", HTMLDetailsElement);
-  const choose = (/** @type {string} */ id, /** @type {() => void} */ run) =>
+  const choice = (/** @type {string} */ id, /** @type {() => void} */ run) =>
     byId(id, HTMLButtonElement).addEventListener("click", () => {
       menu.open = false;
       run();
     });
-  choose("rename", rename);
-  choose("export", exportCurrent);
-  choose("delete", removeCurrent);
+  choice("rename", () => rename(chat.current, heading));
+  choice("export", exportCurrent);
+  choice("export-markdown", () => exportText(chat.current));
+  choice("delete", () => removeOne(chat.current));
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),
   );
@@ -378,7 +470,8 @@ function listen() {
     if (menu.open) {
       menu.open = false;
       menu.querySelector("summary")?.focus();
-    } else if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open]")) chat.stop();
+    } else if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open], :popover-open"))
+      chat.stop();
   });
   document.addEventListener("click", (event) => {
     if (event.target instanceof Node && !menu.contains(event.target)) menu.open = false;

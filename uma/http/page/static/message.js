@@ -14,11 +14,24 @@ import { Thinking } from "./thinking.js";
  * @typedef {object} Actions What a message asks its conversation to do.
  * @property {(message: Message, text: string, files: Attachment[]) => void} resend
  * @property {(message: Message) => void} again
+ * @property {(message: Message) => void} edit The question above.
+ * @property {(message: Message) => void} goOn Have the model go on with it.
+ * @property {(message: Message, text: string, goesOn: boolean) => void} amend Put the person's words in its place.
+ * @property {(message: Message) => void} dropOldest Ask again without the oldest turns.
  * @property {(message: Message) => void} branchOff
  * @property {() => void} begin A new chat.
  * @property {(message: Message) => boolean} isOutgrown Most of what the model was given for this answer stands before the question.
  * @property {(id: string) => void} show
  */
+
+/** So long a wait for the first word needs no words of its own. */
+const WORDLESS_MS = 1_000;
+/** So short a prompt is mostly read before one could say so. */
+const SHORT_PROMPT_TOKENS = 256;
+
+export const WITHOUT_OLDEST = "Go on without the oldest turns";
+/** @type {Intl.DateTimeFormatOptions} */
+const WHEN = { dateStyle: "medium", timeStyle: "short" };
 
 /** Questions whose edit was begun: it goes on where they are shown again. @type {WeakMap<Message, {text: string, files: Attachment[]}>} */
 const edits = new WeakMap();
@@ -60,10 +73,18 @@ export function question(message, siblings, actions) {
   return article;
 }
 
-/** Have the question be edited in its place. @param {HTMLElement} article @param {Message} message @param {Actions} actions @returns {HTMLElement} The text's box. */
+/** Have the question be edited, where it is shown. @param {HTMLElement} article @param {Message} message @param {Actions} actions */
+export function edit(article, message, actions) {
+  if (!edits.has(message)) editing(article, message, actions);
+  article.querySelector("textarea")?.focus();
+}
+
+/** Have a question be edited in its place, or an answer. @param {HTMLElement} article @param {Message} message @param {Actions} actions @returns {HTMLElement} The text's box. */
 function editing(article, message, actions) {
   const before = [...article.childNodes];
-  const input = h("textarea", { class: "edit", dir: "auto", "aria-label": "Your question", rows: 3 });
+  const isAnswer = message.role === "assistant";
+  const label = isAnswer ? "The answer" : "Your question";
+  const input = h("textarea", { class: "edit", dir: "auto", "aria-label": label, rows: isAnswer ? 8 : 3 });
   const list = h("ul", { class: "attached", "aria-label": "Attached files" });
   const edit = edits.get(message) ?? { text: message.text, files: message.files ?? [] };
   edits.set(message, edit);
@@ -87,20 +108,28 @@ function editing(article, message, actions) {
     edits.delete(message);
     actions.resend(message, edit.text.trim(), edit.files);
   };
+  const amend = (/** @type {boolean} */ goesOn) => () => {
+    if (!edit.text.trim()) return;
+    edits.delete(message);
+    actions.amend(message, edit.text, goesOn);
+  };
   input.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (isAnswer || event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     send();
   });
   const buttons = [
     h("button", { type: "button", class: "button", onclick: cancel }, "Cancel"),
-    h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
+    isAnswer && h("button", { type: "button", class: "button", onclick: amend(false) }, "Save"),
+    isAnswer
+      ? h("button", { type: "button", class: "button primary", onclick: amend(true) }, "Save and go on")
+      : h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
   ];
   article.classList.add("is-edited");
   const editor = h(
     "div",
     { class: "editor" },
-    h("h2", { class: "hidden" }, "You"),
+    h("h2", { class: "hidden" }, isAnswer ? "Answer" : "You"),
     input,
     list,
     h("div", { class: "edit-foot" }, ...buttons),
@@ -135,6 +164,7 @@ export class AnswerView {
       this.foot,
     );
     if (!message.token) this.finish();
+    if (edits.has(message)) editing(this.element, message, actions);
   }
 
   /** A finished answer's blocks. @param {string[] | undefined} blocks */
@@ -176,11 +206,12 @@ export class AnswerView {
       { class: "actions" },
       switcher(message, this.siblings, actions),
       message.text !== "" && copyButton,
+      message.text !== "" && iconButton("edit", "Edit the answer", () => editing(this.element, message, actions).focus()),
       iconButton("again", "Answer again", () => actions.again(message)),
       iconButton("branch", "Branch off into a new chat", () => actions.branchOff(message)),
     );
     this.foot.replaceChildren(
-      ...[failureOf(message, actions), endOf(message)].filter((each) => each !== null),
+      ...[failureOf(message, actions), endOf(message, actions)].filter((each) => each !== null),
       h("div", { class: "foot-row" }, buttons, figures(message)),
     );
   }
@@ -190,29 +221,53 @@ export class AnswerView {
 function statusOf(run) {
   const pulse = h("span", { class: "pulse" });
   if (run.waitsFor === "loading")
-    return [pulse, "The model is still being loaded. This goes on as soon as it is ready …"];
+    return [
+      h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
+      "The model is still being loaded. This goes on as soon as it is ready …",
+    ];
   if (run.waitsFor && run.hasArrived)
     return [pulse, "The connection broke off. Picking the answer up again …"];
   if (run.waitsFor)
     return [pulse, "The server does not answer. The question is sent as soon as it does …"];
+  if (run.isStopping) return [pulse, "Stopping …"];
   if (run.message.text || run.message.thinking) return [];
-  const { prompt_tokens: prompt, computed_tokens: computed = 0 } = run.progress;
   if (!run.hasArrived) return [pulse, "Sending the question …"];
-  if (!prompt) return [pulse, "Waiting for its turn …"];
-  if (prompt < 256 || computed >= prompt) return [pulse];
+  const { prompt_tokens: prompt = 0, computed_tokens: computed = 0, waits_for, ahead } = run.progress;
+  if (waits_for || ahead !== undefined) return [pulse, waitOf(run.progress), toLive()];
+  const isSlow = Date.now() - run.beganAt >= WORDLESS_MS;
+  if (!prompt) return isSlow ? [pulse, "The question is on its way to the model …", toLive()] : [pulse];
+  if (computed >= prompt) return isSlow ? [pulse, "The prompt is read. The answer begins …"] : [pulse];
+  if (prompt < SHORT_PROMPT_TOKENS && !isSlow) return [pulse];
   const share = h("progress", { max: prompt, value: computed, "aria-label": "Prompt read" });
   return [share, `Reading the prompt: ${number(computed)} of ${number(prompt)} tokens`];
+}
+
+function toLive() {
+  return h("a", { href: "#live" }, "What the engine does");
+}
+
+/** @param {import("./run.js").Progress} progress */
+function waitOf({ waits_for, ahead, unread_before: unread }) {
+  if (waits_for === "prompt")
+    return `Waiting: another prompt is read first${unread ? `, ${number(unread)} tokens to go` : ""}.`;
+  if (waits_for === "prefix") return "Waiting: another request reads what this one begins with.";
+  if (waits_for === "reader") return "Waiting for this window.";
+  if (ahead === undefined) return "Waiting: a request of higher priority goes first.";
+  if (!ahead) return "Waiting: next in the queue.";
+  return `Waiting in the queue: ${number(ahead)} ${ahead === 1 ? "request goes" : "requests go"} first.`;
 }
 
 /** @param {Message} message @param {Actions} actions */
 function failureOf(message, actions) {
   if (!message.failure) return null;
-  const { words, detail, isFull } = explain(message.failure, actions.isOutgrown(message));
-  const act = () => (isFull ? actions.begin() : actions.again(message));
-  const label = isFull ? "New chat" : "Try again";
+  const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message));
+  const act = () => (isFull ? actions.begin() : isTooLong ? actions.edit(message) : actions.again(message));
+  const label = isFull ? "New chat" : isTooLong ? "Edit the question" : "Try again";
   const button = h("button", { type: "button", class: "button", onclick: act }, label);
+  const drop = () => actions.dropOldest(message);
+  const less = isFull && h("button", { type: "button", class: "button", onclick: drop }, WITHOUT_OLDEST);
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
-  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), button);
+  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, button);
 }
 
 /** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */
@@ -224,16 +279,22 @@ export function spokenEnd({ done, isStopped }) {
   return done ? `The answer is complete${extent}.` : "";
 }
 
-/** Why an answer ended, where it did not end by itself. @param {Message} message */
-function endOf(message) {
+/** Why an answer ended, where it did not end by itself, and the way to go on with it. @param {Message} message @param {Actions} actions */
+function endOf(message, actions) {
   const { done } = message;
   const words = [
     (message.isStopped || done?.reason === "cancelled") && "Stopped.",
     done?.reason === "length" && greatestLength(message, done),
     ...(done?.warnings ?? []),
-    !(done || message.failure || message.isStopped || message.token) && "This answer was not finished.",
+    message.isEdited && "Edited by you.",
+    !(done || message.failure || message.isStopped || message.token || message.isEdited) &&
+      "This answer was not finished.",
   ].filter(Boolean);
-  return words.length ? h("p", { class: "note" }, words.join(" ")) : null;
+  const isCut = done?.reason !== "stop" && message.text !== "" && !message.isEdited;
+  const act = () => actions.goOn(message);
+  const more = isCut && h("button", { type: "button", class: "link-button", onclick: act }, "Go on with it");
+  if (!words.length && !more) return null;
+  return h("div", { class: "note-row" }, words.length > 0 && h("p", { class: "note" }, words.join(" ")), more);
 }
 
 /** @param {Message} message @param {import("./types.js").Done} done */
@@ -245,34 +306,26 @@ function greatestLength({ mostTokens }, { usage }) {
   return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
 }
 
-/** @param {Message} message */
-function figures({ done }) {
+/** How fast it was written; all else that is known of it, as soon as one points there. @param {Message} message */
+function figures({ done, model, at }) {
   if (!done) return null;
   const { usage, metrics, seed } = done;
-  const figure = (/** @type {string} */ value, /** @type {string} */ name, /** @type {string} */ title) =>
-    h("span", { title }, h("b", {}, value), ` ${name}`);
+  const figure = (/** @type {string} */ value, /** @type {string} */ name) =>
+    h("span", {}, h("b", {}, value), ` ${name}`);
+  const beside = Math.max(0, metrics.batch_size - 1);
   return h(
-    "p",
-    { class: "figures" },
-    figure(
-      number(metrics.tokens_per_second, 1),
-      "tokens/s",
-      `${number(usage.completion_tokens)} tokens in ${duration(metrics.decode_ms)}`,
-    ),
-    figure(
-      duration(metrics.ttft_ms),
-      "to the first token",
-      `of which ${duration(metrics.queue_ms)} in the queue`,
-    ),
-    figure(
-      `${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`,
-      "prompt tokens cached",
-      "These were computed for an earlier request and did not have to be read again",
-    ),
-    figure(
-      number(usage.completion_tokens),
-      "tokens",
-      `computed beside at most ${metrics.batch_size - 1} other requests${seed === undefined ? "" : `, drawn with seed ${seed}`}`,
+    "div",
+    { class: "figures", tabindex: 0, role: "group", "aria-label": "Figures of this answer" },
+    figure(number(metrics.tokens_per_second, 1), "tokens/s"),
+    h(
+      "p",
+      { class: "figures-more" },
+      figure(duration(metrics.ttft_ms), `to the first token, of which ${duration(metrics.queue_ms)} in the queue`),
+      figure(`${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`, "prompt tokens cached"),
+      figure(number(usage.completion_tokens), `tokens in ${duration(metrics.decode_ms)}`),
+      beside > 0 && figure(number(beside), "other requests computed beside it, at most"),
+      seed !== undefined && figure(String(seed), "is the seed it was drawn with"),
+      h("span", {}, [model, new Date(at).toLocaleString("en-GB", WHEN)].filter(Boolean).join(" · ")),
     ),
   );
 }

@@ -2,7 +2,7 @@
  * browser's store, where another version of the page may have put it. */
 
 import { readSettings } from "./settings.js";
-import { freshId, newConversation, show } from "./tree.js";
+import { branch, contentOf, freshId, newConversation, show } from "./tree.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
@@ -27,6 +27,14 @@ export function exportJson(conversations) {
     ),
   }));
   return `${JSON.stringify({ format: FORMAT, version: 1, conversations: clean }, null, 2)}\n`;
+}
+
+/** The branch that is shown, to be read: questions with their files, and answers. @param {Conversation} conversation */
+export function exportMarkdown(conversation) {
+  const turns = branch(conversation)
+    .filter(({ role, text }) => role === "user" || text)
+    .map((each) => `## ${each.role === "user" ? "You" : (each.model ?? "Answer")}\n\n${contentOf(each)}\n`);
+  return [`# ${conversation.title || "New chat"}\n`, ...turns].join("\n");
 }
 
 /**
@@ -67,6 +75,7 @@ export function mended(raw) {
     title: readTitle(raw.title),
     updated: Number.isFinite(raw.updated) ? raw.updated : 0,
     settings: readSettings(raw.settings),
+    pinned: raw.pinned === true,
   };
   for (const message of Object.values(conversation.messages)) {
     if (!isDone(message.done)) delete message.done;
@@ -81,11 +90,14 @@ function withFreshIds(raw, info, dropped) {
   const conversation = newConversation(readSettings(raw.settings, info, dropped));
   conversation.title = readTitle(raw.title);
   if (Number.isFinite(raw.updated)) conversation.updated = raw.updated;
+  if (raw.pinned === true) conversation.pinned = true;
   const ids = new Map(Object.keys(raw.messages).map((id) => [id, freshId()]));
   for (const each of Object.values(raw.messages)) {
     const id = /** @type {string} */ (ids.get(each.id));
     conversation.messages[id] = { ...readMessage(each, dropped), id, parent: ids.get(each.parent) ?? null };
   }
+  conversation.from = ids.get(raw.from);
+  if (Number.isFinite(raw.fromAt)) conversation.fromAt = raw.fromAt;
   const leaf = ids.get(raw.leaf);
   if (leaf) conversation.leaf = leaf;
   else showNewest(conversation);
@@ -94,13 +106,15 @@ function withFreshIds(raw, info, dropped) {
 
 /** @param {any} raw @param {Set<string>} dropped @returns {Omit<Message, "id" | "parent">} */
 function readMessage(raw, dropped) {
-  const { role, text, thinking, files, done } = raw;
+  const { role, text, thinking, files, done, model } = raw;
   if (!isDone(done)) dropped.add("figures of an answer");
   return {
     role,
     text,
     at: Number.isFinite(raw.at) ? raw.at : 0,
     ...(thinking && { thinking }),
+    ...(raw.isEdited === true && { isEdited: true }),
+    ...(typeof model === "string" && { model: model.slice(0, 200) }),
     ...(files && { files: files.map((/** @type {any} */ file) => ({ name: file.name, text: file.text })) }),
     ...(isDone(done) && done && { done }),
   };

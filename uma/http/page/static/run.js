@@ -5,6 +5,14 @@ import { ApiError, remove, stream } from "./api.js";
 
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./turns.js").Turns} Turns */
+/**
+ * @typedef {object} Progress
+ * @property {number} [prompt_tokens]
+ * @property {number} [computed_tokens]
+ * @property {string} [waits_for] See `RunningRequest`.
+ * @property {number} [unread_before] Tokens of the prompt that is read first.
+ * @property {number} [ahead] Requests that begin before it.
+ */
 
 const GONE =
   "The server has no more of this answer: it was restarted meanwhile, or this page was closed or out of reach for over a minute.";
@@ -37,12 +45,17 @@ export class Run {
     this.blocks = [];
     /** Of these, the ones that screen readers have been given. */
     this.announced = 0;
-    /** How far the prompt is read, while there is no text. @type {{prompt_tokens?: number, computed_tokens?: number}} */
+  /** How far the prompt is read, or what it waits for, while there is no text. @type {Progress} */
     this.progress = {};
+    /** The request's id, as the live view has it. */
+    this.request = "";
     this.isOver = false;
     this.isStopping = false;
     /** What it waits for before it tries again. @type {"" | "connection" | "loading"} */
     this.waitsFor = "";
+    this.beganAt = Date.now();
+    /** How much of the model is loaded, while it waits for that. @type {number | undefined} */
+    this.loadedPercent = undefined;
     /** Called after each change. @type {() => void} */
     this.onChange = () => {};
     this.lastEventId = "";
@@ -82,9 +95,12 @@ export class Run {
 
   /** @param {AbortSignal} signal */
   events(signal) {
-    if (!this.hasArrived)
-      return stream("answers", { body: this.body, signal, onOpen: () => this.noteArrival() });
-    return stream(`answers/${this.token}`, { lastEventId: this.lastEventId, signal });
+    const onOpen = (/** @type {Response} */ response) => {
+      this.request = response.headers.get("x-uma-request") ?? "";
+      if (!this.hasArrived) this.noteArrival();
+    };
+    if (!this.hasArrived) return stream("answers", { body: this.body, signal, onOpen });
+    return stream(`answers/${this.token}`, { lastEventId: this.lastEventId, signal, onOpen });
   }
 
   noteArrival() {
@@ -97,6 +113,7 @@ export class Run {
   /** Go on after a problem, where that helps. @param {ApiError} error */
   async recover(error) {
     const { status, failure } = error;
+    this.loadedPercent = failure.percent;
     if (failure.code === "loading") await this.pause("loading", failure.retry_after_ms ?? FIRST_PAUSE_MS);
     // It was asked for before, and only the answer to that was lost.
     else if (status === 400 && !this.hasArrived && failure.message.startsWith("token:")) this.noteArrival();
@@ -126,6 +143,7 @@ export class Run {
     if (!this.hasArrived || this.isStopping) this.endAsStopped();
     if (this.isStopping) return;
     this.isStopping = true;
+    this.onChange();
     this.turns.settle();
     setTimeout(() => this.endAsStopped(), STOP_MS);
     for (const pause of STOP_PAUSES_MS) {
@@ -157,7 +175,7 @@ export class Run {
     if (name === "update") {
       if (!this.lastEventId) {
         this.message.text = "";
-        delete this.message.thinking;
+        if (!this.message.continues) delete this.message.thinking;
       }
       this.lastEventId = id;
       this.message.text += data.text;

@@ -2,6 +2,7 @@
 
 /** @typedef {import("./types.js").Frame} Frame */
 /** @typedef {import("./types.js").Buckets} Buckets */
+/** @typedef {{ms: number, isOver: boolean}} Quantile Over: it is more than this, the last bound. */
 
 export const WINDOW_MS = 60_000;
 export const INTERVAL_MS = 250;
@@ -59,7 +60,7 @@ export class Series {
    * where there is none at all.
    *
    * @param {string} name @param {number} share From 0 to 1.
-   * @returns {number | null}
+   * @returns {Quantile | null}
    */
   percentile(name, share) {
     const now = this.newest.metrics[name];
@@ -75,10 +76,10 @@ export class Series {
 }
 
 /**
- * Interpolated within its bucket, as Prometheus does; what lies beyond the last bound is that bound.
+ * Interpolated within its bucket, as Prometheus does; of what lies beyond the last bound only that is known.
  *
  * @param {Buckets | undefined} now @param {Buckets} then @param {number} share
- * @returns {number | null}
+ * @returns {Quantile | null}
  */
 export function quantile(now, then, share) {
   if (!now) return null;
@@ -94,9 +95,10 @@ export function quantile(now, then, share) {
   let below = 0;
   for (const bound of bounds) {
     const upTo = count(bound);
-    if (upTo >= rank) return low + ((bound - low) * (rank - below)) / Math.max(1, upTo - below);
+    if (upTo >= rank)
+      return { ms: low + ((bound - low) * (rank - below)) / Math.max(1, upTo - below), isOver: false };
     low = bound;
     below = upTo;
   }
-  return low;
+  return { ms: low, isOver: true };
 }

@@ -1,6 +1,7 @@
 /** The sheet with a conversation's instructions and sampling settings, each with what it does. */
 
 import { byId, h, iconButton, number } from "./dom.js";
+import { keep, kept } from "./local.js";
 
 /** @typedef {import("./types.js").Settings} Settings */
 /** @typedef {import("./types.js").Info} Info */
@@ -14,6 +15,9 @@ export const DEFAULTS = {
 };
 
 const MAX_STOPS = 16;
+const PRESETS_KEY = "uma.presets";
+const MAX_NAME_CHARS = 60;
+const MAX_ANSWERS = 4;
 /** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
 const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 
@@ -128,14 +132,15 @@ function rangeOf(name, info) {
  * @returns {Settings}
  */
 export function readSettings(raw, info, dropped = new Set()) {
-  const { system = "", priority = 1, sampling = {}, reasoning } = raw ?? {};
+  const { system = "", priority = 1, sampling = {}, reasoning, answers = 1 } = raw ?? {};
   const isRecord = typeof sampling === "object" && sampling !== null && !Array.isArray(sampling);
   if (!isRecord) dropped.add("sampling");
   const lane = LANES.find(({ value }) => value === priority);
   if (typeof system !== "string") dropped.add("instructions");
   if (!lane) dropped.add("priority");
   const found = Object.entries(isRecord ? sampling : {}).filter(([name, value]) => {
-    const isKept = name === "stop" ? isStop(value) : isInRange(name, value, info);
+    const isKept =
+      name === "stop" ? isStop(value) : name === "json_schema" ? isSchema(value) : isInRange(name, value, info);
     if (!isKept) dropped.add(name);
     return isKept;
   });
@@ -144,6 +149,7 @@ export function readSettings(raw, info, dropped = new Set()) {
     priority: lane ? /** @type {-1 | 0 | 1} */ (lane.value) : 1,
     sampling: Object.fromEntries(found),
     reasoning: reasoning === "off" ? "off" : "auto",
+    ...(Number.isInteger(answers) && answers > 1 && { answers: Math.min(answers, MAX_ANSWERS) }),
   };
 }
 
@@ -153,6 +159,11 @@ function isInRange(name, value, info) {
   const { minimum, maximum } = rangeOf(name, info);
   const isNumber = field?.step === 1 ? Number.isInteger(value) : Number.isFinite(value);
   return Boolean(field) && isNumber && value >= minimum && value <= maximum;
+}
+
+/** @param {any} value */
+function isSchema(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** @param {any} value */
@@ -171,6 +182,7 @@ export function summary(settings, info) {
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
+  if (settings.answers) parts.push(`${number(settings.answers)} answers`);
   const more = Object.entries(settings.sampling).filter(
     ([name, value]) =>
       !NAMED.includes(name) && value !== (DEFAULTS.sampling[name] ?? info?.sampling[name]?.default),
@@ -192,10 +204,13 @@ export function openSettings(settings, info, onChange, more = null) {
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
   const reset = () => {
-    Object.assign(draft, structuredClone(DEFAULTS), { system: draft.system });
+    load({ ...structuredClone(DEFAULTS), system: draft.system });
+    byId("reset", HTMLButtonElement).focus(); // it was built again
+  };
+  const load = (/** @type {Settings} */ chosen) => {
+    Object.assign(draft, { answers: undefined }, chosen);
     changed();
     openSettings(draft, info, onChange, more);
-    byId("reset", HTMLButtonElement).focus(); // it was built again
   };
   dialog.replaceChildren(
     h(
@@ -207,7 +222,9 @@ export function openSettings(settings, info, onChange, more = null) {
     h(
       "div",
       { class: "sheet-body" },
+      presets(draft, info, load),
       instructions(draft, changed),
+      h("p", { class: "help scope" }, "All below is for this conversation, and for new ones from now on."),
       info?.capabilities.reasoning_switch &&
         choice("Thinking", THINKING, draft.reasoning ?? "auto", (value) => {
           draft.reasoning = value === "off" ? "off" : "auto";
@@ -224,12 +241,124 @@ export function openSettings(settings, info, onChange, more = null) {
         ...SLIDERS.map((field) => slider(field, draft, info, changed)),
         h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
+        info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
+        numberOfAnswers(draft, changed),
       ),
       h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Set sampling back"),
       more,
     ),
   );
   if (!dialog.open) dialog.showModal();
+}
+
+/** @returns {Record<string, any>} What people have kept under a name. */
+function keptPresets() {
+  try {
+    const found = JSON.parse(kept(PRESETS_KEY) ?? "{}");
+    return isSchema(found) ? found : {};
+  } catch {
+    return {};
+  }
+}
+
+/** Instructions and settings under a name of one's own. @param {Settings} draft @param {Info | undefined} info @param {(settings: Settings) => void} load */
+function presets(draft, info, load) {
+  const all = keptPresets();
+  const save = (/** @type {Record<string, any>} */ changed) => {
+    keep(PRESETS_KEY, JSON.stringify(changed));
+    load(draft);
+    byId("preset-name", HTMLInputElement).focus();
+  };
+  const names = Object.keys(all);
+  const choice = h("select", { id: "preset", "aria-label": "Preset", disabled: !names.length });
+  choice.append(
+    h("option", { value: "" }, names.length ? "Choose a preset …" : "No presets yet"),
+    ...names.map((name) => h("option", { value: name }, name)),
+  );
+  choice.addEventListener("change", () => choice.value && load(readSettings(all[choice.value], info)));
+  const input = h("input", {
+    type: "text",
+    id: "preset-name",
+    maxlength: MAX_NAME_CHARS,
+    placeholder: "Name",
+    "aria-label": "Name of the preset",
+    "aria-describedby": "preset-help",
+  });
+  const name = () => input.value.trim();
+  const remove = () => save(Object.fromEntries(Object.entries(all).filter(([each]) => each !== name())));
+  const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
+    h("button", { type: "button", class: "button", onclick: () => name() && run() }, label);
+  const keepIt = button("Save", () => save({ ...all, [name()]: draft }));
+  return h(
+    "fieldset",
+    { class: "field" },
+    h("legend", {}, "Presets"),
+    choice,
+    h("div", { class: "preset-row" }, input, keepIt, button("Delete", remove)),
+    h("p", { class: "help", id: "preset-help" }, "Instructions and all settings below, kept in this browser under a name."),
+  );
+}
+
+/** @param {Settings} draft @param {() => void} changed */
+function schema(draft, changed) {
+  const area = h("textarea", {
+    id: "set-json_schema",
+    rows: 3,
+    spellcheck: "false",
+    "aria-describedby": "set-json_schema-help",
+    "aria-errormessage": "set-json_schema-fault",
+    placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
+  });
+  const fault = h("p", { class: "fault", id: "set-json_schema-fault", role: "alert" });
+  const given = draft.sampling.json_schema;
+  area.value = given ? JSON.stringify(given, null, 1) : "";
+  area.addEventListener("input", () => {
+    delete draft.sampling.json_schema;
+    let isWrong = false;
+    try {
+      const found = area.value.trim() ? JSON.parse(area.value) : undefined;
+      if (isSchema(found)) draft.sampling.json_schema = found;
+      else isWrong = found !== undefined;
+    } catch {
+      isWrong = true;
+    }
+    area.setAttribute("aria-invalid", String(isWrong));
+    fault.textContent = isWrong ? "Not set: it is no JSON object." : "";
+    changed();
+  });
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: "set-json_schema" }, "JSON Schema"),
+    area,
+    fault,
+    h("p", { class: "help", id: "set-json_schema-help" }, "The answer is JSON that follows this schema. Empty: any text."),
+  );
+}
+
+/** @param {Settings} draft @param {() => void} changed */
+function numberOfAnswers(draft, changed) {
+  const input = h("input", {
+    type: "number",
+    id: "set-answers",
+    min: 1,
+    max: MAX_ANSWERS,
+    step: 1,
+    placeholder: "1",
+    "aria-describedby": "set-answers-help",
+  });
+  input.value = draft.answers ? String(draft.answers) : "";
+  input.addEventListener("input", () => {
+    draft.answers = input.value && input.validity.valid && Number(input.value) > 1 ? Number(input.value) : undefined;
+    changed();
+  });
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: "set-answers" }, "Answers at once"),
+    input,
+    h("p", { class: "help", id: "set-answers-help" }, `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`),
+  );
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -254,7 +383,7 @@ function instructions(draft, changed) {
     h(
       "p",
       { class: "help", id: "system-help" },
-      "Stand before the whole conversation. Many models keep to them, small ones often do not.",
+      "For this conversation alone. They stand before all of it; many models keep to them, small ones often do not.",
     ),
   );
 }

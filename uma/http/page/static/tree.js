@@ -98,24 +98,45 @@ export function branchOff(conversation, id) {
   return copy;
 }
 
+/** The part of a path that the model is given. @param {Conversation} conversation @param {Message[]} path */
+function given({ from }, path) {
+  return path.slice(Math.max(0, path.findIndex(({ id }) => id === from)));
+}
+
+/** The first message that is given to the model when the older half of what it was given is left out: a question, the last one at most. @param {Conversation} conversation @param {Message[]} path */
+export function youngerHalf(conversation, path) {
+  const turns = given(conversation, path);
+  const chars = turns.map((each) => contentOf(each).length);
+  let left = chars.reduce((sum, each) => sum + each, 0) / 2;
+  const questions = turns.flatMap(({ role }, index) => (role === "user" ? [index] : []));
+  let at = 0;
+  while (at < turns.length && left > 0) left -= chars[at++];
+  return turns[questions.find((index) => index >= at) ?? questions.at(-1) ?? 0]?.id ?? null;
+}
+
 /**
- * What the model is given: instructions, and the turns of a path. The thinking of earlier turns is not among it: the
- * templates of models that think leave it out themselves. Nor is a question that got no answer: what was wrong with it
- * would be wrong again, and many templates refuse two questions in a row.
+ * What the model is given: instructions, and the turns of a path, with the thinking of earlier ones: the model's template
+ * decides what of it the model sees. A question that got no answer is not among it: what was wrong with it would be wrong
+ * again, and many templates refuse two questions in a row.
  *
- * @param {Settings} settings
+ * @param {Conversation} conversation
  * @param {Message[]} path
  */
-export function asked(settings, path) {
-  const turns = path
-    .filter((each, index) => (each.role === "user" ? !isUnanswered(path[index + 1]) : each.text))
-    .map((each) => ({ role: /** @type {string} */ (each.role), content: contentOf(each) }));
+export function asked(conversation, path) {
+  const { settings } = conversation;
+  const turns = given(conversation, path)
+    .filter((each, index, all) => (each.role === "user" ? !isUnanswered(all[index + 1]) : each.text))
+    .map((each) => ({
+      role: /** @type {string} */ (each.role),
+      content: contentOf(each),
+      ...(each.thinking && { reasoning: each.thinking }),
+    }));
   return settings.system.trim() ? [{ role: "system", content: settings.system.trim() }, ...turns] : turns;
 }
 
 /** Whether the question above `answer` is less than what the model was given before it. @param {Conversation} conversation @param {Message} answer */
 export function isOutgrown(conversation, answer) {
-  const turns = asked(conversation.settings, pathTo(conversation, answer.parent));
+  const turns = asked(conversation, pathTo(conversation, answer.parent));
   const [question = 0, ...before] = turns.map(({ content }) => content.length).reverse();
   return before.reduce((sum, each) => sum + each, 0) > question;
 }
@@ -126,7 +147,7 @@ function isUnanswered(next) {
 }
 
 /** A message's text with its files, each in a fence that nothing in it can end. @param {Message} message */
-function contentOf(message) {
+export function contentOf(message) {
   const files = (message.files ?? []).map(({ name, text }) => {
     const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([ticks]) => ticks.length));
     const fence = "`".repeat(longest + 1);
@@ -143,6 +164,6 @@ export function news(mine, theirs) {
 /** How far a message has come: a question is there or not, an answer grows and then ends. @param {Message | undefined} message */
 function extent(message) {
   if (!message) return -1;
-  if (message.done) return Infinity;
+  if (message.done || message.isEdited) return Infinity;
   return message.text.length + (message.thinking ?? "").length + (message.failure || message.isStopped ? 0.5 : 0);
 }

@@ -31,6 +31,7 @@
  * @property {string} code
  * @property {string} message
  * @property {number | null} [retry_after_ms]
+ * @property {number} [percent] How much of the model is loaded.
  *
  * @typedef {object} Message One turn. A conversation is a tree of them: an edited question and an answer made again
  *   are siblings of what they replace.
@@ -39,21 +40,25 @@
  * @property {Role} role
  * @property {string} text
  * @property {string} [thinking] What the model thought before it answered; no part of `text`.
+ * @property {string} [model] The name of the model that was asked.
  * @property {number} at When it was said, in milliseconds since 1970.
  * @property {Attachment[]} [files]
  * @property {Done} [done]
  * @property {Failure} [failure]
  * @property {string} [token] The resume token while the answer is being written.
+ * @property {boolean} [continues] Its beginning is another version's: what the server writes is appended.
+ * @property {boolean} [isEdited] The person has changed the model's words.
  * @property {boolean} [isUnsent] With a token: the server is not known to have the question.
  * @property {boolean} [isStopped] Stopped before the server had told anything of it, or without its last word.
  * @property {number | null} [mostTokens] What the settings allowed at most when it was asked for; null: they said nothing.
  *
- * @typedef {Record<string, number | string[]>} Sampling Only what differs from the server's defaults.
+ * @typedef {Record<string, number | string[] | Record<string, any>>} Sampling Only what differs from the server's defaults.
  *
  * @typedef {object} Settings
  * @property {string} system
  * @property {-1 | 0 | 1} priority
  * @property {Sampling} sampling
+ * @property {number} [answers] How many are asked for at once; one, where nothing is said.
  * @property {"auto" | "off"} [reasoning] Off: a model that thinks is asked to answer at once.
  *
  * @typedef {object} Conversation
@@ -62,6 +67,9 @@
  * @property {number} updated
  * @property {Settings} settings
  * @property {Record<string, Message>} messages
+ * @property {boolean} [pinned] It stands above all others.
+ * @property {string | null} [from] The first message that the model is still given; nothing: all are.
+ * @property {number} [fromAt] Since when, in milliseconds since 1970.
  * @property {string | null} leaf The last message of the branch that is shown.
  *
  * @typedef {object} Range
@@ -73,7 +81,7 @@
  * @property {string} server
  * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
- * @property {{reasoning_switch?: boolean}} capabilities
+ * @property {{reasoning_switch?: boolean, chat?: boolean, max_answers?: number, grammars?: string[]}} capabilities
  * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
  * @property {Record<string, Range>} sampling
  *
@@ -86,9 +94,13 @@
  * @property {number} generated_tokens
  * @property {number} age_ms
  * @property {boolean} is_preempted
+ * @property {string} [waits_for] Why nothing of it is computed now: `slot`, `cells`, `prefix`, `prompt`, `reader`, or empty.
+ * @property {string} [behind] With `prompt`: the request that is read first.
+ * @property {string} [origin] For people: endpoint, key, program.
  *
  * @typedef {object} Activity
  * @property {RunningRequest[]} running
+ * @property {RunningRequest[]} [waiting] The next ones of those that wait for a first slot; the counts are of all.
  * @property {number} waiting_interactive
  * @property {number} waiting_normal
  * @property {number} waiting_background

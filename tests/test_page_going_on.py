@@ -1,0 +1,112 @@
+"""Ways on from an answer: more of it, other words in it, and a conversation that outgrows the context."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from page_browser import Visitor, saying, violations
+from playwright.sync_api import Browser, Request, expect
+
+COUNT = "one two three four five six seven eight nine ten " * 6
+
+
+def messages(request: Request) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(request.post_data or "")["messages"]
+    return found
+
+
+def test_a_cut_answer_goes_on_and_one_that_is_edited_too(here: Visitor) -> None:
+    page = here.visit().page
+    settings = {"system": "", "priority": 1, "sampling": {"temperature": 0, "max_tokens": 8}}
+    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+    here.visit()
+    here.ask("Tell me a story about a fox")
+    begun = here.wait_for_answer()
+    with page.expect_request("**/ui/api/answers") as sent:
+        page.get_by_role("button", name="Go on with it").click()
+    assert [each["role"] for each in messages(sent.value)] == ["user", "assistant"]
+    expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+    longer = here.wait_for_answer()
+    assert longer.startswith(begun) and len(longer) > len(begun)
+    page.reload()
+    assert here.wait_for_answer() == longer
+
+    page.get_by_role("button", name="Edit the answer").click()
+    page.get_by_label("The answer").fill("Once a hen met")
+    assert violations(page) == []
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".blocks")).to_have_text("Once a hen met")
+    expect(page.locator(".note")).to_have_text("Edited by you.")
+    page.get_by_role("button", name="Edit the answer").click()
+    page.get_by_role("button", name="Save and go on").click()
+    expect(page.get_by_role("group", name="Version 4 of 4")).to_be_visible()
+    hen = here.wait_for_answer()
+    assert hen.startswith("Once a hen met") and len(hen) > len("Once a hen met")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("And then?")
+    assert messages(sent.value)[1]["content"].strip() == hen.strip()
+    here.wait_for_answer(2)
+
+
+def test_a_conversation_that_nears_the_end_of_the_context_goes_on_without_its_oldest_turns(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with saying(browser, tmp_path, COUNT, context_length=256) as here:
+        page = here.visit().page
+        for count, text in enumerate(("First?", "Second?", "Third?"), 1):
+            here.ask(text)
+            here.wait_for_answer(count)
+            gauge, notice = page.locator("#gauge"), page.locator("#nearly-full")
+            if count == 1:
+                expect(gauge).to_be_hidden()
+            if notice.is_visible():
+                break
+        expect(gauge).to_contain_text("% of the context")
+        assert violations(page) == []
+        notice.get_by_role("button", name="Go on without the oldest turns").click()
+        expect(notice).to_be_hidden()
+        expect(page.locator(".border")).to_have_text("The model is no longer given what stands above.")
+        with page.expect_request("**/ui/api/answers") as sent:
+            here.ask("Last?")
+        given = [each["content"] for each in messages(sent.value) if each["role"] == "user"]
+        assert given[-1] == "Last?" and "First?" not in given
+        here.wait_for_answer(count + 1)
+        page.reload()
+        expect(page.locator(".border")).to_be_visible()
+
+
+def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
+    page.get_by_label("Answers at once").fill("2")
+    page.get_by_label("Most tokens").fill("60")
+    page.get_by_label("JSON Schema").fill("{")
+    expect(page.locator("#set-json_schema-fault")).to_have_text("Not set: it is no JSON object.")
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    page.get_by_label("JSON Schema").fill(json.dumps(schema))
+    page.get_by_label("Name of the preset").fill("Fox")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_role("button", name="Set sampling back").click()
+    page.get_by_label("Instructions (system prompt)").fill("")
+    page.get_by_label("Preset", exact=True).select_option("Fox")
+    expect(page.get_by_label("Answers at once")).to_have_value("2")
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    sent: list[Request] = []
+    page.on("request", lambda request: sent.append(request) if request.method == "POST" else None)
+    here.ask("What is UMA?")
+    expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
+    assert isinstance(json.loads(here.wait_for_answer())["a"], bool)
+    bodies = [json.loads(each.post_data or "") for each in sent if each.url.endswith("/answers")]
+    assert [each["sampling"]["json_schema"] for each in bodies] == [schema, schema]
+    assert all(each["messages"][0]["content"] == "You are a fox." for each in bodies)
+    page.get_by_role("button", name="Previous version").click()
+    assert isinstance(json.loads(here.wait_for_answer())["a"], bool)
