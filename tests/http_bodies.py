@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from uma.contracts.health import HealthCheckPayload
 from uma.http import (
     anthropic,
@@ -16,8 +18,15 @@ from uma.http import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    running,
 )
 from uma.http.page.endpoints import AnswerBody, MarkdownBody
+
+
+@attrs.frozen
+class NoBody:
+    """None is read."""
+
 
 RERANK = llama_server_embeddings.RerankBody
 BODIES: dict[str, type[Any]] = {
@@ -42,6 +51,8 @@ BODIES: dict[str, type[Any]] = {
     "/apply-template": openai_chat.Conversation,
     **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
+    "/v1/chat/completions/control": running.ControlBody,
+    **dict.fromkeys(("/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"), NoBody),
     "/ui/api/answers": AnswerBody,
     "/ui/api/markdown": MarkdownBody,
 }

@@ -42,6 +42,9 @@ class Sequence:
         self.dropped = 0
         self.stream = RequestStream(self, lambda: None, self._drop, lateness)
 
+    def end_thinking(self) -> None:
+        """Nothing is thought here."""
+
     def cancel(self) -> None:
         self.is_cancelled = True
 

@@ -29,6 +29,8 @@ RANKING = [line for line in LINES if "rerank" in line]
 """Lines for a model that ranks."""
 FILLING = [line for line in LINES if "/infill" in line]
 """Lines for a model with tokens for filling in the middle."""
+RUNNING = [line for line in LINES if "chatcmpl-" in line]
+"""Lines about a request that runs."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield process
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line not in [*RANKING, *FILLING]])
+@pytest.mark.parametrize("line", [line for line in LINES if line not in [*RANKING, *FILLING, *RUNNING]])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
     paste(line, http_server)
 
@@ -55,19 +57,30 @@ def test_every_line_about_filling_in_can_be_pasted_where_the_model_does(line: st
         paste(line, process)
 
 
+@pytest.mark.parametrize("line", RUNNING)
+def test_every_line_about_a_running_request_finds_that_it_does_not_run(line: str, http_server: HttpServer) -> None:
+    done = pasted(line, http_server)
+    assert "no such request runs" in done.stdout
+
+
 def paste(line: str, server: HttpServer) -> None:
+    done = pasted(line, server)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+def pasted(line: str, server: HttpServer) -> subprocess.CompletedProcess[str]:
     # In a pipe the exit status is that of the last command, so an error must not print a body there.
     fails = "--fail" if "|" in line else "--fail-with-body"
     curl = f"curl() {{ {required_command('curl')} --silent --show-error {fails} --noproxy '*' \"$@\"; }}"
     command = f"{curl}; UMA={server.url}; {line}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_every_endpoint_is_told_of() -> None:
     shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/\S+)", PAGE)}
     shown = {re.sub(r"/ui/api/answers/\w+", "/ui/api/answers/{token}", path) for path in shown}
+    shown = {re.sub(r"/v1/requests/[\w-]+", "/v1/requests/{id}", path) for path in shown}
     assert shown == {path for _, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS] if is_api(path)}
 
 

@@ -28,6 +28,7 @@ from uma.protocol.frames import HEADER_BYTES
 from uma.protocol.messages import (
     Cancel,
     ClientMessage,
+    EndThinking,
     EosEvent,
     Generate,
     HealthQuery,
@@ -133,6 +134,7 @@ def test_queries_hello_and_cancel_are_taken() -> None:
     assert parse({"type": "health", "probe": False, "id": "h"}) == HealthQuery("h", probe=False)
     assert parse({"type": "tokenize", "id": "t", "prompt": ""}) == TokenizeQuery(Request("t", prompt=""))
     assert parse({"event": "cancel", "id": "a"}) == Cancel("a")
+    assert parse({"event": "answer", "id": "a"}) == EndThinking("a")
     hello = parse({"type": "hello", "versions": ["1.0"], "client": "me/1", "strict": True})
     assert hello == Hello(("1.0",), "me/1", True)
 

@@ -30,7 +30,7 @@ def body(frame: bytes) -> Any:
 
 def name_of_message(fields: Mapping[str, Any]) -> str:
     if "type" not in fields and "event" in fields:
-        return "cancel"
+        return str(fields["event"])
     return str(fields.get("type", "generate"))
 
 

@@ -30,6 +30,7 @@ from uma.protocol.frames import HEADER_BYTES, FrameDecoder, encode_frame
 from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
+    EndThinking,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -391,6 +392,24 @@ def test_a_cancel_comes_out_once_for_what_runs_and_is_swallowed_otherwise() -> N
     assert give(session, cancel, cancel) == [Cancel("a")]
     assert isinstance(event(session.relay(finished(reason="cancelled"))), EosEvent)
     assert give(session, cancel) == []
+
+
+def test_thinking_is_ended_once_for_what_runs_and_not_after_a_cancel() -> None:
+    session = ServerSession()
+    give(session, HELLO | {"versions": ["1.1"]})
+    session.welcome(INFO)
+    answer, cancel = {"event": "answer", "id": "a"}, {"event": "cancel", "id": "a"}
+    assert give(session, answer) == []
+    give(session, ask())
+    assert give(session, answer, answer, cancel, answer) == [EndThinking("a"), Cancel("a")]
+    give(session, {"type": "embed", "id": "e", "texts": ["x"]})
+    assert give(session, {"event": "answer", "id": "e"}) == []
+
+
+def test_a_session_of_1_0_knows_no_end_of_thinking() -> None:
+    (refused,) = give(hello(), {"event": "answer", "id": "a"})
+    assert isinstance(refused, Refused)
+    assert refused.event.message == "event: expected 'cancel', not 'answer'"
 
 
 def test_a_query_cannot_be_cancelled() -> None:

@@ -107,6 +107,9 @@ class RuntimeConfig:
         "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096",
         "tokens",
     )
+    reasoning_budget: Annotated[int, Range(-1)] = setting(
+        -1, "end a model's thinking behind this many tokens, where a request does not say; -1: when it ends", "tokens"
+    )
     temperature: Temperature | None = setting(
         None, "how freely the next token is drawn, where a request does not say; 0: always the likeliest", "0 to 2"
     )

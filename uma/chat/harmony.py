@@ -22,6 +22,10 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BODY = NamedForm(before="", after=MESSAGE)
 """A call behind its recipient's name, where the header has nothing else to say."""
 _BEGINNINGS = (START, CHANNEL, " to=")
+TO_ANSWER = f"{ENDS[0]}{START}{FINAL}"
+"""What ends the thinking so that the answer follows."""
+TO_NEXT = f"{ENDS[0]}{START}"
+"""What ends the thinking so that any message can follow: a call, or the answer."""
 MAX_HEADER_CHARS = 256
 """Maximum length of a header; a longer one is text."""
 _HEADER = re.compile(
@@ -59,6 +63,11 @@ class HarmonyParser(StepParser):
         self._pending = ""
         self._end_thought()
         return self._run()
+
+    @property
+    def is_thinking(self) -> bool:
+        """See `StepParser`."""
+        return self._thought_from is not None
 
     def _read_header(self) -> bool:
         """A header up to its end; what can be none is the answer's text."""

@@ -76,6 +76,11 @@ class Parser(StepParser):
 
     # Text and thinking
 
+    @property
+    def is_thinking(self) -> bool:
+        """See `StepParser`."""
+        return self._step in (self._read_thinking, self._read_label)
+
     def _read_text(self) -> bool:
         if self._is_bare_call():
             self._begin_calls("")

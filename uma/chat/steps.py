@@ -84,6 +84,11 @@ class StepParser(ABC):
         self._parts.append(CallCut(call.name, self._raw))
         self._call, self._raw = None, ""
 
+    @property
+    @abstractmethod
+    def is_thinking(self) -> bool:
+        """Whether the text that comes next is thinking."""
+
     @abstractmethod
     def _end_call(self) -> None:
         """Choose the step behind a whole call."""

@@ -33,8 +33,8 @@ def _make(path: Path, name: str) -> None:
     print(add(path, name))
     say.plain(
         f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{name}] there:\n"
-        "max_concurrent, max_tokens_per_minute, max_priority, max_tokens; and, for all its requests, priority,\n"
-        f"target_ttft_ms, target_tbt_ms. Serve with --http-keys {path};\n"
+        "max_concurrent, max_tokens_per_minute, max_priority, max_tokens, max_reasoning_tokens; and, for all its\n"
+        f"requests, priority, target_ttft_ms, target_tbt_ms. Serve with --http-keys {path};\n"
         "a server that runs with it knows the key already."
     )
 

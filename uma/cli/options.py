@@ -51,6 +51,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     {
         "max_tokens": ("maximum tokens to generate", "tokens"),
         "min_tokens": ("do not end before this many tokens", "tokens"),
+        "max_reasoning_tokens": ("end a model's thinking behind this many tokens", "tokens"),
         "seed": ("makes a drawn output repeatable", "0 to 4294967295"),
         "reproducible": ("compute apart from all else: the same prompt and seed give the same text, slower", ""),
         "stop": ("end the output before this text; can be given up to 16 times", ""),

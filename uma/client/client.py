@@ -26,6 +26,7 @@ from uma.protocol.messages import (
     Cancel,
     EmbedEvent,
     EmbedQuery,
+    EndThinking,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -118,7 +119,7 @@ class Client:
         async def start(stream: Stream) -> None:
             await self._begin(stream, request)
 
-        return Stream(request.id, start, self._cancel)
+        return Stream(request.id, start, self._cancel, self._end_thinking)
 
     async def tokenize(self, request: Request) -> Tokenized:
         """As `Source.tokenize`."""
@@ -193,6 +194,11 @@ class Client:
 
     def _cancel(self, stream: Stream) -> None:
         self._link.post(self._session.send(Cancel(stream.id)))
+
+    def _end_thinking(self, stream: Stream) -> None:
+        # An older server does not know it, and has no bound of thinking either.
+        if "max_reasoning_tokens" in self.info.capabilities.sampling_params:
+            self._link.post(self._session.send(EndThinking(stream.id)))
 
     async def _ask(self, id: str, query: Query) -> Answer:
         await self._link.room()

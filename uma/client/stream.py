@@ -31,6 +31,8 @@ class Stream:
     """Sends the request; raises where that is not possible."""
     _cancel: Callable[[Stream], None]
     """Tells the server to end the request. Never waits."""
+    _end_thinking: Callable[[Stream], None]
+    """Tells the server to close the model's thinking. Never waits."""
     tap: Callable[[Token], bool] | None = attrs.field(default=None, init=False)
     """See `types.EventStream.tap`."""
     prompt_tokens: int | None = attrs.field(default=None, init=False)
@@ -65,6 +67,11 @@ class Stream:
         """As `EventStream.cancel`. Never waits."""
         if not self.is_over:
             self._cancel(self)
+
+    def end_thinking(self) -> None:
+        """As `EventStream.end_thinking`. Never waits."""
+        if not self.is_over:
+            self._end_thinking(self)
 
     def __aiter__(self) -> Stream:
         return self

@@ -81,6 +81,21 @@ def _limits_tokens() -> Proof:
     return "3 tokens, reason length"
 
 
+def _bounds_thinking() -> Proof:
+    """Thinking is closed at its bound, and usage counts less of it."""
+    chat = {"messages": [{"role": "user", "content": "Hello!"}], "reasoning": "auto", "temperature": 0.0}
+    free = answered((yield Question({**chat, "max_tokens": LONG})))
+    bounded = answered((yield Question({**chat, "max_tokens": LONG, "max_reasoning_tokens": 1})))
+    if free.warns_of("reasoning"):
+        demand(bounded.warns_of("max_reasoning_tokens"), "it is not told that this model does not think")
+        return f"{NOT_SHOWN}: this model does not think, and the bound is named in warnings"
+    thought, less = (each.last["usage"].get("reasoning_tokens", 0) for each in (free, bounded))
+    if thought < LONG:
+        return f"{NOT_SHOWN}: no thinking went on for {LONG} tokens"
+    demand(less < thought, f"{less} tokens of thinking, with a bound of 1")
+    return f"1 bounds thinking to {less} tokens with its marks, which went on over {LONG}"
+
+
 def _outlasts(name: str) -> Proof:
     """A chat's answer that ends by itself must go on where it is told to."""
     chat = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0.0}
@@ -278,6 +293,7 @@ _EFFECTS: dict[str, Callable[[], Proof]] = {
     "max_tokens": _limits_tokens,
     "min_tokens": partial(_outlasts, "min_tokens"),
     "ignore_eos": partial(_outlasts, "ignore_eos"),
+    "max_reasoning_tokens": _bounds_thinking,
     "stop": partial(stops_at_last_of, ()),
     "temperature": _heats,
     "top_p": partial(_tames, "top_p", 0.0),

@@ -165,8 +165,9 @@ class Engine:
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
         warnings = (*self._chat.warnings(asked), *loose.warnings)
+        bounds_thinking = self._chat.bounds_thinking(loose.request, tokens)
         stream = self._requests.submit(
-            Prepared(request, tokens, grammar, forced, bias, report, most_tokens, spellings, warnings)
+            Prepared(request, tokens, grammar, forced, bias, report, most_tokens, spellings, bounds_thinking, warnings)
         )
         stream.ignored = loose.left_out
         try:

@@ -21,11 +21,12 @@ from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.worker.commands import Commands, SequenceControl
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence
+from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
 from uma.net.client import ORIGIN
-from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request
+from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, SamplingParams
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
@@ -47,6 +48,8 @@ class Prepared:
     """Maximum tokens of it, prompt and output together."""
     spellings: Mapping[int, bytes]
     """Bytes of special tokens that are part of the output's text."""
+    bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
+    """See `Sequence.bounds_thinking`."""
     warnings: tuple[str, ...] = ()
     """For its last event: what the request asks for that has no effect."""
 
@@ -79,7 +82,7 @@ class Submission:
 
     def submit(self, prepared: Prepared) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""
-        sampling = prepared.request.sampling.over(self._config.sampler)
+        sampling = self._bounded(prepared.request.sampling.over(self._config.sampler))
         if sampling is not prepared.request.sampling:
             prepared = attrs.evolve(prepared, request=attrs.evolve(prepared.request, sampling=sampling))
         seed = sampling.seed if sampling.seed is not None else self._seeds.randrange(MAX_SEED)
@@ -93,6 +96,13 @@ class Submission:
             self._commands.submit(sequence)
         self._wake_worker.ask()
         return stream
+
+    def _bounded(self, sampling: SamplingParams) -> SamplingParams:
+        """With the engine's own bound of thinking where the request has none."""
+        bound = self._config.reasoning_budget
+        if bound < 0 or sampling.max_reasoning_tokens is not None:
+            return sampling
+        return attrs.evolve(sampling, max_reasoning_tokens=bound)
 
     def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
         """The sequence of one answer. The first has the request's own state, each other a copy of it."""
@@ -122,6 +132,7 @@ class Submission:
             bias=prepared.bias,
             report=prepared.report if is_first else None,
             spellings=prepared.spellings,
+            bounds_thinking=prepared.bounds_thinking,
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:

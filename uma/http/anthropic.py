@@ -30,7 +30,7 @@ from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, 
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.problem import Problem
-from uma.http.thinking import thinking
+from uma.http.thinking import max_reasoning_tokens, thinking
 from uma.http.tools import Effort
 from uma.http.usage import spoken, warnings
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, Token, ToolCallDelta
@@ -124,6 +124,9 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
         **of_output(gateway, body),
         max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
         temperature=body.temperature,
+        max_reasoning_tokens=max_reasoning_tokens(
+            thinking_wish(body.thinking, None), body.max_reasoning_tokens, gateway.source.info.capabilities
+        ),
         stop=first(http, ("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),
         grammar=abilities.answer_grammar(
             _grammar(body.output_config, gateway, http),

@@ -29,6 +29,7 @@ from uma.http import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    running,
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
@@ -62,6 +63,8 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("GET", "/v1/models/{id:path}", model_list.show_model),
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
     ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens),
+    ("POST", "/v1/chat/completions/control", running.control),
+    ("POST", "/v1/requests/{id}/answer", running.answer_now),
     ("POST", "/v1/completions", openai_completions.completions),
     ("POST", "/v1/embeddings", openai_embeddings.embeddings),
     ("POST", "/v1/responses", openai_responses.responses),

@@ -25,6 +25,7 @@ from uma.net.client import CLIENT
 from uma.net.inline import is_quick
 from uma.net.quota import Account
 from uma.net.throttle import ClientLines, Throttle
+from uma.types import EventStream
 from uma.version import __version__
 
 Header = tuple[bytes, bytes]
@@ -105,6 +106,9 @@ class Exchange:
     """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)
     """Of the answer; 0 while it has not begun."""
+    _streams: list[EventStream] = attrs.field(factory=list, init=False)
+    """What generates its answer just now."""
+    _ends_thinking: bool = attrs.field(default=False, init=False)
     _post: Callable[[bytes], bool] | None = attrs.field(init=False)
     _has_body: bool = attrs.field(default=False, init=False)
     _held_bytes: int = attrs.field(default=0, init=False)
@@ -256,6 +260,24 @@ class Exchange:
     def ignore(self, places: Iterable[str]) -> None:
         """Name parts of the request that have no effect, by the engine's names, in the answer's header."""
         self.ignored += (renamed(place, self.names) for place in places)
+
+    @contextmanager
+    def generating(self, stream: EventStream) -> Iterator[None]:
+        """A block in which `stream` generates for the answer, so that `end_thinking` reaches it."""
+        self.ignore(stream.ignored)
+        self._streams.append(stream)
+        if self._ends_thinking:
+            stream.end_thinking()
+        try:
+            yield
+        finally:
+            self._streams.remove(stream)
+
+    def end_thinking(self) -> None:
+        """Have the model begin its answer, also to those of several prompts that still wait."""
+        self._ends_thinking = True
+        for stream in self._streams:
+            stream.end_thinking()
 
     def problem(self, error: UmaError) -> Problem:
         """The problem that `error` is, with the body's own names."""

@@ -86,6 +86,7 @@ class Common:
     dry_base: Annotated[float, Range(1, 10)] | None = None
     dry_allowed_length: Annotated[int, Range(1, 65_536)] | None = None
     dry_window: Annotated[int, Range(0, MAX_WINDOW)] | None = None
+    max_reasoning_tokens: Annotated[int, Range(0)] | None = None
     dry_sequence_breakers: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(0, 64, "strings")] | None = (
         None
     )
@@ -129,9 +130,14 @@ def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], **ow
 
 def first(http: Exchange, *given: tuple[str, T | None]) -> T | None:
     """Of fields that mean the same, the first that the body has. The others that it has are named as ignored."""
+    return named_first(http, *given)[1]
+
+
+def named_first(http: Exchange, *given: tuple[str, T | None]) -> tuple[str, T | None]:
+    """The same with its name, which is empty where the body has none."""
     there = [(name, value) for name, value in given if value is not None]
     http.ignored += [name for name, _ in there[1:]]
-    return there[0][1] if there else None
+    return there[0] if there else ("", None)
 
 
 def all_tokens(gateway: Gateway, http: Exchange, answers: int = 1) -> int:

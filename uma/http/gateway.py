@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import attrs
 import trio
@@ -30,6 +30,16 @@ R = TypeVar("R")
 
 MAX_PARSING = 2
 """Threads that read large bodies: they share one interpreter lock, so more would only wait for each other."""
+
+
+class Answering(Protocol):
+    """One answer that is generated."""
+
+    account: Account | None
+    """Of the key that it was asked for with."""
+
+    def end_thinking(self) -> None:
+        """See `types.EventStream.end_thinking`."""
 
 
 @attrs.define(eq=False)
@@ -62,6 +72,8 @@ class Gateway:
     """Called by `abort`: ends what runs in `tasks`."""
     at_end: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called once nothing runs any more: frees what the endpoints hold."""
+    answering: dict[str, Answering] = attrs.field(factory=dict, init=False)
+    """What generates just now, by the id in its answer's `X-Request-Id`."""
     _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
 
     @bodies.default
@@ -147,10 +159,12 @@ class Gateway:
         """A block in which so many requests run, and that `abort` cancels."""
         with trio.CancelScope() as scope, running(http.account, requests):
             self._running.add(scope)
+            self.answering[http.id] = http
             try:
                 yield scope
             finally:
                 self._running.discard(scope)
+                del self.answering[http.id]
 
     def admitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
         """The requests as the key's bounds have them. Raises `RateLimited` where they are over one and waiting helps,

@@ -94,11 +94,11 @@ async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -
     async def one(index: int, scope: trio.CancelScope | None) -> None:
         try:
             async with turns, source.generate(requests[index]) as stream, metered(stream, http.account) as meter:
-                http.ignore(stream.ignored)
-                async for event in stream:
-                    if isinstance(event, Finished):
-                        meter.usage = event.usage
-                        results[index] = event
+                with http.generating(stream):
+                    async for event in stream:
+                        if isinstance(event, Finished):
+                            meter.usage = event.usage
+                            results[index] = event
         except UmaError as error:
             failures.append(_placed(error, index, len(requests)))
             if scope is not None:
@@ -182,20 +182,24 @@ class _Streamed:
                 metered(stream, self.http.account) as meter,
             ):
                 self._asked += 1
-                self.http.ignore(stream.ignored)
-                if isinstance(self.job, CountingJob):
-                    self.job.prompt_tokens = await _prompt_tokens(source, request, stream)
-                if self.job.telemetry is None:
-                    stream.tap = partial(self._take, index)
-                else:
-                    for event in await self._watched(source, index, stream, self.job.telemetry):
-                        await self._tell(index, event, meter)
-                async for event in stream:
-                    await self._tell(index, event, meter)
+                with self.http.generating(stream):
+                    await self._follow(source, index, stream, meter)
         except UmaError as error:
             self._failure = self._failure or _placed(error, index, len(self.job.requests))
             if siblings is not None:
                 siblings.cancel()
+
+    async def _follow(self, source: Source, index: int, stream: EventStream, meter: Meter) -> None:
+        """Tell all events of a request."""
+        if isinstance(self.job, CountingJob):
+            self.job.prompt_tokens = await _prompt_tokens(source, self.job.requests[index], stream)
+        if self.job.telemetry is None:
+            stream.tap = partial(self._take, index)
+        else:
+            for event in await self._watched(source, index, stream, self.job.telemetry):
+                await self._tell(index, event, meter)
+        async for event in stream:
+            await self._tell(index, event, meter)
 
     async def _tell(self, index: int, event: Event, meter: Meter) -> None:
         self._open()

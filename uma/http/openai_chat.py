@@ -12,7 +12,7 @@ import attrs
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.content import question_start, text_of
+from uma.http.content import question_start, read_part, text_of
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import (
@@ -20,6 +20,8 @@ from uma.http.fields import (
     MAX_MESSAGES,
     MaxTokens,
     all_tokens,
+    first,
+    named_first,
     of_output,
     read,
     sampling,
@@ -33,7 +35,7 @@ from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.structured_outputs import StructuredBody, grammar_of, own_grammars
 from uma.http.telemetry import Telemetry, TelemetryFields
-from uma.http.thinking import Wish, thinking
+from uma.http.thinking import BudgetFields, ReasoningBody, Wish, max_reasoning_tokens, thinking
 from uma.http.tools import (
     Calls,
     Effort,
@@ -79,7 +81,7 @@ class ChatMessage:
 
 
 @attrs.frozen(kw_only=True)
-class Conversation(StructuredBody):
+class Conversation(StructuredBody, BudgetFields):
     """What a chat's prompt is made from."""
 
     messages: Annotated[tuple[ChatMessage, ...], Length(1, MAX_MESSAGES, "messages")]
@@ -90,6 +92,8 @@ class Conversation(StructuredBody):
     functions: Any = None
     function_call: Any = None
     reasoning_effort: Effort | None = None
+    reasoning: Any = None
+    """As OpenRouter has it."""
     chat_template_kwargs: Annotated[dict[str, Any], Json()] | None = None
     """As vLLM and llama-server have it; so are the next two."""
     continue_final_message: bool | None = None
@@ -159,7 +163,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
 
 
 def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
-    able, fields = gateway.source.info.capabilities, prompt(gateway, body, http)
+    able, wish = gateway.source.info.capabilities, _wish(body, http)
+    fields = prompt(gateway, body, http, wish)
     params = sampling(
         gateway,
         body,
@@ -173,6 +178,7 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
         grammar=_grammar(body, fields.get("tool_choice", "auto"), able, http),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
         logit_bias=abilities.logit_bias(body.logit_bias, able),
+        max_reasoning_tokens=max_reasoning_tokens(wish, body.max_reasoning_tokens, able),
     )
     how = urgency(body, http)
     return Request(
@@ -190,8 +196,9 @@ def _grammar(body: ChatBody, tool_choice: str, able: Capabilities, http: Exchang
     return abilities.answer_grammar(wanted, http.names.get("grammar", ""), tool_choice, http.ignored)
 
 
-def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, Any]:
-    """The fields of a `Request` that its prompt is made from."""
+def prompt(gateway: Gateway, body: Conversation, http: Exchange, wish: Wish | None = None) -> dict[str, Any]:
+    """The fields of a `Request` that its prompt is made from; `wish` is what the body says of thinking."""
+    wish = wish or _wish(body, http)
     able = gateway.source.info.capabilities
     legacy(body.functions, "functions")
     legacy(body.function_call, "function_call")
@@ -208,13 +215,31 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, An
     return {
         "messages": with_names(messages),
         "continue_final_message": _goes_on(body, http.ignored),
-        **thinking(
-            Wish(effort=body.reasoning_effort, effort_field="reasoning_effort", variables=body.chat_template_kwargs),
-            able,
-            http.ignored,
-        ),
+        **thinking(wish, able, http.ignored),
         **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     }
+
+
+def _wish(body: Conversation, http: Exchange) -> Wish:
+    """What the body says of thinking."""
+    asked = ReasoningBody()
+    if isinstance(body.reasoning, dict):
+        asked = read_part(body.reasoning, ReasoningBody, "reasoning", http.ignored)
+        asked.name_what_is_not_done(http.ignored)
+    elif body.reasoning is not None:
+        http.ignored.append("reasoning")
+    effort: Effort | None = first(http, ("reasoning_effort", body.reasoning_effort), ("reasoning.effort", asked.effort))
+    budgets = [(field.name, getattr(body, field.name)) for field in attrs.fields(BudgetFields)]
+    budget_field, budget = named_first(http, ("reasoning.max_tokens", asked.max_tokens), *budgets)
+    return Wish(
+        wanted=asked.wanted,
+        field="reasoning",
+        effort=effort,
+        effort_field="reasoning_effort" if body.reasoning_effort else "reasoning.effort",
+        budget=budget,
+        budget_field=budget_field,
+        variables=body.chat_template_kwargs,
+    )
 
 
 def _goes_on(body: Conversation, ignored: list[str]) -> bool:

@@ -23,10 +23,9 @@ from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
 from uma.http.telemetry import Telemetry, TelemetryFields
-from uma.http.thinking import Wish, thinking
+from uma.http.thinking import ReasoningBody, Wish, max_reasoning_tokens, thinking
 from uma.http.tools import (
     MAX_TOOLS,
-    Effort,
     openai_choice,
     tool_fields,
 )
@@ -51,14 +50,6 @@ class TextFormat:
 
     format: Any = None
     verbosity: Literal["low", "medium", "high"] | None = None
-
-
-@attrs.frozen(kw_only=True)
-class ReasoningBody:
-    """`reasoning`."""
-
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -121,6 +112,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
     tools = offered(body.tools or (), http)
     places, choice = openai_choice(body.tool_choice, tools.tools)
     tools.name_schemas(http.names, places)
+    wish = _wish(body.reasoning or ReasoningBody())
     wanted = abilities.response_format(form, "text.format", able, http.names, http.ignored, is_flat=True)
     params = sampling(
         gateway,
@@ -131,21 +123,33 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         temperature=body.temperature,
         grammar=abilities.answer_grammar(wanted, "text.format", choice, http.ignored),
         logprobs=_logprobs(body, able),
+        max_reasoning_tokens=max_reasoning_tokens(wish, body.max_reasoning_tokens, able),
     )
     how = urgency(body, http)
-    effort = None if body.reasoning is None else body.reasoning.effort
     request = Request(
         http.id,
         messages=messages_of(body.input, body.instructions, able, http.ignored),
         sampling=params,
         stream=bool(body.stream),
         **how,
-        **thinking(Wish(effort=effort, effort_field="reasoning.effort"), able, http.ignored),
+        **thinking(wish, able, http.ignored),
         **tool_fields([tools.tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
     )
     job = ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, params.settled, tools)
     job.telemetry = Telemetry.of(body, stream=bool(body.stream))
     return job
+
+
+def _wish(asked: ReasoningBody) -> Wish:
+    """What the body says of thinking."""
+    return Wish(
+        wanted=asked.wanted,
+        field="reasoning",
+        effort=asked.effort,
+        effort_field="reasoning.effort",
+        budget=asked.max_tokens,
+        budget_field="reasoning.max_tokens",
+    )
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -159,8 +163,8 @@ def _refuse(body: ResponsesBody) -> None:
 def _name_what_is_not_done(body: ResponsesBody, ignored: list[str]) -> None:
     if body.text is not None and body.text.verbosity is not None:
         ignored.append("text.verbosity")
-    if body.reasoning is not None and body.reasoning.summary is not None:
-        ignored.append("reasoning.summary")
+    if body.reasoning is not None:
+        body.reasoning.name_what_is_not_done(ignored)
     ignored += [f"include.{each}" for each in body.include or () if each != LOGPROBS]
 
 

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import show
+from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http.tools import Effort
 from uma.types import EFFORT_NAMES, EFFORTS, THINKING_BUDGET, THINKING_SWITCHES, Capabilities, ReasoningMode
 
 KWARGS = "chat_template_kwargs"
+Budget = Annotated[int, Range(-1)]
+"""Maximum tokens of thinking; -1: no bound."""
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningBody:
+    """`reasoning`, as OpenAI's responses and OpenRouter have it."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    max_tokens: Budget | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+    @property
+    def wanted(self) -> bool | None:
+        """Whether there is to be thinking: a bound says so too."""
+        return True if self.enabled is None and (self.max_tokens or 0) > 0 else self.enabled
+
+    def name_what_is_not_done(self, ignored: list[str]) -> None:
+        """Add to `ignored` what has no effect here."""
+        ignored += [f"reasoning.{name}" for name in ("summary", "exclude") if getattr(self, name)]
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class BudgetFields:
+    """A bound of thinking under the names of Qwen's API, vLLM and llama-server, which has the last two."""
+
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    reasoning_budget_tokens: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -28,10 +60,27 @@ class Wish:
     variables: Mapping[str, Any] | None = None
     """`chat_template_kwargs`, whose switches of thinking go before `wanted`."""
 
+    @property
+    def bound(self) -> int | None:
+        """Maximum tokens of thinking: `budget`, else a number among `variables` that says so."""
+        named = (self.variables or {}).get(THINKING_BUDGET)
+        bound = named if self.budget is None and type(named) is int else self.budget
+        return None if bound is None or bound < 0 or self.wanted is False else bound
+
+
+def max_reasoning_tokens(wish: Wish, own: int | None, able: Capabilities) -> int | None:
+    """The engine's bound of thinking: the field of that name, else the wish's, where the model thinks."""
+    return wish.bound if own is None and _bounds(able) else own
+
+
+def _bounds(able: Capabilities) -> bool:
+    return able.reasoning and "max_reasoning_tokens" in able.sampling_params
+
 
 def thinking(wish: Wish, able: Capabilities, ignored: list[str]) -> dict[str, Any]:
     """The fields of a `Request`: its `reasoning`, and variables of the template.
 
+    A bound of thinking is for `max_reasoning_tokens`, and for a template that reads one too.
     Adds to `ignored` what the model's template does not read, and a wish for thinking where the model does not think:
     programs ask whatever the model is. Raises `BadRequest` for a switch that is neither true nor false.
     """
@@ -46,13 +95,13 @@ def thinking(wish: Wish, able: Capabilities, ignored: list[str]) -> dict[str, An
             wanted, field = value, f"{KWARGS}.{name}"
         elif name in able.template_variables:
             values[name] = value
-        else:
+        elif name != THINKING_BUDGET or wish.bound != value or not _bounds(able):
             ignored.append(f"{KWARGS}.{name}")
     values |= _effort(wish, able, ignored)
     if wish.budget is not None:
         if THINKING_BUDGET in able.template_variables and wanted is not False:
             values[THINKING_BUDGET] = wish.budget
-        else:
+        elif wish.budget >= 0 and (wish.bound is None or not _bounds(able)):
             ignored.append(wish.budget_field)
     return {"reasoning": _mode(wanted, field, able, ignored), KWARGS: values or None}
 

@@ -39,6 +39,9 @@ class Bounds:
     max_tokens: Annotated[int, Range(1)] | None = None
     """Maximum tokens that one request can generate, in all its answers. A request that asks for no number gets this
     one, or the server's default where that is less. An HTTP body with several prompts is as many requests."""
+    max_reasoning_tokens: Annotated[int, Range(0)] | None = None
+    """Maximum tokens that a model thinks in each answer. A request that asks for more, or for no number, gets this one,
+    in place of the server's `--reasoning-budget`."""
     priority: Lane | None = None
     """Lane of every request, whatever it asks for."""
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
@@ -111,6 +114,10 @@ class Account:
         if isinstance(lane, Excess):
             return lane
         request = attrs.evolve(request, priority=lane, slo=self._slo(request.slo))
+        if (most := bounds.max_reasoning_tokens) is not None:
+            thinking = most if sampling.max_reasoning_tokens is None else min(sampling.max_reasoning_tokens, most)
+            sampling = attrs.evolve(sampling, max_reasoning_tokens=thinking)
+            request = attrs.evolve(request, sampling=sampling)
         if bounds.max_tokens is not None:
             answers = sampling.drawn_answers
             most = bounds.max_tokens // answers

@@ -24,6 +24,7 @@ from uma.protocol.messages import (
     ClientMessage,
     EmbedQuery,
     Encoding,
+    EndThinking,
     Generate,
     HealthQuery,
     Hello,
@@ -36,7 +37,8 @@ from uma.protocol.messages import (
     UnknownEvent,
 )
 from uma.protocol.wire import (
-    CANCEL,
+    COMMANDS,
+    COMMANDS_SINCE_1_1,
     EVENTS,
     FIELDS_OF_1_0,
     KINDS_SINCE_1_1,
@@ -90,7 +92,7 @@ def message_of(
     Raises `BadRequest` with a line for each wrong field. Of a key that comes twice, the last counts.
     """
     if "type" not in fields and "event" in fields:
-        return _parse_cancel(fields, strict)
+        return _parse_command(fields, strict, version)
     kind = fields.pop("type", "generate")
     known = [each for each in REQUESTS if version != "1.0" or each not in KINDS_SINCE_1_1]
     if not isinstance(kind, str) or kind not in known:
@@ -227,12 +229,14 @@ def _frame(fields: Mapping[str, Any]) -> bytes:
         raise BadRequest(f"the message cannot be written as JSON: {error}") from None
 
 
-def _parse_cancel(fields: dict[str, Any], strict: bool) -> Cancel:
+def _parse_command(fields: dict[str, Any], strict: bool, version: str | None) -> ClientMessage:
     name = fields.pop("event")
-    if name != "cancel":
-        raise BadRequest(f"event: expected 'cancel', not {show(name)}")
-    cancel: Any = structure(fields, CANCEL, lambda: _rules(fields, "cancel", strict, None))
-    return Cancel(**_own_fields(cancel))
+    known = [each for each in COMMANDS if version != "1.0" or each not in COMMANDS_SINCE_1_1]
+    if name not in known:
+        raise BadRequest(f"event: expected {' or '.join(map(repr, known))}, not {show(name)}")
+    message, flat = COMMANDS[name]
+    made: ClientMessage = message(**_own_fields(structure(fields, flat, lambda: _rules(fields, name, strict, None))))
+    return made
 
 
 def _rules(
@@ -245,7 +249,7 @@ def _rules(
         if n_vocab is not None:
             yield from _outside_vocabulary(fields.get("token_ids"), n_vocab)
     if strict:
-        cls = CANCEL if kind == "cancel" else REQUESTS[kind]
+        cls = COMMANDS[kind][1] if kind in COMMANDS else REQUESTS[kind]
         unknown = chain(newer, unknown_fields(fields, cls))
         yield from (f"{path}: unknown field, and the session is strict" for path in unknown)
 
@@ -307,8 +311,8 @@ def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Reques
 
 
 def _message_fields(message: ClientMessage) -> dict[str, Any]:
-    if isinstance(message, Cancel):
-        return {"event": "cancel", "id": message.id}
+    if isinstance(message, Cancel | EndThinking):
+        return {"event": "cancel" if isinstance(message, Cancel) else "answer", "id": message.id}
     if isinstance(message, Generate | TokenizeQuery):
         request = unstructure(message.request)
         request.pop("sampling", None)

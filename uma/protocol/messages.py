@@ -81,6 +81,13 @@ class Cancel:
 
 
 @attrs.frozen
+class EndThinking:
+    """Close the thinking of the running request of this id, so that it answers: `{"event": "answer", "id": …}`."""
+
+    id: Id
+
+
+@attrs.frozen
 class MetricsQuery:
     """A snapshot asked for: `{"type": "metrics"}`."""
 
@@ -133,7 +140,16 @@ class RerankQuery:
 
 
 ClientMessage = (
-    Hello | Generate | Cancel | MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+    Hello
+    | Generate
+    | Cancel
+    | EndThinking
+    | MetricsQuery
+    | ActivityQuery
+    | HealthQuery
+    | TokenizeQuery
+    | EmbedQuery
+    | RerankQuery
 )
 
 # What a server answers.

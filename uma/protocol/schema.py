@@ -20,7 +20,7 @@ import attrs
 
 from uma.constraints import Json, Length, Pattern, Range, Text, Values, hints_of
 from uma.protocol.versions import SUPPORTED
-from uma.protocol.wire import CANCEL, EVENTS, OWNERS, REQUESTS
+from uma.protocol.wire import COMMANDS, EVENTS, OWNERS, REQUESTS
 from uma.types import GRAMMAR_FIELDS, PROMPT_FIELDS, Grammar
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -31,7 +31,8 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict:
 def schemas() -> dict[str, dict[str, Any]]:
     """A schema for each message by name: `generate`, `cancel` … for a client's, `event.token` … for a server's."""
     made = {kind: _request(kind) for kind in REQUESTS}
-    made["cancel"] = _message("cancel", CANCEL, {"event": {"const": "cancel"}}, ["event"])
+    for name, (_, flat) in COMMANDS.items():
+        made[name] = _message(name, flat, {"event": {"const": name}}, ["event"])
     for name, cls in EVENTS.items():
         made[f"event.{name}"] = _message(f"event.{name}", cls, {"event": {"const": name}}, ["event"])
     return made
@@ -44,7 +45,7 @@ def _request(kind: str) -> dict[str, Any]:
     if set(PROMPT_FIELDS) <= schema["properties"].keys():
         schema["oneOf"] = _exactly_one(PROMPT_FIELDS)
     if is_default:
-        # A frame with `event` and no `type` is read as a cancel.
+        # A frame with `event` and no `type` is read as a command about a running request.
         schema["anyOf"] = [{"required": ["type"]}, {"properties": {"event": False}}]
     return schema
 

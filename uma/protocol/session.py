@@ -81,6 +81,7 @@ from uma.protocol.messages import (
     ClientMessage,
     EmbedEvent,
     EmbedQuery,
+    EndThinking,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -189,7 +190,7 @@ class ServerSession:
         """The next message to act on, or None until more bytes are received (or for ever, once closing).
 
         Never raises: a bad frame comes out as `Refused`. A cancel for what does not run, or was cancelled already, is
-        swallowed here, so a `Cancel` that comes out always has a running generation.
+        swallowed here, so a `Cancel` that comes out always has a running generation. `EndThinking` likewise.
         """
         while (payload := self.next_payload()) is not None:
             message = payload if isinstance(payload, Refused) else self.admit(self.parse(payload))
@@ -240,6 +241,8 @@ class ServerSession:
         """Whether there is something to act on. Raises the error that refuses the message."""
         if isinstance(message, Cancel):
             return self._take_cancel(message.id)
+        if isinstance(message, EndThinking):
+            return self._take_end_of_thinking(message.id)
         if not isinstance(message, HealthQuery) and (why := self._not_ready()) is not None:
             raise why
         if isinstance(message, Hello):
@@ -252,7 +255,14 @@ class ServerSession:
         exchange = self._running.get(id)
         if exchange is None or not exchange.can_cancel:
             return False
-        exchange.can_cancel = False
+        exchange.can_cancel = exchange.can_think = False
+        return True
+
+    def _take_end_of_thinking(self, id: str) -> bool:
+        exchange = self._running.get(id)
+        if exchange is None or not exchange.can_think:
+            return False
+        exchange.can_think = False
         return True
 
     def _take_hello(self, hello: Hello) -> None:
@@ -496,14 +506,14 @@ class ClientSession:
         """The session's first frame."""
         return encode_message(Hello(SUPPORTED, self._client, strict))
 
-    def send(self, message: Generate | Cancel | Query) -> bytes:
+    def send(self, message: Generate | Cancel | EndThinking | Query) -> bytes:
         """A message as a frame.
 
         Raises `FrameTooLarge` where the server would close the session over its length, and `BadRequest` for an id that
         runs already, or what cannot be written as JSON. Nothing is sent then, and the session is as it was.
         """
         id = message.request.id if isinstance(message, _Requesting) else message.id
-        if id in self._running and not isinstance(message, Cancel):
+        if id in self._running and not isinstance(message, Cancel | EndThinking):
             raise BadRequest(f"id: {id!r} is the id of a request that is running in this session; give each its own")
         data = encode_message(message)
         limit = self.info.limits.max_frame_bytes if self.info else DEFAULT_MAX_FRAME_BYTES
@@ -511,7 +521,7 @@ class ClientSession:
             raise FrameTooLarge(
                 f"the request takes {len(data) - HEADER_BYTES:,} bytes; the server takes {limit:,} (max_frame_bytes)"
             )
-        if id is not None and not isinstance(message, Cancel):
+        if id is not None and not isinstance(message, Cancel | EndThinking):
             self._running.add(id)
         return data
 
@@ -576,6 +586,7 @@ def _exchange(message: Generate | Query) -> Exchange:
         warnings=message.warnings,
         keep_alive=message.keep_alive,
         can_cancel=True,
+        can_think=True,
     )
 
 

@@ -152,7 +152,9 @@ class Exchange:
     warnings: tuple[str, ...] = ()
     keep_alive: bool = False
     can_cancel: bool = False
-    """It is a generation, and no cancel has come for it yet."""
+    """It is no query that is answered at once, and no cancel has come for it yet."""
+    can_think: bool = False
+    """It is a generation, and nothing has ended it or its thinking yet."""
     fragment: orjson.Fragment | None = None
     """`metadata` written once, for every token."""
 

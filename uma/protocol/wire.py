@@ -19,6 +19,7 @@ from uma.protocol.messages import (
     Cancel,
     EmbedEvent,
     EmbedQuery,
+    EndThinking,
     EosEvent,
     ErrorEvent,
     Generate,
@@ -51,7 +52,7 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau
             mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
             tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs
-            continue_final_message cache_prompt reproducible
+            continue_final_message cache_prompt reproducible max_reasoning_tokens
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
         "tokenize": frozenset(
@@ -128,7 +129,13 @@ REQUESTS: dict[str, type[Any]] = {
 }
 """By `type`."""
 
-CANCEL = _flat("Cancel", Cancel)
+COMMANDS: dict[str, tuple[type, type[Any]]] = {
+    "cancel": (Cancel, _flat("Cancel", Cancel)),
+    "answer": (EndThinking, _flat("Answer", EndThinking)),
+}
+"""What a client says of a running request, by `event`: the message and its flat class."""
+COMMANDS_SINCE_1_1 = frozenset(("answer",))
+"""Those that a session of version 1.0 does not have."""
 
 EVENTS: dict[str, type[Any]] = {
     "hello": HelloEvent,

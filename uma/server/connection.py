@@ -78,6 +78,7 @@ class Work:
     is_whole: bool = False
     """It has no stream: it is answered in one piece, and a cancel ends it at once."""
     is_cancelled: bool = False
+    ends_thinking: bool = False
     verdict: UmaError | None = None
     """Why it was ended, where that was not the client's wish."""
 
@@ -89,9 +90,17 @@ class Work:
         elif self.is_whole:
             self.scope.cancel()
 
+    def end_thinking(self) -> None:
+        """The client's wish: its thinking ends at the next token."""
+        self.ends_thinking = True
+        if self.stream is not None:
+            self.stream.end_thinking()
+
     def attach(self, stream: EventStream) -> EventStream:
-        """Let `cancel` reach the engine, also a cancel that came before there was a stream."""
+        """Let `cancel` and `end_thinking` reach the engine, also where they came before there was a stream."""
         self.stream = stream
+        if self.ends_thinking:
+            stream.end_thinking()
         if self.is_cancelled:
             stream.cancel()
         return stream

@@ -21,6 +21,7 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     EmbedQuery,
+    EndThinking,
     Generate,
     HealthQuery,
     Hello,
@@ -116,6 +117,9 @@ class JsonConnection(Connection):
                 # Only requests that run come out of the session, so a cancel for any other never gets here.
                 if (work := self.work.get(message.id)) is not None:
                     work.cancel()
+            case EndThinking():
+                if (work := self.work.get(message.id)) is not None:
+                    work.end_thinking()
             case Hello():
                 self.link.post(self._session.welcome(self.info))
                 log(logger, logging.DEBUG, "session.hello", session=self.name, client=message.client)

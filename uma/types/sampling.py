@@ -198,6 +198,10 @@ class SamplingParams:
     """Compute the request apart from all others, in a context of its own and without cache, so that the same prompt,
     seed and settings give the same text whatever else runs or ran. Slower, and one such request at a time. Not with
     `echo` or `prompt_logprobs`."""
+    max_reasoning_tokens: Annotated[int, Range(0)] | None = None
+    """Maximum tokens of thinking in each answer, its marks not counted: behind them the closing mark is given, and the
+    answer goes on from there. A character that has begun is completed. None: the engine's setting, which has no bound
+    unless it was set."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

@@ -36,6 +36,11 @@ class EventStream(Protocol):
         This is for callers that want the last event and its usage; leaving `generate`'s block cancels without one.
         """
 
+    def end_thinking(self) -> None:
+        """Close the model's thinking with the next token, in all answers, so that the answer itself begins: thinking
+        that comes later is closed at once. Nothing happens where the model does not think, or the request is over.
+        """
+
 
 @runtime_checkable
 class Source(Protocol):

@@ -78,6 +78,11 @@ class AnswerGroup:
         for control in self._controls:
             control.cancel()
 
+    def end_thinking(self) -> None:
+        """Close the thinking of each with its next token."""
+        for control in self._controls:
+            control.end_thinking()
+
     def fail(self, error: UmaError) -> None:
         """End all of them with an error, because an event of one could not be delivered."""
         self._is_over = True  # before what waits: an end among it must not be told instead
@@ -161,7 +166,10 @@ def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
         for index, each in enumerate(kept)
     )
     metrics = _metrics([each.metrics for each in drawn])
-    return attrs.evolve(kept[0], usage=usage, metrics=metrics, answers=answers, prompt=drawn[0].prompt)
+    warnings = tuple(dict.fromkeys(line for each in kept for line in each.warnings))
+    return attrs.evolve(
+        kept[0], usage=usage, metrics=metrics, answers=answers, prompt=drawn[0].prompt, warnings=warnings
+    )
 
 
 def _mean_logprob(finished: Finished) -> float:

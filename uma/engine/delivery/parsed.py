@@ -80,6 +80,10 @@ class ParsedStream:
         """See `types.EventStream.cancel`."""
         self._stream.cancel()
 
+    def end_thinking(self) -> None:
+        """See `types.EventStream.end_thinking`."""
+        self._stream.end_thinking()
+
     def __aiter__(self) -> ParsedStream:
         return self
 

@@ -22,6 +22,9 @@ class Control(Protocol):
     def cancel(self) -> None:
         """End the sequence at the next tick boundary."""
 
+    def end_thinking(self) -> None:
+        """Close the sequence's thinking with its next token."""
+
     def credit(self, events: int) -> None:
         """The reader has space for so many more events."""
 
@@ -99,6 +102,11 @@ class RequestStream:
         self._ahead.leave()
         if not self._is_over:
             self._control.cancel()
+
+    def end_thinking(self) -> None:
+        """See `types.EventStream.end_thinking`."""
+        if not self._is_over:
+            self._control.end_thinking()
 
     def abandon(self) -> None:
         """For the engine: the reader has left."""

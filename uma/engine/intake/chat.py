@@ -17,7 +17,7 @@ from uma import json_text
 from uma.chat.families import GENERIC, family_of, thinking_of
 from uma.chat.generic import plain, told
 from uma.chat.grammar import calls_grammar
-from uma.chat.harmony import HarmonyParser
+from uma.chat.harmony import TO_ANSWER, TO_NEXT, HarmonyParser
 from uma.chat.lark import Rules, Specials
 from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
@@ -25,6 +25,7 @@ from uma.chat.thought import thought_first
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.loose_tools import Loose, LooseTools, can_be_loose
 from uma.engine.intake.rendering import has_switch
+from uma.engine.worker.thinking import ThinkingBound
 from uma.errors import BadRequest
 from uma.json_schema import problem
 from uma.llama.model import Model
@@ -95,6 +96,8 @@ class ChatAbilities:
             yield "reasoning: no thinking is told apart; this model's chat template has no marks of it that are known"
         if request.reasoning == "on" and self.has_thinking and not has_switch(self._template):
             yield "reasoning: on is auto; this model's chat template has no switch"
+        if request.sampling.max_reasoning_tokens is not None and not self.has_thinking:
+            yield "max_reasoning_tokens: has no effect; this model's chat template has no marks of thinking"
         for name in sorted((request.chat_template_kwargs or {}).keys() - self._template.switches):
             yield f"chat_template_kwargs.{name}: is not read by this model's chat template"
 
@@ -119,6 +122,21 @@ class ChatAbilities:
             begins_thinking=self._begins_thinking(request, prompt),
             thinks_first=thinks_first,
         )
+
+    def bounds_thinking(self, request: Request, prompt: array[int]) -> Callable[[int | None], ThinkingBound] | None:
+        """Makes the bound of an answer's thinking, on any thread; None where the model does not think."""
+        if self._thinking is None:
+            return None
+        closings = self._closings if _can_call(request) else self._closings[-1:]
+        tail = prompt[-_TAIL_TOKENS:]
+        return lambda limit: ThinkingBound(self.parser(request, tail), self.piece, closings, limit)
+
+    @cached_property
+    def _closings(self) -> list[list[int]]:
+        """Tokens that close thinking: so that a call can follow, where that differs, and so that the answer follows."""
+        assert self._thinking is not None
+        marks = [TO_NEXT, TO_ANSWER] if self._has_channels else [self._thinking.close]
+        return [self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks]
 
     @property
     def _has_channels(self) -> bool:

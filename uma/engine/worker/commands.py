@@ -180,6 +180,10 @@ class SequenceControl:
         """End the sequence at the next tick boundary: at once where the batch that runs computes nothing else."""
         self.commands.cancel(self.sequence)
 
+    def end_thinking(self) -> None:
+        """Close the sequence's thinking with its next token."""
+        self.commands.post(Inspect(self.sequence.end_thinking))
+
     def credit(self, events: int) -> None:
         """The reader has space for so many more events."""
         self.commands.credit(self.sequence, events)

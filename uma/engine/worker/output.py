@@ -130,7 +130,7 @@ class Output:
             seed=sequence.seed,
             text=None if is_streamed else "".join(sequence.pieces),
             token_ids=None if is_streamed else tuple(sequence.tokens[sequence.prompt_tokens :]),
-            warnings=sequence.warnings,
+            warnings=_warnings(sequence),
             logprobs=tuple(sequence.logprobs) if sequence.wants_logprobs and not is_streamed else None,
             stop_string=sequence.text.stopped_by if reason == "stop" else None,
             prompt=self._prompt(sequence, report)
@@ -148,3 +148,9 @@ class Output:
             self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms)
         else:
             sequence.pieces.append(held)
+
+
+def _warnings(sequence: Sequence) -> tuple[str, ...]:
+    """What its reader is told at the end beside the answer."""
+    thinking = sequence.thinking
+    return (*sequence.warnings, thinking.warning) if thinking is not None and thinking.warning else sequence.warnings

@@ -4,8 +4,9 @@ What constrains a row's next token (logit bias, a grammar, the end of text that 
 logits before the token is chosen. They are llama.cpp's own memory, so a sampler chain sees the change.
 
 A row can be given several tokens at once. Those that its grammar leaves no choice about come behind the sampled one, in
-the same step: all of them go to the reader, and the next batch computes them together and samples after the last. And
-those of a draft that the row's own sampler agreed to, position by position (`verify`).
+the same step: all of them go to the reader, and the next batch computes them together and samples after the last. So
+do those of the mark that closes its thinking, where that has come to its bound. And those of a draft that the row's own
+sampler agreed to, position by position (`verify`).
 """
 
 from __future__ import annotations
@@ -234,14 +235,41 @@ class Sampling:
         """The next token of a row, `ahead` tokens after the last that its reader was given, and what is forced then."""
         if sequence.forced:
             return self._forced(sequence)
-        try:
-            token = self._draw(step, row, batch_index, sequence, ahead)
-        except _CompleteError:
-            return (Sampled(int(self._vocab.eog_ids[0]), is_end=True),)
+        if self._closes_thinking(sequence):
+            if sequence.forces:
+                self._force(sequence)
+                return self._forced(sequence)
+            token = sequence.closing.pop(0)
+            if sequence.sampler is not None:
+                sequence.sampler.accept(token)
+        else:
+            try:
+                token = self._draw(step, row, batch_index, sequence, ahead)
+            except _CompleteError:
+                return (Sampled(int(self._vocab.eog_ids[0]), is_end=True),)
         if sequence.wants_logprobs:
             step.chosen[row] = token
+        if sequence.thinking is not None:
+            sequence.thinking.read(token)
         sampled = Sampled(token)
         return (sampled,) if sequence.grammar is None else self._advance(sequence, sampled)
+
+    def _closes_thinking(self, sequence: Sequence) -> bool:
+        """Whether the next token is one of the mark that closes a row's thinking."""
+        if not sequence.closing and sequence.thinking is not None:
+            sequence.closing = sequence.thinking.closing(sequence.grammar)
+        return bool(sequence.closing)
+
+    def _force(self, sequence: Sequence) -> None:
+        """Make the mark that closes a row's thinking, and what its grammar forces behind it, its next tokens."""
+        sequence.forced, sequence.closing = sequence.closing, []
+        grammar = sequence.grammar
+        if grammar is None:
+            return
+        for token in sequence.forced:
+            grammar.accept(token)
+        if not grammar.is_over:
+            sequence.forced += grammar.force()
 
     def _draw(self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int) -> int:
         logits, vocab = step.logits, self._vocab
@@ -296,12 +324,13 @@ class Sampling:
     def _forced(self, sequence: Sequence) -> tuple[Sampled, ...]:
         """The next of the tokens that are certain."""
         grammar = sequence.grammar
-        assert grammar is not None
         now, sequence.forced = sequence.forced[:MAX_FORCED], sequence.forced[MAX_FORCED:]
-        if sequence.sampler is not None:
-            for token in now:
+        for token in now:
+            if sequence.sampler is not None:
                 sequence.sampler.accept(token)
-        is_end = grammar.is_over and not sequence.forced
+            if sequence.thinking is not None:
+                sequence.thinking.read(token)
+        is_end = grammar is not None and grammar.is_over and not sequence.forced
         return (*map(Sampled, now[:-1]), Sampled(now[-1], is_end=is_end))
 
 

@@ -7,7 +7,7 @@ name for a state raises `IllegalTransitionError`: no sequence can hold a slot tw
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -22,6 +22,7 @@ from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.worker.lookup import Lookup
 from uma.engine.worker.prompt_report import PromptReport
+from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.llama.sampler import Sampler
 from uma.types import Logprobs, Request, RequestMetrics, Speculation, Usage
@@ -164,6 +165,12 @@ class Sequence:
     """Next tokens that its grammar leaves no choice about, not yet given to the reader."""
     bias: Bias | None = None
     """Token ids, and what is added to their logits."""
+    bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
+    """Makes what `thinking` is, for an answer that has just begun; None where the model does not think."""
+    thinking: ThinkingBound | None = None
+    """The bound of its thinking, if there is one."""
+    closing: list[int] = attrs.field(factory=list)
+    """Next tokens of the mark that closes its thinking, where each is computed by itself."""
     kept: Snapshot | None = None
     """While it is preempted: what it had computed, pinned in the store."""
     due_ms: float = 0.0
@@ -207,7 +214,7 @@ class Sequence:
     is_constrained: bool = attrs.field(init=False)
     """A bias or a grammar changes its logits."""
     is_plain: bool = attrs.field(init=False)
-    """Its next token needs its logits as they are, and nothing else is asked of them."""
+    """Its next token needs its logits as they are, and nothing else is asked of them or depends on them."""
     is_reproducible: bool = attrs.field(init=False)
     """It is computed in the context of `worker.reproducer`, and never has a slot."""
     forces: bool = attrs.field(init=False)
@@ -221,7 +228,10 @@ class Sequence:
         ranks = sampling.best_of is not None and sampling.best_of > sampling.n
         self.wants_logprobs = sampling.logprobs is not None or ranks
         self.is_constrained = self.grammar is not None or self.bias is not None
-        self.is_plain = not (self.is_constrained or self.wants_logprobs)
+        limit = sampling.max_reasoning_tokens
+        if limit is not None and self.bounds_thinking is not None:
+            self.thinking = self.bounds_thinking(limit)
+        self.is_plain = not (self.is_constrained or self.wants_logprobs or self.thinking)
         self.forces = not self.wants_logprobs
         self.hold_ms = hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
         self.experience = Experience(self.arrived_ms + self.expected_ttft_ms, self.target_tbt_ms)
@@ -282,6 +292,17 @@ class Sequence:
         """Whether the end of text must not be sampled, `ahead` tokens from now."""
         sampling = self.request.sampling
         return sampling.ignore_eos or self.generated + ahead < sampling.min_tokens
+
+    def end_thinking(self) -> None:
+        """Close its thinking with the next token. Nothing where it does not think, or has ended."""
+        if self.status is Status.ENDED:
+            return
+        if self.thinking is None and self.bounds_thinking is not None:
+            self.thinking = self.bounds_thinking(None)
+            self.thinking.read_all(self.tokens[self.prompt_tokens :])
+            self.is_plain = False
+        if self.thinking is not None:
+            self.thinking.close()
 
     def had_token(self, now_ms: float) -> None:
         """Count a token that the reader is given at `now_ms`, which can be later than now, and earlier than the time to

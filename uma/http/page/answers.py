@@ -76,6 +76,7 @@ class Answer:
     _readers: int = attrs.field(default=0, init=False)
     _stream: EventStream | None = attrs.field(default=None, init=False)
     _is_stopped: bool = attrs.field(default=False, init=False)
+    _ends_thinking: bool = attrs.field(default=False, init=False)
     _arrival: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _rendered: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers_changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
@@ -93,6 +94,12 @@ class Answer:
         self._is_stopped = True
         if self._stream is not None:
             self._stream.cancel()
+
+    def end_thinking(self) -> None:
+        """See `types.EventStream.end_thinking`."""
+        self._ends_thinking = True
+        if self._stream is not None:
+            self._stream.end_thinking()
 
     def abort(self, error: UmaError) -> None:
         """End it now, with `error`."""
@@ -155,6 +162,8 @@ class Answer:
                 stream = await stack.enter_async_context(source.generate(self._request))
                 meter = await stack.enter_async_context(metered(stream, self.account))
                 self._stream = stream
+                if self._ends_thinking:
+                    stream.end_thinking()
                 if self._is_stopped:
                     stream.cancel()
                 async for event in stream:

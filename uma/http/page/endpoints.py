@@ -132,6 +132,11 @@ class Page:
         self._answer(http).stop()
         await http.answer(b"", status=204)
 
+    async def answer_now(self, http: Exchange) -> None:
+        """Have the model end its thinking and begin the answer itself."""
+        self._answer(http).end_thinking()
+        await http.answer(b"", status=204)
+
     def _answer(self, http: Exchange) -> Answer:
         return self.answers.find(http.scope["path_params"]["token"], http.account)
 
@@ -195,6 +200,7 @@ ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]]]
     ("POST", "/ui/api/answers", Page.ask),
     ("GET", "/ui/api/answers/{token}", Page.resume),
     ("DELETE", "/ui/api/answers/{token}", Page.stop),
+    ("POST", "/ui/api/answers/{token}/answer", Page.answer_now),
     ("POST", "/ui/api/markdown", Page.render),
     ("GET", "/ui/api/live", Page.watch),
 )
