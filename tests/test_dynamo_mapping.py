@@ -87,7 +87,7 @@ def test_what_was_asked_for_arrives() -> None:
     wanted = asked(
         fields(
             sampling_options={"temperature": 0.20000000298, "top_k": 5, "seed": -1, **EXACTLY},
-            stop_conditions={"max_tokens": 9, "stop": ["x"], "ignore_eos": True, "min_tokens": 2},
+            stop_conditions={"max_tokens": 9, "stop": ["x"], "ignore_eos": True, "min_tokens": 2, "max_thinking_tokens": 5},
             output_options={"logprobs": 3, "prompt_logprobs": 1},
             routing={"priority": 7},
             router={"ttft_target": 250.0, "itl_target": 50},
@@ -101,6 +101,7 @@ def test_what_was_asked_for_arrives() -> None:
     sampling = wanted.sampling
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.20000000298, 5, 9)
     assert (sampling.stop, sampling.ignore_eos, sampling.min_tokens) == (("x",), True, 2)
+    assert sampling.max_reasoning_tokens == 5
     assert sampling.seed == 2**32 - 1
     assert {name: getattr(sampling, name) for name in EXACTLY} == EXACTLY
     assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 1)

@@ -94,6 +94,7 @@ LEGAL: tuple[dict[str, Any], ...] = (
     {"id": "x", "prompt": "a", "max_tokens": 4, "grammar": {"regex": "[a-z]+"}, "logit_bias": {"7": -100}},
     {"id": "n", "prompt": "Twice", "max_tokens": 3, "n": 2, "logprobs": 3, "echo": True, "temperature": 1},
     {"id": "c", "messages": [{"role": "user", "content": "Look"}], "tools": [TOOL], "tool_choice": "required"},
+    {"event": "answer", "id": "g"},
     {"event": "cancel", "id": "g"},
     {"event": "cancel", "id": "m"},
 )

@@ -155,7 +155,6 @@ def _unavailable(wanted: PreprocessedRequest) -> list[str]:
         "stop_conditions.stop_token_ids": not ends.issuperset(stop.stop_token_ids or ()),
         "stop_conditions.stop_token_ids_visible": not ends.issuperset(stop.stop_token_ids_visible or ()),
         "stop_conditions.stop_token_ids_hidden": not ends.issuperset(stop.stop_token_ids_hidden or ()),
-        "stop_conditions.max_thinking_tokens": stop.max_thinking_tokens is not None,
         "output_options.skip_special_tokens": output.skip_special_tokens is False,
         "output_options.formatted_prompt": bool(output.formatted_prompt),
         "output_options.return_tokens_as_token_ids": bool(output.return_tokens_as_token_ids),
@@ -173,6 +172,7 @@ _NOT_TOKENS = (
 _PLACES = {
     **{name: f"sampling_options.{name}" for name in (*_SAME_NAME, "seed")},
     **{name: f"stop_conditions.{name}" for name in ("max_tokens", "min_tokens", "ignore_eos", "stop")},
+    "max_reasoning_tokens": "stop_conditions.max_thinking_tokens",
     **{name: f"output_options.{name}" for name in ("logprobs", "prompt_logprobs")},
     **{name: f"sampling_options.guided_decoding.{name}" for name in ("regex", "choice")},
     "grammar": "sampling_options.guided_decoding",
@@ -191,6 +191,7 @@ def _figures(wanted: PreprocessedRequest) -> SamplingParams:
         "min_tokens": stop.min_tokens,
         "ignore_eos": stop.ignore_eos,
         "stop": stop.stop,
+        "max_reasoning_tokens": stop.max_thinking_tokens,
         # OpenAI's seeds are signed 64-bit numbers; the engine's have 32 bits.
         "seed": None if options.seed is None else options.seed % (MAX_SEED + 1),
         "logprobs": wanted.output_options.logprobs,
