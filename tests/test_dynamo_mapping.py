@@ -87,7 +87,13 @@ def test_what_was_asked_for_arrives() -> None:
     wanted = asked(
         fields(
             sampling_options={"temperature": 0.20000000298, "top_k": 5, "seed": -1, **EXACTLY},
-            stop_conditions={"max_tokens": 9, "stop": ["x"], "ignore_eos": True, "min_tokens": 2, "max_thinking_tokens": 5},
+            stop_conditions={
+                "max_tokens": 9,
+                "stop": ["x"],
+                "ignore_eos": True,
+                "min_tokens": 2,
+                "max_thinking_tokens": 5,
+            },
             output_options={"logprobs": 3, "prompt_logprobs": 1},
             routing={"priority": 7},
             router={"ttft_target": 250.0, "itl_target": 50},

@@ -468,3 +468,9 @@ def test_thinking_grows_while_the_model_thinks_and_over_a_reload(browser: Browse
         page.get_by_role("button", name="Instructions and sampling", exact=True).click()
         expect(page.get_by_role("group", name="Priority")).to_be_visible()
         expect(page.get_by_role("group", name="Thinking")).to_have_count(0)  # this template has no switch
+        page.keyboard.press("Escape")
+        here.ask("Count once more.")
+        with page.expect_response("**/ui/api/answers/*/answer") as told:
+            page.get_by_role("button", name="Answer now").click()
+        assert told.value.status == 204
+        expect(page.locator(".thinking summary").last).to_have_text(re.compile(r"^Thinking(, [\d,]+ tokens)?$"))

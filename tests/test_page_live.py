@@ -189,7 +189,7 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
     for each in shown:
         check_figures(each, noted[: each["frames"]])
     assert any(each["running"].startswith("2 running, ") for each in shown)
-    assert all(re.fullmatch(r"one pool for all|each request its own [\d,]+", each["layout"]) for each in shown)
+    assert all(re.fullmatch(r"one pool for all|a buffer of [\d,]+ for each request", each["layout"]) for each in shown)
     for name in ("in use", "cached", "background"):
         assert any(each["parts"][name] != "0" for each in shown), name
 

@@ -118,6 +118,11 @@ export async function ask(path, body) {
   return (await request(path, { body })).json();
 }
 
+/** Have the server do something that it answers nothing to. @param {string} path */
+export async function act(path) {
+  await request(path, { method: "POST" });
+}
+
 /** @param {string} path */
 export async function remove(path) {
   await request(path, { method: "DELETE" });

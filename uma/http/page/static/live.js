@@ -299,7 +299,7 @@ export class LiveView {
     this.cells.cached.show(cached, total);
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
     const share = metrics.kv_cells_share ?? total;
-    this.layout.textContent = share < total ? `each request its own ${number(share)}` : "one pool for all";
+    this.layout.textContent = share < total ? `a buffer of ${number(share)} for each request` : "one pool for all";
     const [first, normal, last] = waitingByPriority(frame);
     const most = Math.max(8, first + normal + last);
     this.queue.interactive.show(first, most);

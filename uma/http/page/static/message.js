@@ -153,6 +153,7 @@ export class AnswerView {
     this.thinking = new Thinking(message);
     this.blocks = new Blocks();
     this.status = h("div", { class: "status" });
+    this.told = "";
     this.foot = h("footer", { class: "answer-foot" });
     this.element = h(
       "article",
@@ -183,7 +184,15 @@ export class AnswerView {
     this.element.setAttribute("aria-busy", String(!run.isOver));
     this.announceUpTo(run, run.isOver ? run.blocks.length : run.blocks.length - 1);
     if (run.isOver) this.finish();
-    else this.status.replaceChildren(...statusOf(run));
+    else this.showStatus(statusOf(run));
+  }
+
+  /** What is the same stays: of a button that is built again between a press and its release, a click is lost. @param {(Element | string)[]} parts */
+  showStatus(parts) {
+    const told = parts.map((each) => (typeof each === "string" ? each : each.outerHTML)).join();
+    if (told === this.told && this.status.hasChildNodes()) return;
+    this.told = told;
+    this.status.replaceChildren(...parts);
   }
 
   /** Say the blocks that do not change any more. @param {Run} run @param {number} count */
@@ -217,7 +226,7 @@ export class AnswerView {
   }
 }
 
-/** @param {Run} run */
+/** @param {Run} run @returns {(Element | string)[]} */
 function statusOf(run) {
   const pulse = h("span", { class: "pulse" });
   if (run.waitsFor === "loading")
@@ -230,7 +239,12 @@ function statusOf(run) {
   if (run.waitsFor)
     return [pulse, "The server does not answer. The question is sent as soon as it does …"];
   if (run.isStopping) return [pulse, "Stopping …"];
-  if (run.message.text || run.message.thinking) return [];
+  if (run.message.text) return [];
+  if (run.message.thinking && run.isHurried) return [pulse, "The answer is about to begin …"];
+  if (run.message.thinking) {
+    const hurry = () => void run.answerNow();
+    return [h("button", { type: "button", class: "button", onclick: hurry }, "Answer now")];
+  }
   if (!run.hasArrived) return [pulse, "Sending the question …"];
   const { prompt_tokens: prompt = 0, computed_tokens: computed = 0, waits_for, ahead } = run.progress;
   if (waits_for || ahead !== undefined) return [pulse, waitOf(run.progress), toLive()];

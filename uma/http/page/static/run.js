@@ -1,7 +1,7 @@
 /** An answer that is being written: asked for once, followed to its end, picked up again after a reload or a lost
  * connection. What the message holds in the end is in the message; what is only to be seen meanwhile is here. */
 
-import { ApiError, remove, stream } from "./api.js";
+import { act, ApiError, remove, stream } from "./api.js";
 
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./turns.js").Turns} Turns */
@@ -51,6 +51,7 @@ export class Run {
     this.request = "";
     this.isOver = false;
     this.isStopping = false;
+    this.isHurried = false;
     /** What it waits for before it tries again. @type {"" | "connection" | "loading"} */
     this.waitsFor = "";
     this.beganAt = Date.now();
@@ -135,6 +136,13 @@ export class Run {
   /** Let go of the stream until it is this answer's turn again. */
   pauseStream() {
     this.connection?.abort();
+  }
+
+  /** Have the model think no further. What cannot be told to the server changes nothing. */
+  async answerNow() {
+    this.isHurried = true;
+    this.onChange();
+    await act(`answers/${this.token}/answer`).catch(() => (this.isHurried = false));
   }
 
   /** End the answer at its next token; a second time, or where the server has not got the question yet, at once. */
