@@ -222,7 +222,8 @@ def container(root: Path, memory_bytes: int) -> Path:
     [
         ("attention", "on", "cells"),
         ("attention", "off", "copies"),
-        ("sliding-window", "on", "snapshots"),
+        ("sliding-window", "on", "cells"),
+        ("sliding-window", "off", "snapshots"),
         ("recurrent", "on", "snapshots"),
         ("hybrid", "on", "snapshots"),
     ],

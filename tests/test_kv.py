@@ -42,10 +42,11 @@ class FakeContext:
     """Which sequence holds which cell, with llama.cpp's rules."""
 
     def __init__(self, *, unified: bool) -> None:
-        self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16")
+        self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16", guards_window=False)
         self.n_ctx_seq = N_CELLS
-        self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1, memory="attention")
-        self.n_seq_max, self.n_ctx = N_IDS, N_CELLS
+        info = SimpleNamespace(architecture="llama")
+        self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1, memory="attention", window_tokens=0, info=info)
+        self.n_sequences, self.n_ctx = N_IDS, N_CELLS
         self.held: dict[int, Cells] = {seq_id: [] for seq_id in range(N_IDS)}
         self.first: dict[int, int] = dict.fromkeys(range(N_IDS), 0)
         """The position of the first of them."""

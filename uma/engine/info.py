@@ -8,6 +8,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
+from uma.llama import backend
 from uma.llama.context import Context
 from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, MAX_STOPS, Capabilities, Limits, ServerInfo
 from uma.version import __version__
@@ -86,10 +87,17 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     if sizing.shares_prefixes(context):
         return "cells" if context.params.kv_unified else "copies: each sequence has KV of its own (--kv-unified off)"
     if context.model.memory == "sliding-window":
-        reason = "a sliding window does not keep a prefix's cells"
+        reason = f"a sliding window does not keep a prefix's cells{_why_unguarded(context)}"
     else:
         reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
     return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"
+
+
+def _why_unguarded(context: Context) -> str:
+    """What keeps the cells of a sliding window from being guarded (`kv/cells.py`)."""
+    if not context.params.kv_unified:
+        return " (--kv-unified off)"
+    return f" (more than {backend.MAX_SEQUENCES // 2} sequences)" if context.params.swa_full else " (--no-swa-full)"
 
 
 def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:

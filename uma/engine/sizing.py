@@ -115,6 +115,10 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
     n_ctx = config.n_ctx or _pool_tokens(model, config, streams, is_unified=unified)
     has_cells = model.memory in CUTTABLE
+    n_seq_max = max(streams, POOL_SEQUENCE_IDS) if unified and has_cells else streams
+    guards_window = unified and config.swa_full and model.memory == "sliding-window" and can_guard(streams)
+    if guards_window:
+        n_seq_max = min(2 * n_seq_max, backend.MAX_SEQUENCES)
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
     n_batch = min(max(_most_batch_tokens(model, config), streams + SIZES[0]), n_ctx)
     params = ContextParams(
@@ -122,7 +126,7 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         n_batch=n_batch,
         n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
         # A recurrent state, or a buffer of its own, costs each its size.
-        n_seq_max=max(streams, POOL_SEQUENCE_IDS) if unified and has_cells else streams,
+        n_seq_max=n_seq_max,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
         kv_unified=unified,
@@ -131,6 +135,7 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         cache_type_v=config.cache_type_v,
         offload_kqv=config.offload_kqv,
         swa_full=config.swa_full,
+        guards_window=guards_window,
     )
     if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
         _check_fits(model, config, params)
@@ -306,8 +311,8 @@ def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
     some layers, or the CPU attends for it: what that costs is not known, and nothing is expected to be spared.
     """
     params, model = context.params, context.model
-    keeps_id = context.n_seq_max > max_active(context, config)
-    pool = Layout(context.n_seq_max, context.n_ctx_seq, is_unified=True, has_probe_id=keeps_id)
+    keeps_id = context.n_sequences > max_active(context, config)
+    pool = Layout(context.n_sequences, context.n_ctx_seq, is_unified=True, has_probe_id=keeps_id)
     token_bytes, others = _token_bytes(context), _others(context, config)
     if _keeps_all_on_gpu(config):
         pause = PauseCost(token_bytes * MAKE_GPU_NS / 1e6, 2 * model.n_layers * CARRY_GPU_MS)
@@ -340,7 +345,7 @@ def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
         return []
     most_cells = context.n_ctx if is_on_gpu else _most_split_cells(context, config)
     splits = split_layouts(context.n_ctx, max_active(context, config), most_cells, most_ids=backend.MAX_SEQUENCES)
-    small = small_pools(context.n_ctx, context.n_batch, context.n_seq_max)
+    small = small_pools(context.n_ctx, context.n_batch, context.n_sequences)
     # What is as fast as the pool serves only where buffers for each have taken the pool's memory.
     others = [*splits, *(each for each in small if splits and each.is_pool)]
     if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16") or is_on_gpu:
@@ -513,16 +518,19 @@ def max_active(context: Context, config: RuntimeConfig) -> int:
     """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
     waits for the next token of a sequence.
     """
-    return max(1, min(config.max_sequences, context.n_seq_max))
+    return max(1, min(config.max_sequences, context.n_sequences))
 
 
 def shares_prefixes(context: Context) -> bool:
-    """Whether a computed prefix can be cut to any length, and so be shared, with exact results.
-
-    A sliding window cannot, not even with `swa_full`: llama.cpp gives cells that have left a sequence's window to
-    any sequence that needs one, without notice. What is inside the window stays, so whole states are exact.
+    """Whether a computed prefix can be cut to any length, and so be shared, with exact results: with sliding windows
+    where their cells are guarded (`kv/cells.py`).
     """
-    return context.model.memory == "attention"
+    return context.model.memory == "attention" or context.params.guards_window
+
+
+def can_guard(sequences: int) -> bool:
+    """Whether llama.cpp has a second id for each of so many sequences."""
+    return 2 * sequences <= backend.MAX_SEQUENCES
 
 
 def why_no_drafts(model: Model, config: RuntimeConfig) -> str | None:

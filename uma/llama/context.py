@@ -82,6 +82,8 @@ class ContextParams:
     cache_type_v: str = "f16"
     offload_kqv: bool = True
     swa_full: bool = True
+    guards_window: bool = False
+    """The upper half of the ids are not for sequences: each holds all cells of one in the lower half a second time."""
     pooling: Literal["none", "mean", "cls", "last", "rank"] = "none"
     """How the embeddings of a sequence's tokens in one batch become one; `none`: a context that gives no embeddings."""
 
@@ -184,6 +186,8 @@ class Context:
         self.n_batch = int(lib.llama_n_batch(handle))
         self.n_ubatch = int(lib.llama_n_ubatch(handle))
         self.n_seq_max = int(lib.llama_n_seq_max(handle))
+        self.n_sequences = self.n_seq_max // 2 if params.guards_window else self.n_seq_max
+        """Ids for sequences, from 0 on."""
         self.params = params
         if self._threads:
             self.set_threads(self._threads)
@@ -315,6 +319,10 @@ class Context:
             raise ValueError("seq_cp: only a whole sequence can be copied with split KV buffers or a recurrent memory")
         self._checked_memory(dst)
         lib.llama_memory_seq_cp(self._checked_memory(src), src, dst, p0, p1)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The first position that is in memory, of layers with a window where there are any; -1 for an empty one."""
+        return int(lib.llama_memory_seq_pos_min(self._checked_memory(seq), seq))
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position that is in memory; -1 for an empty sequence."""

@@ -77,6 +77,8 @@ class Model:
         # (Of a vocabulary alone, llama.cpp says 0.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
         self.memory = _memory_of(handle, parts[0].architecture)
+        self.window_tokens = max(0, int(lib.llama_model_n_swa(handle)))
+        """Positions that layers with a sliding window attend to, the token's own among them; 0: there are none."""
         self.is_causal = _is_causal(handle, parts[0])
         """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
         self.pooling = _pooling_of(parts)

@@ -57,7 +57,7 @@ class Carrier:
             state = self._cells.part(seq_id, start, tip.end, spare)
             self._cells.trim(spare, 0)
         else:
-            state = self._cells.state(seq_id)
+            state = self._cells.states(seq_id)[0]
         self.note(tip)
         runs = [(node.end, node.reuses, node.used_at) for node in tip.path()]
         return Carried(tip.whole(), start, state, runs[::-1])

@@ -2,6 +2,11 @@
 
 One buffer (unified KV) lets several ids hold the same cells; with a buffer for each id, sharing is copying. The pool
 decides what is kept and what goes. Owned by the decode thread.
+
+llama.cpp gives a cell that has left its sequence's window to any sequence that needs one (`find_slot` in
+llama-kv-cache.cpp), and with it goes all that lies before it in the sequence. But never a cell that two ids hold. So
+each id has a guard that holds its cells too, and a prefix of a model with sliding windows can be cut and shared at any
+token, as with plain attention.
 """
 
 from __future__ import annotations
@@ -10,6 +15,11 @@ import heapq
 from collections.abc import Sequence
 
 from uma.llama.context import Context
+
+GUARD_SHARE = 4
+"""Part of a window by which a guard may lag behind: a call for each token would cost more than it has to."""
+CHUNKED = ("llama4",)
+"""Architectures whose window does not slide but begins anew, so that all cells before it leave it at once."""
 
 
 class SequenceCells:
@@ -28,12 +38,18 @@ class SequenceCells:
         self.total = context.n_ctx
         self.share = context.n_ctx_seq
         """Maximum cells of one sequence."""
-        self._free_ids = list(range(context.n_seq_max))
+        self._free_ids = list(range(context.n_sequences))
+        self._guards = context.params.guards_window
+        is_chunked = context.model.info.architecture in CHUNKED
+        self._stride = 1 if is_chunked else max(1, context.model.window_tokens // GUARD_SHARE)
+        """Cells that a guard may lack at a sequence's end: they are inside its window."""
+        self._guarded = [0] * context.n_sequences
+        """By id, as far as its guard holds its cells."""
 
     @property
     def used_ids(self) -> int:
         """Sequence ids taken."""
-        return self._context.n_seq_max - len(self._free_ids)
+        return self._context.n_sequences - len(self._free_ids)
 
     @property
     def lowest_free_id(self) -> int | None:
@@ -48,6 +64,7 @@ class SequenceCells:
         """As `Cells.copy`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end."""
         if self.is_unified:
             self._context.seq_cp(source, target, 0, length)
+            self.grown(target, length)
         else:
             self._context.seq_cp(source, target)
             self._context.seq_rm(target, length, -1)
@@ -56,14 +73,41 @@ class SequenceCells:
     def trim(self, seq_id: int, length: int) -> None:
         """As `Cells.trim`: cut a sequence; one that is cut to nothing gives its id back."""
         if length:
-            self._context.seq_rm(seq_id, length, -1)
+            self.roll_back(seq_id, length)
         else:
             self._context.seq_rm(seq_id)
+            self._unguard(seq_id, 0)
             heapq.heappush(self._free_ids, seq_id)
 
     def roll_back(self, seq_id: int, length: int) -> bool:
         """Cut a sequence that goes on; False, and nothing changed, where memory cannot be cut."""
-        return self._context.seq_rm(seq_id, length, -1)
+        if not self._context.seq_rm(seq_id, length, -1):
+            return False
+        self._unguard(seq_id, length)
+        return True
+
+    # Windows
+
+    def grown(self, seq_id: int, length: int) -> None:
+        """A sequence has so many cells now: its guard holds those that may soon leave its window."""
+        if self._guards and length - self._guarded[seq_id] >= self._stride:
+            self._context.seq_cp(seq_id, self._guard(seq_id), self._guarded[seq_id], length)
+            self._guarded[seq_id] = length
+
+    def _unguard(self, seq_id: int, length: int) -> None:
+        if self._guarded[seq_id] > length:
+            self._context.seq_rm(self._guard(seq_id), length, -1)
+            self._guarded[seq_id] = length
+
+    def _guard(self, seq_id: int) -> int:
+        return self._context.n_sequences + seq_id
+
+    def stands(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence that shares its first `length` cells with this one would compute what it should: all that
+        layers with a window attend to is there.
+        """
+        window = self._context.model.window_tokens
+        return not self._guards or self._context.seq_pos_min(seq_id) <= max(0, length - window + 1)
 
     # Copies that wait for the next batch
 
@@ -95,11 +139,25 @@ class SequenceCells:
 
     def state_size(self, seq_id: int) -> int:
         """Bytes of a sequence's state."""
+        if self._guards:
+            return (self._context.seq_pos_max(seq_id) + 1) * self.bytes_per_token
         return self._context.state_size(seq_id)
 
-    def state(self, seq_id: int) -> bytes:
-        """A copy of all that a sequence holds."""
-        return self._context.state_get(seq_id)
+    def states(self, seq_id: int) -> tuple[bytes, ...]:
+        """A copy of all that a sequence holds. With a window it is one of each run of so many cells: of a longer one
+        llama.cpp writes what the end attends to. They pass through the guard, which holds nothing meanwhile.
+        """
+        if not self._guards:
+            return (self._context.state_get(seq_id),)
+        guard, window, parts = self._guard(seq_id), self._context.model.window_tokens, []
+        self._context.seq_rm(guard)
+        for start in range(0, self._context.seq_pos_max(seq_id) + 1, window):
+            self._context.seq_cp(seq_id, guard, start, start + window)
+            parts.append(self._context.state_get(guard))
+            self._context.seq_rm(guard)
+        if self._guarded[seq_id]:
+            self._context.seq_cp(seq_id, guard, 0, self._guarded[seq_id])
+        return tuple(parts)
 
     def part(self, seq_id: int, start: int, end: int, spare: int) -> bytes:
         """A copy of some of a sequence's cells, through an empty id that shares them for the moment."""
@@ -115,10 +173,16 @@ class SequenceCells:
             return False
         if not self._context.state_set(seq_id, parts[0]):
             return False
+        self._grown_to_end(seq_id)
         return all(self._append(part, spare, seq_id) for part in parts[1:] if spare is not None)
 
     def _append(self, part: bytes, spare: int, seq_id: int) -> bool:
         if not self._context.state_set(spare, part):
             return False
         self._context.seq_cp(spare, seq_id)
+        self._grown_to_end(seq_id)
         return True
+
+    def _grown_to_end(self, seq_id: int) -> None:
+        if self._guards:
+            self.grown(seq_id, self._context.seq_pos_max(seq_id) + 1)

@@ -164,7 +164,9 @@ class KvPool:
         length = min(length, len(tokens) - 1)
         while node.parent is not None and node.start >= length:
             node = node.parent
-        return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
+        if length < LEAST_SHARED_TOKENS or not self.cells.stands(self.tree.any_id(node), length):
+            return self.tree.root, 0
+        return node, length
 
     def known_tokens(self, tokens: array[int]) -> int:
         """How many of `tokens` a sequence that began now would not have to compute."""
@@ -243,10 +245,12 @@ class KvPool:
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
         holding.tip = self.tree.extend(holding.tip, holding.seq_id, tokens)
+        self.cells.grown(holding.seq_id, holding.tip.end)
 
     def append(self, holding: Holding, token: int) -> None:
         """Count one token that a batch has computed for the holder."""
         holding.tip = self.tree.append(holding.tip, holding.seq_id, token)
+        self.cells.grown(holding.seq_id, holding.tip.end)
 
     def truncate(self, holding: Holding, length: int) -> bool:
         """Cut a running sequence to its first `length` tokens, 1 or more: to roll back what was computed in vain.
@@ -325,7 +329,7 @@ class KvPool:
             return None
         if not self.store.has_place_for(self.cells.state_size(holding.seq_id), len(tokens), 1, now_ms):
             return None
-        snapshot = Snapshot(tokens, (self.cells.state(holding.seq_id),), 1, now_ms)
+        snapshot = Snapshot(tokens, self.cells.states(holding.seq_id), 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
 
     @property
@@ -403,7 +407,7 @@ class KvPool:
 
     def _snapshot_of(self, seq_id: int) -> Snapshot:
         node = self.tree.cached[seq_id]
-        return Snapshot(node.whole(), (self.cells.state(seq_id),), node.reuses, node.used_at)
+        return Snapshot(node.whole(), self.cells.states(seq_id), node.reuses, node.used_at)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
@@ -462,6 +466,9 @@ class KvPool:
             return None
         if length < whole:
             self.cells.roll_back(seq_id, length)
+        if not self.cells.stands(seq_id, length):
+            self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
+            return None
         self.extend(holding, snapshot.tokens[:length])
         return holding
 

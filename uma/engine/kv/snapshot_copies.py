@@ -115,7 +115,7 @@ class SnapshotCopies:
         is_part = self._cells.has_parts and end - copy.copied < len(copy.tokens)
         spare = self._spare_id(copy.node) if is_part else None
         if spare is None:
-            copy.parts, copy.copied = [self._cells.state(copy.seq_id)], len(copy.tokens)
+            copy.parts, copy.copied = list(self._cells.states(copy.seq_id)), len(copy.tokens)
             return True
         is_there = self._tree.cached.get(copy.seq_id) is copy.node
         if is_there:
