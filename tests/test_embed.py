@@ -182,6 +182,7 @@ def test_a_long_text_is_read_in_pieces_with_the_result_of_the_whole(tiny: Path, 
         async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=1024, pooling=pooling, n_ubatch=128)) as engine:
             answer = await engine.embed(EmbedRequest("long", token_ids=[tokens, tokens[:20]]))
             assert answer.prompt_tokens == (700, 20)
+            assert answer.vectors[0] is not None
             return answer.vectors[0]
 
     assert np.allclose(np.array(trio.run(main)), normalized(expected)[0], rtol=0, atol=1e-5)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
 import pytest
 import trio
 from engine_world import alone, answer, answers, ask, config_for, settled, tokens_for
@@ -25,11 +24,11 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(path, kind="sliding-window", context_length=2_048)
 
 
-async def read_by_siblings(model: str, common_tokens: int, **settings: int) -> list[int]:
+async def read_by_siblings(model: str, common_tokens: int) -> list[int]:
     """Prompt tokens that were computed for prompts with a common beginning: asked together, and other ones again."""
     config = RuntimeConfig(model=model, n_ctx=4_096, n_gpu_layers=0, threads=1, threads_batch=1)
     common, read = tokens_for(1, common_tokens), []
-    async with open_engine(attrs.evolve(config, **settings)) as engine:
+    async with open_engine(config) as engine:
         for turn in range(2):
             seeds = range(SIBLINGS * turn + 10, SIBLINGS * (turn + 1) + 10)
             asked = [ask((*common, *tokens_for(seed, OWN_TOKENS)), 2, id=str(seed)) for seed in seeds]

@@ -121,7 +121,7 @@ async def is_proven_in_process(claim: Claim, engine: Engine) -> bool:
                 events = [{"event": "tokenize", **attrs.asdict(await engine.tokenize(message.request))}]
             elif isinstance(message, EmbedQuery):
                 found = await engine.embed(message.request)
-                events = [{"event": "embed", "embeddings": [each.tolist() for each in found.vectors]}]
+                events = [{"event": "embed", "embeddings": [each and each.tolist() for each in found.vectors]}]
             else:
                 assert isinstance(message, Generate)
                 events = await told(engine, message.request)
