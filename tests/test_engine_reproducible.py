@@ -16,6 +16,8 @@ from reference import real_model
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
+from uma.engine.policy import Plan, Scheduler
+from uma.engine.policy.state import State
 from uma.errors import BadRequest, PromptTooLarge
 from uma.types import Finished, Token
 
@@ -55,6 +57,25 @@ async def test_the_answer_is_the_same_alone_in_a_storm_behind_cache_and_after_a_
         assert told(await answer(engine, apart(seed=8))) != first
     async with open_engine(config(tiny, kv_unified="off", n_ctx=8_192, max_sequences=7, n_ubatch=128)) as engine:
         assert told(await beside_a_storm(engine, apart())) == first
+
+
+async def test_streams_decode_ahead_of_each_piece_of_its_prompt(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    plan = Scheduler.plan
+
+    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
+        if state.decoding:
+            pauses.append(options["pause_ms"])
+        return plan(scheduler, state, *args, **options)
+
+    monkeypatch.setattr(Scheduler, "plan", watched)
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(ask(tokens_for(9, 20), 1_500, id="stream")) as stream:
+                await anext(aiter(stream))
+                await answer(engine, apart(tokens_for(3, 320), 2))
+                stream.cancel()
+    assert sum(each > 0 for each in pauses) >= 320 // 32 - 2
 
 
 async def test_several_at_once_are_each_answered_as_alone(tiny: Path) -> None:
@@ -126,6 +147,7 @@ async def test_what_cannot_be_computed_apart_is_refused(tiny: Path, monkeypatch:
 async def test_a_prompt_that_is_longer_than_its_context_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uma.engine.sizing.MAX_REPRODUCIBLE_TOKENS", 256)
     async with open_engine(config(tiny)) as engine:
+        assert engine.info.limits.max_reproducible_tokens == 256
         with pytest.raises(PromptTooLarge, match="256 tokens with its output"):
             await answer(engine, apart(tokens_for(1, 256)))
         got = (await answer(engine, apart(tokens_for(1, 250), 20, logprobs=None))).finished

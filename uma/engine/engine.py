@@ -109,7 +109,9 @@ class Engine:
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self._note_drained)
-        self._apart = ReproducibleContext(config, context.model, self.max_request_tokens, self.worker.use_apart)
+        self._apart = ReproducibleContext(
+            config, context.model, sizing.max_reproducible_tokens(context), self.worker.use_apart
+        )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._constraints = Constraints(context.model.vocab, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(

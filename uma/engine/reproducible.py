@@ -21,16 +21,14 @@ _log = logging.getLogger("uma.engine")
 class ReproducibleContext:
     """Makes the context when it is needed, and frees it."""
 
-    def __init__(
-        self, config: RuntimeConfig, model: Model, max_request_tokens: int, use: Callable[[Context], None]
-    ) -> None:
+    def __init__(self, config: RuntimeConfig, model: Model, max_tokens: int, use: Callable[[Context], None]) -> None:
         """`use` hands the context to the decode thread."""
         self._config = config
         self._model = model
         self._use = use
         self._lock = trio.Lock()
         self._context: Context | None = None
-        self.max_tokens = min(max_request_tokens, sizing.MAX_REPRODUCIBLE_TOKENS)
+        self.max_tokens = max_tokens
         """Maximum tokens, prompt and output together, of one request."""
 
     async def ready_for(self, prompt_tokens: int) -> None:

@@ -514,6 +514,11 @@ def max_request_tokens(context: Context) -> int:
     return min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
 
 
+def max_reproducible_tokens(context: Context) -> int:
+    """Maximum tokens of one request that is computed apart from all others; 0 for a model that does not generate."""
+    return min(max_request_tokens(context), MAX_REPRODUCIBLE_TOKENS) if context.model.is_causal else 0
+
+
 def max_active(context: Context, config: RuntimeConfig) -> int:
     """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
     waits for the next token of a sequence.

@@ -125,6 +125,8 @@ class Limits:
     """Whether `--max-tokens` is set, as it always is with an older server, which does not tell."""
     max_priority: Literal[-1, 0, 1] = 1
     """Highest priority that the user of this session can ask for; a request that names none gets no higher one."""
+    max_reproducible_tokens: int = 0
+    """Maximum tokens, prompt and output together, of a request with `reproducible`; 0: there are none."""
 
     @property
     def default_max_tokens(self) -> int:

@@ -49,7 +49,7 @@ from uma.engine.worker.reproducer import Reproduced, Reproducer
 from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sampling import Sampling
-from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.sequence import Sequence, Status
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.waiting import WaitingRoom
 from uma.engine.worker.withdrawn import Withdrawn
@@ -329,7 +329,7 @@ class DecodeWorker:
         on its way out of its cells.
         """
         rows = tick.decode
-        if self._embedder or self._way.has_more:
+        if self._embedder or self._way.has_more or self._reproducer.pause_ms:
             return False
         if len(rows) != len(self._residency.active) or not self._residency.waiting.is_empty or self._trace.is_on:
             return False
@@ -344,7 +344,7 @@ class DecodeWorker:
         pause_ms = self._relayout.before_plan(self._runner.attended, now, neighbour_load)
         residency.admit(now)
         self._way.go_on()
-        plan = self._asked(now, neighbour_load, pause_ms)
+        plan = self._asked(now, neighbour_load, pause_ms or self._pause_beside_ms)
         if plan.prefill and not pause_ms:
             moving_ms = self._relayout.before_prompts(now, neighbour_load)
             if moving_ms is not None:
@@ -352,6 +352,14 @@ class DecodeWorker:
         for key in plan.preempt:
             residency.preempt(residency.active[key], now)
         return plan
+
+    @property
+    def _pause_beside_ms(self) -> float:
+        """For how long streams wait after this tick because a prompt is read in a context of its own: they decode ahead
+        of that, unless a prompt of theirs is to be read in this tick.
+        """
+        has_prompts = any(each.status is Status.PREFILLING for each in self._residency.active.values())
+        return 0.0 if has_prompts else self._reproducer.pause_ms
 
     def _asked(self, now: float, neighbour_load: float, pause_ms: float) -> Plan:
         """What the policy says, before a pause of `pause_ms` or with none ahead."""

@@ -40,11 +40,21 @@ class Reproducer:
         """In order of arrival, each with its memory if a part of it is computed."""
         self._current: Sequence | None = None
         """The one that the context has."""
+        self._piece_ms = 0.0
+        """What the last piece of a prompt took."""
 
     @property
     def running(self) -> int:
         """Requests that are computed now: one or none."""
         return int(self._current is not None and self._current.status is not Status.ENDED)
+
+    @property
+    def pause_ms(self) -> float:
+        """Expected time of the next batch where that is a piece of a prompt, for which the streams of others wait; as
+        long as none was computed, and where the next batch is a decode step, 0.
+        """
+        is_reading = self._current.status is Status.PREFILLING if self._current is not None else bool(self._waiting)
+        return self._piece_ms if is_reading else 0.0
 
     def attach(self, context: Context) -> None:
         """Compute in this context from now on."""
@@ -127,8 +137,11 @@ class Reproducer:
             if code != ABORTED:
                 self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
             return code != ABORTED
-        metrics.tick(count, now_ms() - began_ms)
-        metrics.prefill_tokens_total += count if sequence.status is Status.PREFILLING else 0
+        took_ms = now_ms() - began_ms
+        metrics.tick(count, took_ms)
+        if sequence.status is Status.PREFILLING:
+            metrics.prefill_tokens_total += count
+            self._piece_ms = took_ms
         sequence.computed += count
         sequence.was_in_batch(1)
         if not is_whole:
