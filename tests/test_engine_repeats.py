@@ -4,6 +4,7 @@ probabilities: with the attention, the KV memory and the threads of an engine th
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from uma.config import RuntimeConfig
 from uma.engine import open_engine
 
 SYSTEM = tokens_for(0, 90)
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs on this machine take no compute threads away: with fewer, sums have other last bits."""
+    monkeypatch.setattr("uma.engine.worker.neighbours.SAMPLE_MS", math.inf)
 
 
 def question(number: int, length: int) -> Request:
