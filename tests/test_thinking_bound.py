@@ -272,6 +272,18 @@ async def test_gpt_oss_goes_on_in_the_channel_of_the_answer(tmp_path: Path) -> N
     assert is_told(last, 6)
 
 
+async def test_gpt_oss_that_must_call_and_thinks_again_is_led_to_a_call(tmp_path: Path) -> None:
+    controls = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|return|>")
+    script = ("<|channel|>", "analysis", "<|message|>", *THOUGHT[:20], *controls[2:], "assistant", "final")
+    template = TEMPLATES["harmony"] + "{{ '\\n' }}"
+    model = write_script_model(tmp_path / "harmony.gguf", script, template=template, controls=controls)
+    again = {str(260 + place): 10.0 for place in range(2)}  # of all that it can begin, the channel of thinking
+    request = attrs.evolve(asked(6, stream=False, logit_bias=again), tools=(WEATHER,), tool_choice="required")
+    last = end(await events_of(model, request))
+    assert last.reasoning == "".join(THOUGHT[:6])
+    assert [call.arguments for call in last.tool_calls] == ['{"x": "a"}']
+
+
 def test_a_character_that_has_begun_is_completed_first() -> None:
     pieces = {0: b"a", 1: "€".encode()[:1], 2: "€".encode()[1:2], 3: "€".encode()[2:], 4: b"</t>"}
 

@@ -26,6 +26,8 @@ TO_ANSWER = f"{ENDS[0]}{START}{FINAL}"
 """What ends the thinking so that the answer follows."""
 TO_NEXT = f"{ENDS[0]}{START}"
 """What ends the thinking so that any message can follow: a call, or the answer."""
+TO_CALL = f"{TO_NEXT}{CHANNEL}commentary to=functions."
+"""What ends the thinking so that a call follows."""
 MAX_HEADER_CHARS = 256
 """Maximum length of a header; a longer one is text."""
 _HEADER = re.compile(

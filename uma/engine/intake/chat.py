@@ -17,7 +17,7 @@ from uma import json_text
 from uma.chat.families import GENERIC, family_of, thinking_of
 from uma.chat.generic import plain, told
 from uma.chat.grammar import calls_grammar
-from uma.chat.harmony import TO_ANSWER, TO_NEXT, HarmonyParser
+from uma.chat.harmony import TO_ANSWER, TO_CALL, TO_NEXT, HarmonyParser
 from uma.chat.lark import Rules, Specials
 from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
@@ -127,16 +127,26 @@ class ChatAbilities:
         """Makes the bound of an answer's thinking, on any thread; None where the model does not think."""
         if self._thinking is None:
             return None
-        closings = self._closings if _can_call(request) else self._closings[-1:]
+        closings = self._closings if _can_call(request) else self._answering
         tail = prompt[-_TAIL_TOKENS:]
         return lambda limit: ThinkingBound(self.parser(request, tail), self.piece, closings, limit)
 
     @cached_property
-    def _closings(self) -> list[list[int]]:
-        """Tokens that close thinking: so that a call can follow, where that differs, and so that the answer follows."""
+    def _answering(self) -> list[list[int]]:
+        """Tokens that close thinking so that the answer follows."""
         assert self._thinking is not None
-        marks = [TO_NEXT, TO_ANSWER] if self._has_channels else [self._thinking.close]
-        return [self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks]
+        mark = TO_ANSWER if self._has_channels else self._thinking.close
+        return [self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist()]
+
+    @cached_property
+    def _closings(self) -> list[list[int]]:
+        """Those where a call can follow, too: gpt-oss chooses at first, then answers, or calls where it must."""
+        if not self._has_channels:
+            return self._answering
+        free, call = (
+            self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in (TO_NEXT, TO_CALL)
+        )
+        return [free, *self._answering, call]
 
     @property
     def _has_channels(self) -> bool:
