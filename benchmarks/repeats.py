@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cache import peer_binary
-from benchmarks.http_stream import post
+from benchmarks.http_stream import HttpError, post
 from benchmarks.reference import model_path
-from benchmarks.targets.base import free_port, server_process
+from benchmarks.targets.base import StartError, free_port, server_process
 from benchmarks.targets.llama_server import is_built, is_healthy
 
 UMA, PEER = "UMA", "llama-server"
@@ -117,7 +117,7 @@ def table(results: dict[str, dict[str, list[int]]], times: int) -> Table:
 
 def main() -> int:
     """Measure, and print the table. Exit code 1: a question had several answers from UMA more often than from its peer;
-    2: the model or the peer is missing.
+    2: the model or the peer is missing, or a server failed.
     """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.repeats", description=__doc__.split("\n", maxsplit=1)[0]
@@ -134,7 +134,11 @@ def main() -> int:
         print("repeats: run `python -m benchmarks.reference` and `python -m benchmarks.build_peers`", file=sys.stderr)
         return 2
     asked = questions(args.questions)
-    results = {server: trio.run(measure, server, model, asked, args.times, args.max_tokens) for server in servers}
+    try:
+        results = {server: trio.run(measure, server, model, asked, args.times, args.max_tokens) for server in servers}
+    except (StartError, HttpError) as error:
+        print(f"repeats: {error}", file=sys.stderr)
+        return 2
     Console(width=None if sys.stdout.isatty() else 120).print(table(results, args.times))
     if args.json is not None:
         args.json.write_text(json.dumps({"questions": asked, "answers": results}, indent=1))
