@@ -11,8 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from gguf import GGUFReader
 from http_server import running_gateway
 
+import uma
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, run_to_end, running_server, uma_command, until
 
 ENDLESS = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
@@ -56,6 +58,18 @@ def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:
         server.stop()
         assert gateway.process.wait() == 1
         assert "uma: error: the server is stopping; start it again" in gateway.process.log.join()
+
+
+def test_the_model_s_template_passes_the_socket_and_the_gateway(server: ServerProcess) -> None:
+    path = Path(uma.__file__).parent / "data" / "uma-story.gguf"
+    template = GGUFReader(path).fields["tokenizer.chat_template"].contents()
+    with server.connect() as raw:
+        assert raw.hello(versions=["1.1"])["chat_template"] == template
+    with server.connect() as raw:
+        assert "chat_template" not in raw.hello(versions=["1.0"])
+    with running_gateway(server) as gateway:
+        assert gateway.ask("GET", "/props").json["chat_template"] == template
+        assert gateway.ask("POST", "/api/show", {}).json["template"] == template
 
 
 @pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])

@@ -13,7 +13,7 @@ import pytest
 from engine_world import answer, ask, config_for
 from http_server import Answered, RawHttp, hosted_http
 
-from models import write_encoder
+from models import CHATML, write_encoder
 from uma.engine import open_engine
 from uma.http.usage import timings
 
@@ -213,3 +213,16 @@ def test_figures_for_llama_server_s_dashboards_are_there(server: Server) -> None
     assert added["llamacpp:tokens_predicted_total"] == 12
     assert added["llamacpp:n_decode_total"] > 0
     assert server.ask("GET", "/metrics").headers["process-start-time-unix"].isdigit()
+
+
+def test_the_template_and_the_parameters_in_use_are_told(server: Server, encoder: Server) -> None:
+    assert server.ask("GET", "/props").json["chat_template"] == CHATML
+    shown = server.ask("POST", "/api/show", {}).json
+    assert shown["template"] == CHATML
+    told = dict(line.split() for line in shown["parameters"].splitlines())
+    n_ctx = server.ask("GET", "/props").json["limits"]["n_ctx"]
+    drawn = {"temperature": "0.8", "top_k": "40", "top_p": "0.9", "min_p": "0.0", "repeat_penalty": "1.1"}
+    assert told == {"num_ctx": str(n_ctx)} | drawn
+    assert encoder.ask("GET", "/props").json["chat_template"] == ""
+    shown = encoder.ask("POST", "/api/show", {}).json
+    assert (shown["template"], shown["parameters"].split()[0]) == ("", "num_ctx")

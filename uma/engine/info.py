@@ -10,7 +10,17 @@ from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
 from uma.llama import backend
 from uma.llama.context import Context
-from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, MAX_STOPS, Capabilities, Limits, ServerInfo
+from uma.llama.model import Model
+from uma.types import (
+    GRAMMAR_FIELDS,
+    MAX_ANSWERS,
+    MAX_LOGPROBS,
+    MAX_STOPS,
+    MAX_TEMPLATE_CHARS,
+    Capabilities,
+    Limits,
+    ServerInfo,
+)
 from uma.version import __version__
 
 
@@ -34,7 +44,13 @@ def server_info(
             has_max_tokens=config.max_tokens > 0,
             max_reproducible_tokens=sizing.max_reproducible_tokens(context),
         ),
+        chat_template=_told_template(model) if model.is_causal else "",
     )
+
+
+def _told_template(model: Model) -> str:
+    source = model.chat_template.source
+    return source if len(source) <= MAX_TEMPLATE_CHARS else ""
 
 
 def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None) -> Capabilities:

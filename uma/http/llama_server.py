@@ -187,6 +187,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
         {
             "model_path": info.model.path,
             "model_alias": gateway.names.name,
+            "chat_template": info.chat_template,
             "build_info": info.server,
             "total_slots": gateway.source.info.limits.max_sequences,
             "default_generation_settings": {"n_ctx": info.limits.n_ctx, "params": _default_settings(gateway)},

@@ -508,6 +508,22 @@ class ShowBody:
     name: str | None = None
 
 
+def _parameters(gateway: Gateway) -> str:
+    """How an answer is drawn that nothing is said of, as Ollama writes it: a name and a value in a line."""
+    info = gateway.source.info
+    found: dict[str, Any] = {"num_ctx": info.limits.n_ctx}
+    if info.capabilities.generate:
+        figures = sampling(gateway, Options(), DEFAULTS).settled
+        found |= {
+            "temperature": figures.temperature,
+            "top_k": figures.top_k,
+            "top_p": figures.top_p,
+            "min_p": figures.min_p,
+            "repeat_penalty": figures.repetition_penalty,
+        }
+    return "\n".join(f"{name:<30} {value}" for name, value in found.items())
+
+
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/show`."""
     body = await http.built(lambda fields: read(fields, ShowBody, http))
@@ -518,8 +534,8 @@ async def show(gateway: Gateway, http: Exchange) -> None:
             "modified_at": _loaded_at(gateway),
             "license": model.license or "",
             "modelfile": "",
-            "parameters": "",
-            "template": "",
+            "parameters": _parameters(gateway),
+            "template": gateway.source.info.chat_template,
             "details": _details(gateway),
             "model_info": {
                 "general.architecture": model.architecture,

@@ -165,16 +165,17 @@ class HelloEvent:
     capabilities: Capabilities
     limits: Limits
     warnings: tuple[str, ...] = ()
+    chat_template: str = ""
 
     @classmethod
     def of(cls, info: ServerInfo, version: str, warnings: tuple[str, ...] = ()) -> HelloEvent:
         """The answer of the server that `info` describes."""
-        return cls(version, info.server, info.model, info.capabilities, info.limits, warnings)
+        return cls(version, info.server, info.model, info.capabilities, info.limits, warnings, info.chat_template)
 
     @property
     def info(self) -> ServerInfo:
         """The server's card, as `uma.types` has it."""
-        return ServerInfo(self.server, self.model, self.capabilities, self.limits)
+        return ServerInfo(self.server, self.model, self.capabilities, self.limits, self.chat_template)
 
 
 @attrs.frozen

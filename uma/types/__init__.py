@@ -55,6 +55,7 @@ from uma.types.sampling import (
     TopK,
 )
 from uma.types.server import (
+    MAX_TEMPLATE_CHARS,
     Activity,
     Capabilities,
     FillIn,
@@ -78,6 +79,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_SEED",
     "MAX_STOPS",
+    "MAX_TEMPLATE_CHARS",
     "MAX_TEXTS",
     "NO_EFFORT",
     "PROMPT_FIELDS",

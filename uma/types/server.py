@@ -13,6 +13,10 @@ from uma.types.sampling import DEFAULT_MAX_TOKENS
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 """What the name of a part of a split model ends with."""
 
+MAX_TEMPLATE_CHARS = 65_536
+"""Maximum length of a chat template that is told: it is a part of each session's first answer. The longest of known
+models have some 20,000."""
+
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
 
@@ -143,6 +147,9 @@ class ServerInfo:
     model: ModelInfo
     capabilities: Capabilities
     limits: Limits
+    chat_template: str = ""
+    """Text of the chat template in use (Jinja): the model's own, or the plain one. Empty where there is none, where it
+    is over `MAX_TEMPLATE_CHARS`, or where an older server does not tell."""
 
 
 @attrs.frozen
