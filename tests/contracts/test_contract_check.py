@@ -12,6 +12,7 @@ from typing import Any, Literal
 import attrs
 import pytest
 from http_server import HttpServer, running_http
+from reference import real_model
 from script_model import SWITCHED, THOUGHT, write_script_model
 
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
@@ -132,13 +133,23 @@ async def is_proven_in_process(claim: Claim, engine: Engine) -> bool:
         return False
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-async def test_each_pooling_proves_itself_and_no_other(tiny: Path, pooling: Literal["mean", "cls", "last"]) -> None:
-    async with open_engine(RuntimeConfig(model=str(tiny), n_ctx=512, pooling=pooling)) as engine:
-        for told in POOLINGS:
+async def check_poolings(model: Path, pooling: Literal["mean", "cls", "last"], claims: tuple[str, ...]) -> None:
+    """Check that of these claims the one that is so is proven of a model with this pooling."""
+    config = RuntimeConfig(model=str(model), n_ctx=512, pooling=pooling, n_gpu_layers=0)
+    async with open_engine(config) as engine:
+        for told in claims:
             info = attrs.evolve(engine.info, capabilities=attrs.evolve(engine.info.capabilities, pooling=told))
             (claim,) = (each for each in claims_of(info) if each.name == "pooling")
             assert await is_proven_in_process(claim, engine) == (told == pooling)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+async def test_each_pooling_proves_itself_and_no_other(tiny: Path, pooling: Literal["mean", "cls", "last"]) -> None:
+    await check_poolings(tiny, pooling, POOLINGS)
+
+
+async def test_so_does_the_mean_of_a_real_model_whose_every_state_hangs_on_its_first_token() -> None:
+    await check_poolings(real_model("smollm2"), "mean", ("mean",))
 
 
 @pytest.mark.parametrize("template", [CHATML, None])

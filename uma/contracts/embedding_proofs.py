@@ -16,6 +16,9 @@ PRESENT = 0.3
 """Least share of a token's influence in a text of two that is left in a long one where its own state is the result; of
 a mean, about 2 / `LONG_TEXT` is left."""
 
+SAME = 0.001
+"""Greatest share of the first token's influence that counts as none: texts that share a batch differ by rounding."""
+
 
 def about_embeddings(info: ServerInfo) -> Iterator[Claim]:
     """Claims of embeddings, how they are pooled, and rankings."""
@@ -27,7 +30,9 @@ def about_embeddings(info: ServerInfo) -> Iterator[Claim]:
         too_many = partial(refused, asked | {"dimensions": width + 1}, "dimensions")
         yield Claim(f"embeddings: dimensions = {width + 1}", "no", too_many)
         if capabilities.tokenize:
-            yield Claim("pooling", pooling, partial(_pools, pooling, min(LONG_TEXT, info.limits.n_ctx)))
+            is_causal = declared(capabilities, "generate", True)
+            length = min(LONG_TEXT, info.limits.n_ctx)
+            yield Claim("pooling", pooling, partial(_pools, pooling, length, is_causal=is_causal))
     else:
         yield Claim("embeddings", "no", partial(refused, asked, "t"))
     ranking = {"type": "rerank", "query": "fox", "documents": [PROMPT, "Hello"]}
@@ -62,10 +67,14 @@ def _scores(pooling: str, ranking: dict[str, Any]) -> Proof:
     return "a score for each pair of query and document"
 
 
-def _pools(pooling: str, length: int) -> Proof:
+def _pools(pooling: str, length: int, *, is_causal: bool) -> Proof:
     """Exchange the first or the last token of a short and of a long text. Where the embedding is that token's state, a
     long text shows it as a short one does; in a mean it is one of many; and where the embedding is the state of the
     token at the other end, it shows less than there.
+
+    In a causal model every later state can hang on the first token, so that a mean shows it too; but no state hangs on
+    the last token beside its own. There the last token alone tells: nothing of it is in the first token's state, little
+    in a mean, and all in its own.
     """
     ids = answered((yield Question({"type": "tokenize", "prompt": PROMPT}))).last["token_ids"]
     one, other, rest, *_ = dict.fromkeys(ids[1:])
@@ -78,11 +87,15 @@ def _pools(pooling: str, length: int) -> Proof:
     found = answered((yield Question({"type": "embed", "token_ids": texts}))).last["embeddings"]
     first, last, long_first, long_last = (_distance(found[at], found[at + 2]) for at in (0, 1, 4, 5))
     shows_first, shows_last = long_first > PRESENT * first, long_last > PRESENT * last
-    is_so = {
-        "cls": shows_first and long_first > long_last,
-        "last": shows_last and long_last > long_first,
-        "mean": last > 0 and not shows_first and not shows_last,
-    }
+    if is_causal:
+        is_felt = last > SAME * first
+        is_so = {"cls": not is_felt, "last": is_felt and shows_last, "mean": is_felt and not shows_last}
+    else:
+        is_so = {
+            "cls": shows_first and long_first > long_last,
+            "last": shows_last and long_last > long_first,
+            "mean": last > 0 and not shows_first and not shows_last,
+        }
     seen = f"of {length} tokens the first moves it by {long_first:.3f}, the last by {long_last:.3f}"
     demand(is_so.get(pooling, False), f"{seen}; of 2 tokens by {first:.3f} and {last:.3f}: not {pooling}")
     return seen
