@@ -140,6 +140,7 @@ function editing(article, message, actions) {
     cancel();
   });
   article.replaceChildren(editor);
+  input.addEventListener("focus", () => editor.scrollIntoView({ block: "nearest" })); // with its buttons
   return input;
 }
 
