@@ -27,6 +27,7 @@ from uma.contracts.proofs import (
     ask,
     demand,
     refused,
+    with_ids,
 )
 from uma.types import SamplingParams, ServerInfo
 
@@ -34,6 +35,8 @@ SHORT = 8
 """Tokens of an answer that is compared with others: eight hot draws are never all greedy by chance."""
 LONG = 64
 """Tokens within which a chat's answer can end by itself."""
+MOST_BIAS = 40
+"""Logits by which a model can be surer of a token than of any other."""
 WORD = object()
 """Stands for the text of the token that a proof forces."""
 
@@ -41,6 +44,8 @@ WORD = object()
 def about_sampling(info: ServerInfo, beside: Mapping[str, Callable[[], Proof]]) -> Iterator[Claim]:
     """A claim for each parameter that is declared, and one for a value out of its range. `beside` has more proofs."""
     effects, hints = {**beside, **_EFFECTS}, hints_of(SamplingParams)
+    if not info.capabilities.chat:
+        effects |= dict.fromkeys(("min_tokens", "ignore_eos"), _without_ends)
     for name in info.capabilities.sampling_params:
         yield Claim(f"sampling: {name}", "yes", effects.get(name) or partial(_taken, name))
         if name in hints and (bad := _out_of_range(hints[name])) is not None:
@@ -94,6 +99,12 @@ def _bounds_thinking() -> Proof:
         return f"{NOT_SHOWN}: no thinking went on for {LONG} tokens"
     demand(less < thought, f"{less} tokens of thinking, with a bound of 1")
     return f"1 bounds thinking to {less} tokens with its marks, which went on over {LONG}"
+
+
+def _without_ends() -> Proof:
+    """A model without a template is not known to end an answer."""
+    yield from ()
+    return f"{NOT_SHOWN}: this model has no chat template, and its answers end where a turn of the user's begins"
 
 
 def _outlasts(name: str) -> Proof:
@@ -206,20 +217,26 @@ def _reproduces() -> Proof:
 
 
 def _penalises(name: str) -> Proof:
-    prompt = "a b c a b c a b c a b c a b c a b c"
-    plain = answered((yield ask(prompt=prompt)))
-    penalised = answered((yield ask(prompt=prompt, **{name: 2.0})), ignoring=name)
-    demand(plain.text != penalised.text, f"{name} = 2 changes nothing after a repetitive prompt")
-    return "2 changes the answer to a repetitive prompt"
+    """Another answer to a repetitive prompt. Where the model is surer of it than a penalty of 2 can change, a bias
+    against its tokens makes it less so, until another token is less than 2 behind.
+    """
+    repetitive = partial(ask, prompt="a b c a b c a b c a b c a b c a b c", max_tokens=SHORT)
+    sure = answered((yield repetitive()))
+    for bias in range(MOST_BIAS + 1):
+        asked = partial(repetitive, logit_bias=dict.fromkeys(map(str, sure.token_ids), -bias))
+        plain = answered((yield asked()))
+        penalised = answered((yield asked(**{name: 2.0})), ignoring=name)
+        if plain.token_ids != penalised.token_ids:
+            return "2 changes the answer to a repetitive prompt" + (f", {bias} less likely" if bias else "")
+    raise DisprovenError(f"{name} = 2 changes nothing after a repetitive prompt, whatever its tokens' bias")
 
 
 def _counts_prompt() -> Proof:
     """A word that fills the prompt is penalised more than a bias can force, unless the prompt does not count."""
-    word = _a_word(answered((yield ask(max_tokens=TOKENS))))
-    forced = {"prompt": PROMPT + word["text"] * 40, "max_tokens": 1, "frequency_penalty": 2.0}
-    asked = partial(ask, **forced, logit_bias={str(word["token_id"]): 25})
-    without = answered((yield asked(penalize_prompt=False)), ignoring="penalize_prompt")
-    counted = answered((yield asked(penalize_prompt=True)))
+    word = _a_word(answered((yield ask(max_tokens=TOKENS))))["token_id"]
+    asked = with_ids([word] * 60) | {"max_tokens": 1, "frequency_penalty": 2.0, "logit_bias": {str(word): 50}}
+    without = answered((yield Question(asked | {"penalize_prompt": False})), ignoring="penalize_prompt")
+    counted = answered((yield Question(asked | {"penalize_prompt": True})))
     demand(without.token_ids != counted.token_ids, "penalties are the same with and without the prompt's tokens")
     return "decides whether a word that fills the prompt is penalised"
 
