@@ -48,6 +48,10 @@ class AnswerBody(Common):
     """Of the page's making, random and secret: with it the answer outlives its reader and can be picked up again."""
 
 
+PRINTED = "127.0.0.1:"
+"""How the address of a server on this machine begins."""
+
+
 @attrs.frozen(kw_only=True)
 class MarkdownBody:
     """Texts to be rendered."""
@@ -79,12 +83,14 @@ class Page:
         return [(method, path, partial(_handle, self, do)) for method, path, do in ENDPOINTS]
 
     async def show(self, http: Exchange) -> None:
-        """The page. `localhost` leads to the address that the server prints: a browser keeps what belongs to a page by
-        its address, and conversations of the one would be missing at the other.
+        """The page. `localhost` leads to the address that the server prints, where that is 127.0.0.1: a browser keeps
+        what belongs to a page by its address, and conversations of the one would be missing at the other. (Without a
+        port it is not this server that the browser speaks to.)
         """
-        name, colon, port = (http.header(b"host") or "").lower().partition(":")
-        if name == "localhost" and http.scope["scheme"] == "http" and http.header(b"x-forwarded-proto") is None:
-            place = f"http://127.0.0.1{colon}{port}/".encode()
+        name, _, port = (http.header(b"host") or "").lower().partition(":")
+        is_printed = self.gateway.config.http.startswith(PRINTED) and http.scope["scheme"] == "http"
+        if name == "localhost" and port and is_printed and http.header(b"x-forwarded-proto") is None:
+            place = f"http://{PRINTED}{port}/".encode()
             await http.answer(b"", status=307, media_type=b"text/plain", headers=[(b"location", place), NO_CACHE])
             return
         await self._send_file(http, "index.html")
