@@ -23,6 +23,8 @@ from uma.version import __version__
 
 HELLO_TIMEOUT_SEC = 10.0
 """A server answers hello without computing anything, so silence means that something else listens there."""
+MAX_WAIT_SEC = 1.0
+"""Until a server that loads is asked again, whatever it expects: a disk that was slow can be fast again."""
 MAX_UNSENT_BYTES = 4_194_304
 """Requests the server has not read yet; `generate` waits beyond it."""
 
@@ -51,7 +53,7 @@ async def connect(
             except Overloaded as error:
                 if error.retry_after_ms is None or not waits:
                     raise
-                wait_sec = error.retry_after_ms / 1000
+                wait_sec = min(error.retry_after_ms / 1000, MAX_WAIT_SEC)
                 on_loading(error)
             else:
                 yield session
