@@ -170,7 +170,7 @@ async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(socket_di
                 assert (await client.health(probe=False)).status == "ok"
         assert len(told) >= 2
         assert all(re.search(r"still being loaded \(\d+ %\)", each) for each in told)
-        assert "request.failed" not in server.log.join()
+        assert "request.failed" not in server.log.text
 
 
 def test_generate_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
