@@ -211,7 +211,8 @@ def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left
 def test_bytes_that_are_no_request_are_refused(hosted: HostedHttp, path: str, body: bytes) -> None:
     raw = RawHttp(hosted.port)
     try:
-        assert raw.ask("POST", path, body).status == 400
+        # Where the path names what is asked for there is nothing to say in a body, and no such thing.
+        assert raw.ask("POST", path, body).status == (404 if "{" in path else 400)
     finally:
         raw.close()
 

@@ -297,8 +297,9 @@ def test_the_model_has_its_aliases(server: HttpServer) -> None:
     assert server.ask("GET", "/v1/models/other").json["error"]["code"] == "model_not_found"
 
 
-NO_MODEL = {"/health/check", "/ui/api/answers", "/ui/api/markdown"}
-"""Endpoints that are about the loaded model, whatever it is."""
+NO_MODEL = {"/health/check", "/ui/api/answers", "/ui/api/markdown", "/v1/chat/completions/control"}
+NO_MODEL |= {"/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"}
+"""Endpoints that are about the loaded model, whatever it is, or about a request that runs."""
 CONVERSATION, TEXTS, RANKED = GENERATING[CHAT], {"content": "a"}, {"query": "a", "documents": ["b"]}
 ELSE: dict[str, dict[str, Any]] = {
     **{"/v1/messages/count_tokens": CONVERSATION, "/apply-template": CONVERSATION, "/api/show": {}},
