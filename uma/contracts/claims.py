@@ -122,7 +122,10 @@ def _messages() -> Proof:
 def _token_ids() -> Proof:
     tokenized = answered((yield Question({"type": "tokenize", "prompt": PROMPT})))
     ids = tokenized.last["token_ids"]
-    by_text, by_ids = answered((yield ask())), answered((yield Question(with_ids(ids))))
+    for _ in range(TRIES):  # at a near tie two answers to one prompt can differ, too
+        by_text, by_ids = answered((yield ask())), answered((yield Question(with_ids(ids))))
+        if by_text.text == by_ids.text:
+            break
     demand(by_text.text == by_ids.text, "the answer to the tokens differs from that to the text")
     demand(by_text.last["usage"]["prompt_tokens"] == len(ids), "usage counts other prompt tokens than tokenize gave")
     return f"{len(ids)} tokens"
