@@ -121,25 +121,32 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         n_seq_max = min(2 * n_seq_max, backend.MAX_SEQUENCES)
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
     n_batch = min(max(_most_batch_tokens(model, config), streams + SIZES[0]), n_ctx)
-    params = ContextParams(
+    params = attrs.evolve(
+        _generating(config),
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
         # A recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=n_seq_max,
-        n_threads=config.threads,
-        n_threads_batch=config.threads_batch,
         kv_unified=unified,
-        flash_attn=config.flash_attn,
-        cache_type_k=config.cache_type_k,
-        cache_type_v=config.cache_type_v,
-        offload_kqv=config.offload_kqv,
         swa_full=config.swa_full,
         guards_window=guards_window,
     )
     if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
         _check_fits(model, config, params)
     return params
+
+
+def _generating(config: RuntimeConfig) -> ContextParams:
+    """What every context that generates has of the configuration."""
+    return ContextParams(
+        n_threads=config.threads,
+        n_threads_batch=config.threads_batch,
+        flash_attn=config.flash_attn,
+        cache_type_k=config.cache_type_k,
+        cache_type_v=config.cache_type_v,
+        offload_kqv=config.offload_kqv,
+    )
 
 
 def _check_fits(model: Model, config: RuntimeConfig, params: ContextParams) -> None:
@@ -265,16 +272,11 @@ def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int) -> Cont
             f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the free memory are "
             f"{free_bytes // REPRODUCIBLE_SHARE / 2**20:,.0f} MiB"
         )
-    return ContextParams(
+    return attrs.evolve(
+        _generating(config),
         n_ctx=n_ctx,
         n_batch=REPRODUCIBLE_BATCH_TOKENS,
         n_ubatch=REPRODUCIBLE_BATCH_TOKENS,
-        n_threads=config.threads,
-        n_threads_batch=config.threads_batch,
-        flash_attn=config.flash_attn,
-        cache_type_k=config.cache_type_k,
-        cache_type_v=config.cache_type_v,
-        offload_kqv=config.offload_kqv,
         swa_full=config.swa_full,
     )
 
@@ -568,15 +570,10 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig) -> Contex
     n_ctx = min(target.n_ctx, free_kv_bytes(config) // MEMORY_SHARE // cell_bytes) // 256 * 256
     if n_ctx < LEAST_DRAFT_TOKENS:
         raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
-    return ContextParams(
+    return attrs.evolve(
+        _generating(config),
         n_ctx=n_ctx,
         n_batch=min(_most_batch_tokens(model, config), n_ctx),
         n_ubatch=min(config.n_ubatch, n_ctx),
         n_seq_max=max_active(target, config),
-        n_threads=config.threads,
-        n_threads_batch=config.threads_batch,
-        flash_attn=config.flash_attn,
-        cache_type_k=config.cache_type_k,
-        cache_type_v=config.cache_type_v,
-        offload_kqv=config.offload_kqv,
     )
