@@ -135,6 +135,31 @@ async def test_a_slow_reader_of_one_pauses_only_itself(tiny: Path) -> None:
     assert tuple(tokens) == expected.token_ids
 
 
+async def test_one_with_a_slow_reader_is_not_put_aside_where_that_takes_more_memory_than_it_may(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.worker.reproducer.MAX_ASIDE_BYTES", 0)
+    ended: list[str] = []
+
+    async def ask_beside(engine: Engine) -> None:
+        await answer(engine, apart())
+        ended.append("beside")
+
+    long = apart(tokens_for(5, 40), 400, id="long", logprobs=None)
+    with trio.fail_after(PATIENCE_SEC):
+        async with (
+            open_engine(config(tiny, threads=1, threads_batch=1)) as engine,
+            trio.open_nursery() as nursery,
+            engine.generate(long) as stream,
+        ):
+            nursery.start_soon(ask_beside, engine)
+            for number in range(3):  # time enough for both, were one put aside
+                await answer(engine, ask(tokens_for(9, 20), 400, id=str(number)))
+            assert ended == []
+            async for _ in stream:
+                pass
+
+
 async def test_what_cannot_be_computed_apart_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_engine(config(tiny)) as engine:
         with pytest.raises(BadRequest, match="echo: a reproducible request"):

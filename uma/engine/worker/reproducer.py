@@ -19,6 +19,9 @@ from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 from uma.metrics import EngineMetrics
 
+MAX_ASIDE_BYTES = 256 * 2**20
+"""Maximum memory of requests that were put aside: without a bound, readers that do not read could take all there is."""
+
 
 class Reproduced(NamedTuple):
     """What a batch gave its request."""
@@ -94,7 +97,7 @@ class Reproducer:
 
     def _take_turn(self) -> Sequence | None:
         """The request that is computed next: the current one until it ends or its reader is behind, then the first of
-        the highest lane.
+        the highest lane. Where there is no memory to put it aside, its reader is waited for.
         """
         if self._context is None:
             return None
@@ -108,6 +111,9 @@ class Reproducer:
         if not ready:
             return None
         if self._current is not None:
+            aside = sum(len(kept) for kept in self._waiting.values() if kept is not None)
+            if aside + self._context.state_size(0) > MAX_ASIDE_BYTES:
+                return None
             self._waiting[self._current] = self._context.state_get(0)
         self._begin(max(ready, key=lambda each: each.lane))
         return self._current
