@@ -86,6 +86,13 @@ def rss_mb(pid: int) -> float:
     return float(psutil.Process(pid).memory_info().rss) / 2**20
 
 
+def pss_mb(pid: int) -> float:
+    """Memory of a process in MiB, what it shares with others divided among them: several processes that map one file
+    count it once together.
+    """
+    return float(psutil.Process(pid).memory_full_info().pss) / 2**20
+
+
 @attrs.define
 class CpuMeter:
     """CPU time and memory of a server and of this client between `start` and `stop`."""

@@ -23,6 +23,7 @@ from benchmarks.scenarios import (
     overload,
     prefix,
     rows,
+    sharing,
     speculation,
     startup,
     storm,
@@ -35,6 +36,7 @@ from benchmarks.scenarios import (
 ALL: tuple[Scenario, ...] = tuple(
     module.SCENARIO
     for module in (
+        sharing,
         throughput,
         overhead,
         first_token,
