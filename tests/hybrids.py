@@ -2,7 +2,8 @@
 
     path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
 
-The keys of their headers and the shapes of their tensors are such as real ones have; the weights are zeros.
+The keys of their headers and the shapes of their tensors are such as real ones have; the weights are random, and so
+loud that each token depends on all before it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 
 from models import (
     CHATML,
@@ -53,11 +55,25 @@ def write_hybrid(path: Path, kind: Hybrid, *, state: int = 16, context_length: i
     sizes["token_embd_norm" if kind == "lfm2" else "output_norm"] = (EMBED,)
     for index, layer in enumerate(PLANS[kind]):
         sizes |= {f"blk.{index}.{name}": size for name, size in _layer(kind, layer, state).items()}
+    rng = np.random.default_rng(0)
     for name, size in sizes.items():
         is_bare = name.endswith((".bias", "ssm_a", "ssm_d"))
-        writer.add_tensor(name if is_bare else f"{name}.weight", np.zeros(size, np.float32))
+        writer.add_tensor(name if is_bare else f"{name}.weight", _values(name, size, rng))
     finish(writer)
     return path
+
+
+def _values(name: str, size: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    if name.endswith("ssm_a"):  # how fast each head forgets
+        return -rng.uniform(0.05, 1.0, size).astype(np.float32)
+    if name.endswith("ssm_dt.bias"):
+        return rng.uniform(-4.0, -1.0, size).astype(np.float32)
+    if name.endswith(".bias"):
+        return np.zeros(size, np.float32)
+    if len(size) == 1 or name.endswith(("norm", "ssm_d")):
+        return np.ones(size, np.float32)
+    gain = 1.0 if name == "token_embd" else 2.0 / size[-1] ** 0.5
+    return (gain * rng.standard_normal(size)).astype(np.float32)
 
 
 def _shape(kind: Hybrid, state: int) -> dict[str, Any]:

@@ -310,13 +310,12 @@ class Context:
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Give `dst` the positions of `src` from `p0` to before `p1`. In a unified buffer no data is copied.
 
-        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`), as with
-        recurrent and hybrid memory, whose state is that of the sequence's end.
+        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`).
+        A recurrent state is always that of the end of `src`, and what layers with a window attend to can be gone before
+        it: where `dst` must go on from an earlier position, `part_set` with what was there has to follow.
         """
-        if (p0 > 0 or p1 >= 0) and not (
-            self.params.kv_unified and self.model.memory in ("attention", "sliding-window")
-        ):
-            raise ValueError("seq_cp: only a whole sequence can be copied with split KV buffers or a recurrent memory")
+        if (p0 > 0 or p1 >= 0) and not self.params.kv_unified:
+            raise ValueError("seq_cp: only a whole sequence can be copied with split KV buffers")
         self._checked_memory(dst)
         lib.llama_memory_seq_cp(self._checked_memory(src), src, dst, p0, p1)
 
@@ -359,6 +358,27 @@ class Context:
         source = np.frombuffer(data, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
+
+    def part_size(self, seq: int) -> int:
+        """Bytes that `part_get` would return."""
+        self._checked_memory(seq)
+        return int(lib.llama_state_seq_get_size_ext(self.handle, seq, _PART))
+
+    def part_get(self, seq: int) -> bytes:
+        """Of a sequence's memory what cannot be cut: its recurrent state, and of layers with a window what the end
+        attends to. Whoever holds the cells up to here can go on from here with it, in the same context.
+        """
+        size = self.part_size(seq)
+        data = bytes(size)  # as in `state_get`
+        written = int(lib.llama_state_seq_get_data_ext(self.handle, _address_of(data), size, seq, _PART))
+        return data if written == size else data[:written]
+
+    def part_set(self, seq: int, data: bytes) -> bool:
+        """Replace that part of a sequence's memory by what `part_get` returned, and leave its other cells as they are;
+        those behind the part's end are still to be removed. False where there is no room or it does not fit.
+        """
+        self._checked_memory(seq)
+        return bool(lib.llama_state_seq_set_data_ext(self.handle, _address_of(data), len(data), seq, _PART) > 0)
 
     def request_abort(self) -> None:
         """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
@@ -421,6 +441,7 @@ class _Kept:
     params: ContextParams
 
 
+_PART = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _STRLEN = ctypes.CDLL(None).strlen
 _get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", lib._lib))
 """The binding's own makes a pointer object, of which only the number is wanted, once for each tick."""
