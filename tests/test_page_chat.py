@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -474,3 +475,26 @@ def test_thinking_grows_while_the_model_thinks_and_over_a_reload(browser: Browse
             page.get_by_role("button", name="Answer now").click()
         assert told.value.status == 204
         expect(page.locator(".thinking summary").last).to_have_text(re.compile(r"^Thinking(, [\d,]+ tokens)?$"))
+        page.get_by_role("button", name="Stop the answer").click()
+        check_program_in_live_view(here)
+
+
+def check_program_in_live_view(here: Visitor) -> None:
+    """What a program asks without a stream is told to answer, and ended, where one's own requests are seen."""
+    page = here.page
+    page.get_by_role("link", name="Live").click()
+    body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 15_000}
+    headers = {"user-agent": "aider/0.86"}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{here.url}/v1/chat/completions", json=body, headers=headers, timeout=None)
+        lane = page.locator(".lane", has_text="aider/0.86")
+        hurry = lane.get_by_role("button", name="Answer now")
+        with page.expect_response("**/v1/requests/*/answer") as told:
+            hurry.click()
+        assert told.value.status == 200
+        expect(hurry).to_be_hidden()
+        assert violations(page) == []
+        lane.get_by_role("button", name="End aider/0.86 · chat/completions").click()
+        assert asked.result().status_code == 410
+        expect(lane.locator(".lane-state")).to_have_text("ended")
+        expect(lane.get_by_role("button")).to_have_count(0)

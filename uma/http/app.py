@@ -38,7 +38,7 @@ from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
-from uma.net.client import CLIENT, ORIGIN, client_at, origin
+from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, client_at, machine_at, origin
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -64,6 +64,8 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/chat/completions", openai_chat.chat_completions),
     ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens),
     ("POST", "/v1/chat/completions/control", running.control),
+    ("GET", "/v1/requests", running.list_requests),
+    ("DELETE", "/v1/requests/{id}", running.end),
     ("POST", "/v1/requests/{id}/answer", running.answer_now),
     ("POST", "/v1/completions", openai_completions.completions),
     ("POST", "/v1/embeddings", openai_embeddings.embeddings),
@@ -239,7 +241,9 @@ class _Entrance:
             await http.write(b"", is_last=True)
             return
         http.account = self.door.account(http)
-        CLIENT.set(http.account or (client_at(*peer) if (peer := http.scope.get("client")) else None))
+        peer = http.scope.get("client")
+        http.owner = http.account or (machine_at(peer[0]) if peer else THIS_MACHINE)
+        CLIENT.set(http.account or (client_at(*peer) if peer else None))
         key = f"key {http.account.name}" if http.account else None
         ORIGIN.set(origin(_door(http.path), key, _program(http)))
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:

@@ -102,6 +102,8 @@ class Exchange:
     """The body's names for fields that the engine calls otherwise; errors are told with them."""
     account: Account | None = None
     """The account of the key that came with it; None where no keys are asked for."""
+    owner: Hashable = None
+    """Whose the request is, and who can end it: the account, or without keys the machine that it came from."""
     has_priority: bool = attrs.field(default=False, init=False)
     """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)

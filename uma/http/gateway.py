@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
@@ -12,13 +12,13 @@ import attrs
 import trio
 
 from uma.config import RuntimeConfig
-from uma.errors import ShuttingDown
+from uma.errors import ShuttingDown, UmaError
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import Job
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
 from uma.http.models import ModelNames
-from uma.http.problem import Forbidden, Problem, RateLimited
+from uma.http.problem import Ended, Forbidden, Problem, RateLimited
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
 from uma.net.throttle import Throttle
@@ -35,11 +35,47 @@ MAX_PARSING = 2
 class Answering(Protocol):
     """One answer that is generated."""
 
-    account: Account | None
-    """Of the key that it was asked for with."""
+    @property
+    def owner(self) -> Hashable:
+        """See `Exchange.owner`."""
 
     def end_thinking(self) -> None:
         """See `types.EventStream.end_thinking`."""
+
+    def stop(self) -> None:
+        """End it, and tell its client that it was ended."""
+
+
+@attrs.define(eq=False)
+class _Work:
+    """What runs for one exchange, and why it was ended, if it was."""
+
+    http: Exchange
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    verdict: UmaError | None = None
+
+    @property
+    def owner(self) -> Hashable:
+        """See `Exchange.owner`."""
+        return self.http.owner
+
+    def end_thinking(self) -> None:
+        """See `Answering`."""
+        self.http.end_thinking()
+
+    def stop(self) -> None:
+        """See `Answering`."""
+        self.end(Ended("the request was ended with DELETE /v1/requests/{id}, or on the page"))
+
+    def end(self, verdict: UmaError) -> None:
+        """End it with this error. The first one holds."""
+        self.verdict = self.verdict or verdict
+        self.scope.cancel()
+
+    def error(self) -> UmaError:
+        """What ended it."""
+        assert self.verdict is not None
+        return self.verdict
 
 
 @attrs.define(eq=False)
@@ -73,8 +109,8 @@ class Gateway:
     at_end: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called once nothing runs any more: frees what the endpoints hold."""
     answering: dict[str, Answering] = attrs.field(factory=dict, init=False)
-    """What generates just now, by the id in its answer's `X-Request-Id`."""
-    _running: set[trio.CancelScope] = attrs.field(factory=set, init=False)
+    """What runs just now, by the id in its answer's `X-Request-Id`; the page's answers by their request's own."""
+    _running: set[_Work] = attrs.field(factory=set, init=False)
 
     @bodies.default
     def _budget(self) -> BodyBudget:
@@ -113,19 +149,19 @@ class Gateway:
 
     async def generate(self, http: Exchange, job: Job) -> None:
         """Answer with what `job` generates; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort` ended it
-        before the answer had begun.
+        before the answer had begun, and `Ended` where its client did.
         """
         job.requests = self.admitted(http, job.requests)
         results: list[Finished] = []
-        with self._until_abort(http, len(job.requests)) as scope:
+        with self._ended_from_outside(http, len(job.requests)) as work:
             if job.stream:
                 await stream(self.source, http, job)
             else:
                 results = await gather(self.source, http, job.requests)
         if results:  # written to its end, whatever happens meanwhile: its length has been told
             await http.answer_json(job.whole(results))
-        elif scope.cancelled_caught:
-            error = _too_late()
+        elif work.scope.cancelled_caught:
+            error = work.error()
             if not http.is_started:
                 raise error
             await http.write(job.failed(Problem.of(error)), is_last=True)
@@ -136,34 +172,35 @@ class Gateway:
         """What the source answers to a request that is answered in one piece, charged to the account of the key.
 
         A client that goes away cancels it, which raises `ClientGoneError`. Raises `ShuttingDown` where `abort` ended
-        it, and `RateLimited` or `Forbidden` where it is over the key's bounds.
+        it, `Ended` where its client did, and `RateLimited` or `Forbidden` where it is over the key's bounds.
         """
         self.unread.check()
         request = self._admitted_whole(http, request)
-        with self._until_abort(http, 1), metered_whole(request, http.account) as meter:
+        with self._ended_from_outside(http, 1) as work, metered_whole(request, http.account) as meter:
             found = await unless_gone(http, partial(ask, request))
             meter.usage = Usage(tokens_of(found), 0, 0)
             return found
-        raise _too_late()
+        raise work.error()
 
     async def finish(self, http: Exchange, request: Request) -> Finished:
         """The end of one generation. Otherwise as `compute`."""
         requests = self.admitted(http, [request])
-        with self._until_abort(http, 1):
+        with self._ended_from_outside(http, 1) as work:
             (finished,) = await gather(self.source, http, requests)
             return finished
-        raise _too_late()
+        raise work.error()
 
     @contextmanager
-    def _until_abort(self, http: Exchange, requests: int) -> Iterator[trio.CancelScope]:
-        """A block in which so many requests run, and that `abort` cancels."""
-        with trio.CancelScope() as scope, running(http.account, requests):
-            self._running.add(scope)
-            self.answering[http.id] = http
+    def _ended_from_outside(self, http: Exchange, requests: int) -> Iterator[_Work]:
+        """A block in which so many requests run, and that `abort` or the client itself can end."""
+        work = _Work(http)
+        with work.scope, running(http.account, requests):
+            self._running.add(work)
+            self.answering[http.id] = work
             try:
-                yield scope
+                yield work
             finally:
-                self._running.discard(scope)
+                self._running.discard(work)
                 del self.answering[http.id]
 
     def admitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
@@ -191,10 +228,14 @@ class Gateway:
             raise Forbidden(lane.message)
         return attrs.evolve(request, priority=lane)
 
+    def requests_of(self, owner: Hashable) -> list[str]:
+        """The ids in `answering` that are this owner's."""
+        return [id for id, each in self.answering.items() if each.owner == owner]
+
     def abort(self) -> None:
         """End everything that generates, and tell its clients that the server stops."""
-        for scope in self._running:
-            scope.cancel()
+        for work in self._running:
+            work.end(_too_late())
         for end in self.at_abort:
             end()
 

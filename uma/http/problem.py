@@ -44,6 +44,7 @@ Kind = Literal[
     "busy",
     "loading",
     "stopping",
+    "ended",
     "fault",
 ]
 """What each dialect has its own words for."""
@@ -115,6 +116,12 @@ class RateLimited(UmaError):
     code = "E_HTTP_RATE"
 
 
+class Ended(UmaError):
+    """Its owner has ended the request. Its status is none after which clients try again by themselves."""
+
+    code = "E_HTTP_ENDED"
+
+
 _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     BadRequest: (400, "bad_request"),
     InvalidJson: (400, "bad_request"),
@@ -128,6 +135,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     ModelNotFound: (404, "model_not_found"),
     WrongMethod: (405, "method"),
     BodyTimeout: (408, "timeout"),
+    Ended: (410, "ended"),
     BodyTooLarge: (413, "too_large"),
     FrameTooLarge: (413, "too_large"),
     BodyEncoded: (415, "encoded"),

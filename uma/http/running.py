@@ -1,21 +1,27 @@
-"""Requests that run, by the ids that their answers carry: `POST /v1/requests/{id}/answer`, and llama-server's form,
-`POST /v1/chat/completions/control`. Only the key that a request came with reaches it.
+"""Requests that run: `GET /v1/requests` lists them, `DELETE /v1/requests/{id}` ends one, and the end of its thinking is
+`POST /v1/requests/{id}/answer` or, as llama-server has it, `POST /v1/chat/completions/control`.
+
+A request belongs to the key that it came with, without keys to the machine that it came from, and only its owner
+reaches it. An id is one that an answer carries, or one of the list: what is not streamed tells its own id too late.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
+from uma.errors import BadRequest
 from uma.http.exchange import Exchange
 from uma.http.fields import read
-from uma.http.gateway import Gateway
+from uma.http.gateway import Answering, Gateway
 from uma.http.problem import NotFound, Unsupported
+from uma.protocol.converter import unstructure
+from uma.types import RunningRequest
 
-_ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{24})(?:-\d+)?")
-"""An answer's id in each dialect, or the one in its `X-Request-Id`."""
+_ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?((?:page-)?[0-9a-f]{24})(?:-\d+)?")
+"""An answer's id in each dialect, the one in its `X-Request-Id`, or one of the list."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +30,24 @@ class ControlBody:
 
     id: str
     action: Literal["reasoning_end"]
+
+
+async def list_requests(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/requests`: the owner's requests that run or wait, each with what the engine tells of it."""
+    own = gateway.requests_of(http.owner)
+    known = {each.id: each for each in await _activity(gateway)}
+    told = []
+    for id in own:
+        parts = [each for each in known.values() if _key_of(each.id) == id]
+        told += [_entry(each.id, unstructure(each)) for each in parts] or [_entry(id, {})]
+    await http.answer_json({"object": "list", "data": told})
+
+
+async def end(gateway: Gateway, http: Exchange) -> None:
+    """`DELETE /v1/requests/{id}`: end a request. Its client is told so; the page's answers keep what is written."""
+    id = http.scope["path_params"]["id"]
+    _find(gateway, http, id).stop()
+    await http.answer_json({"id": id, "object": "request.deleted", "deleted": True})
 
 
 async def answer_now(gateway: Gateway, http: Exchange) -> None:
@@ -41,13 +65,34 @@ async def control(gateway: Gateway, http: Exchange) -> None:
 
 
 def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
-    """Raises `NotFound` for a request that does not run, or came with another key, and `Unsupported` where the model
-    does not think.
-    """
-    found = _ID.fullmatch(id)
-    running = gateway.answering.get(found[1]) if found is not None else None
-    if running is None or running.account is not http.account:
-        raise NotFound("no such request runs: it has ended, or its id is none that an answer of this key had")
+    """Raises `NotFound` as `_find`, and `Unsupported` where the model does not think."""
+    found = _find(gateway, http, id)
     if not gateway.source.info.capabilities.reasoning:
         raise Unsupported("id: this model's chat template has no marks of thinking, so there is none to be ended")
-    running.end_thinking()
+    found.end_thinking()
+
+
+def _find(gateway: Gateway, http: Exchange, id: str) -> Answering:
+    """Raises `NotFound` for a request that does not run, or is another's."""
+    running = gateway.answering.get(_key_of(id))
+    if running is None or running.owner != http.owner:
+        raise NotFound("no such request runs: it has ended, or its id is none that an answer of this key had")
+    return running
+
+
+def _key_of(id: str) -> str:
+    """The key in `Gateway.answering` of a request's id; of several prompts each has a number behind it."""
+    found = _ID.fullmatch(id)
+    return found[1] if found is not None else ""
+
+
+async def _activity(gateway: Gateway) -> tuple[RunningRequest, ...]:
+    try:
+        activity = await gateway.source.activity()
+    except BadRequest:  # behind a gateway, a server of an older protocol
+        return ()
+    return activity.running + activity.waiting
+
+
+def _entry(id: str, figures: dict[str, Any]) -> dict[str, Any]:
+    return {"id": id, "object": "request", **figures}

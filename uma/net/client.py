@@ -19,20 +19,30 @@ IPV6_NETWORK_BITS = 64
 """One machine has all the addresses of its network of this size, and can use a new one for each connection."""
 
 
+THIS_MACHINE = "this machine"
+"""What `machine_at` calls it."""
+
+
 def client_at(host: str, port: int) -> Hashable:
     """The client at the other end of a TCP connection without an account.
 
     Another machine is one client, however many connections it opens. On this machine each connection is one, as on a
     Unix socket: counted by address, all programs here would be one client, and each would wait for another's flood.
     """
+    machine = machine_at(host)
+    return (host, port) if machine == THIS_MACHINE else machine
+
+
+def machine_at(host: str) -> Hashable:
+    """The machine at the other end of a TCP connection, whatever its address is."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
-        return host, port
+        return THIS_MACHINE
     if isinstance(address, IPv6Address):
         address = address.ipv4_mapped or address
     if address.is_loopback:
-        return str(address), port
+        return THIS_MACHINE
     if isinstance(address, IPv6Address):
         return int(address) >> 128 - IPV6_NETWORK_BITS
     return str(address)

@@ -51,6 +51,8 @@ class Answer:
     """The account of the key it was asked for with; its bounds count the answer."""
     client: Hashable = None
     """The client among whose answers it counts."""
+    owner: Hashable = None
+    """See `Exchange.owner`."""
     id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
     """The request's id."""
     text: str = attrs.field(default="", init=False)
@@ -243,7 +245,9 @@ class Answers:
         for answer in self._by_token.values():
             answer.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
 
-    def start(self, request: Request, token: str, account: Account | None = None, *, is_kept: bool) -> Answer:
+    def start(
+        self, request: Request, token: str, account: Account | None = None, owner: Hashable = None, *, is_kept: bool
+    ) -> Answer:
         """Begin an answer. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`."""
         if token in self._by_token:
             raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
@@ -252,7 +256,10 @@ class Answers:
         # Each client leaves as many places as it takes.
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
-        answer = self._by_token[token] = Answer(request, KEEP_SEC if is_kept else 0.0, account, client)
+        keep_sec = KEEP_SEC if is_kept else 0.0
+        answer = self._by_token[token] = self.gateway.answering[request.id] = Answer(
+            request, keep_sec, account, client, owner
+        )
         answer.text = begun_text(request)
         answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
@@ -277,7 +284,7 @@ class Answers:
             answer.give_up(UmaError("a fault in the server itself; its log says more"))
         finally:
             answer.count_no_more()
-            del self._by_token[token]
+            del self._by_token[token], self.gateway.answering[answer.id]
 
 
 def begun_text(request: Request) -> str:

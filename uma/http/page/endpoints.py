@@ -125,7 +125,7 @@ class Page:
         )
         (request,) = self.gateway.admitted(http, [request])
         token = body.token or secrets.token_hex(16)
-        answer = self.answers.start(request, token, http.account, is_kept=body.token is not None)
+        answer = self.answers.start(request, token, http.account, http.owner, is_kept=body.token is not None)
         await self._stream(http, answer, 0)
 
     async def resume(self, http: Exchange) -> None:
@@ -157,12 +157,19 @@ class Page:
         return [await trio.to_thread.run_sync(render, text, limiter=turns) for text in texts]
 
     async def watch(self, http: Exchange) -> None:
-        """The live view's frames, until the viewer goes."""
+        """The live view's frames, until the viewer goes; before a frame the viewer's own requests, where they are not
+        those that were told last.
+        """
         await http.start(200, EVENT_STREAM, [NO_CACHE])
         async with _while_connected(http):
-            await http.write(await self.live.frame())
+            told: list[str] = []
+            frame = await self.live.frame()
             while True:
-                await http.write(await self.live.next_frame())
+                if (own := self.gateway.requests_of(http.owner)) != told:
+                    told = own
+                    await http.write(event("own", {"ids": own}))
+                await http.write(frame)
+                frame = await self.live.next_frame()
 
     async def _send_file(self, http: Exchange, name: str) -> None:
         asset = self._assets.get(name)

@@ -53,7 +53,7 @@ export function watchKey(run) {
 }
 
 /**
- * @param {string} path Below `ui/api/`.
+ * @param {string} path Below `ui/api/`, or one of the API for all programs, which begins with `v1/`.
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
  * @param {AbortSignal} [given] The caller's own signal: what it ends is no lost connection.
  * @returns {Promise<Response>}
@@ -68,7 +68,7 @@ async function request(path, options = {}, given = options.signal) {
     init.headers["Content-Type"] = "application/json";
     Object.assign(init, { body: JSON.stringify(body) });
   }
-  const asked = new Request(`ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
+  const asked = new Request(path.startsWith("v1/") ? path : `ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
   let response;
   try {
     response = await fetch(asked);

@@ -146,10 +146,13 @@ export class Chat {
     void this.running?.stop();
   }
 
-  /** The answer of this page's that is this request, and how it is ended. @param {string} request */
+  /** The answer of this page's that is this request, and what can be done with it. @param {string} request */
   own(request) {
     const found = [...this.runs.values()].find(({ run }) => run.request === request);
-    return found && { title: found.home.title || "New chat", stop: () => void found.run.stop() };
+    if (!found) return undefined;
+    const { run, home } = found;
+    const hurry = run.canHurry ? () => void run.answerNow() : undefined;
+    return { title: home.title || "New chat", stop: () => void run.stop(), hurry };
   }
 
   /** The server takes the key now: what it refused for the lack of one is asked again, where it is shown. */

@@ -8,7 +8,7 @@ import { INTERVAL_MS } from "./series.js";
 /** @typedef {import("./types.js").Activity} Activity */
 /** @typedef {import("./types.js").RunningRequest} RunningRequest */
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
-/** @typedef {{title: string, stop: () => void}} Own An answer of this page's, and how it is ended. */
+/** @typedef {{title?: string, stop: () => void, hurry?: () => void}} Own What can be done with a request of one's own: to end it, to end its thinking. The title is of an answer of this page's. */
 /** @typedef {"writing" | "reading" | "waiting" | "ended"} Phase */
 
 const SHOWN_MS = 30_000;
@@ -59,8 +59,8 @@ class Scene {
 
   /** @param {RunningRequest} request */
   nameOf({ id, origin }) {
-    const own = this.own(id);
-    if (own) return `this page: ${own.title}`;
+    const title = this.own(id)?.title;
+    if (title) return `this page: ${title}`;
     return origin || (id.length > 24 ? `${id.slice(0, 23)}…` : id);
   }
 
@@ -92,8 +92,13 @@ class Lane {
     this.request = request;
     /** @type {Phase} */
     this.phase = "waiting";
+    /** @type {Own | undefined} */
+    this.does = undefined;
+    /** @type {HTMLElement | undefined} */
+    this.button = undefined;
     this.endedAt = 0;
     this.isOwn = false;
+    this.isHurried = false;
     this.computed = isLate ? request.computed_tokens : request.cached_tokens;
     this.generated = isLate ? request.generated_tokens : 0;
     this.tellsCached = !isLate;
@@ -101,7 +106,8 @@ class Lane {
     this.state = h("span", { class: "lane-state" });
     this.figures = h("span", { class: "lane-figures" });
     this.name = h("span", { class: "lane-name", title: request.id });
-    this.side = h("div", { class: "lane-side" }, this.state, this.figures);
+    this.hurry = h("button", { type: "button", class: "link-button", hidden: true }, "Answer now");
+    this.side = h("div", { class: "lane-side" }, h("span", {}, this.state, " ", this.hurry), this.figures);
     const priority = PRIORITIES.get(request.priority) ?? "normal";
     this.element = h(
       "li",
@@ -141,7 +147,7 @@ class Lane {
     this.element.classList.add("is-over");
     this.element.classList.remove("is-queued");
     this.state.textContent = "ended";
-    this.button?.remove();
+    this.offer(undefined);
   }
 
   /** @param {Scene} scene */
@@ -157,13 +163,28 @@ class Lane {
     const written = this.phase === "writing" || generated_tokens ? ` · ${number(generated_tokens)} out` : "";
     this.figures.textContent = `${number(prompt)} in${cached}${written}`;
     const own = scene.own(request.id);
-    this.isOwn ||= Boolean(own); // it keeps its name when it has ended
-    if (own || !this.isOwn) this.name.textContent = scene.nameOf(request);
-    if (own && !this.button) {
-      this.button = iconButton("stop", `End ${own.title}`, () => own.stop(), "small");
-      this.element.append(this.button);
-    }
+    this.isOwn ||= Boolean(own?.title); // it keeps its name when it has ended
+    if (own?.title || !this.isOwn) this.name.textContent = scene.nameOf(request);
     this.element.classList.toggle("is-own", this.isOwn);
+    this.offer(own);
+  }
+
+  /** Buttons for what can be done with it. @param {Own | undefined} own */
+  offer(own) {
+    if (own && !this.button) {
+      this.button = iconButton("stop", `End ${own.title ?? this.name.textContent}`, () => this.does?.stop(), "small");
+      this.element.append(this.button);
+    } else if (!own && this.button) {
+      this.button.remove();
+      this.button = undefined;
+    }
+    this.does = own;
+    this.element.classList.toggle("can-end", Boolean(own));
+    this.hurry.hidden = !own?.hurry || this.phase !== "writing" || this.isHurried;
+    this.hurry.onclick = () => {
+      this.isHurried = this.hurry.hidden = true;
+      this.does?.hurry?.();
+    };
   }
 
   /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line" | "wait", string>} colours */
@@ -207,7 +228,7 @@ export class Lanes {
   /**
    * @param {HTMLElement} list
    * @param {HTMLElement} more Says how many are not shown.
-   * @param {(id: string) => Own | undefined} [own] The answer of this page's that is this request.
+   * @param {(id: string) => Own | undefined} [own] What can be done with a request.
    */
   constructor(list, more, own = () => undefined) {
     this.list = list;

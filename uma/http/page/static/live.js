@@ -1,6 +1,6 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
-import { ApiError, stream } from "./api.js";
+import { act, ApiError, remove, stream } from "./api.js";
 import { duration, h, number } from "./dom.js";
 import { isWaiting, Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
@@ -98,9 +98,17 @@ function barOf(title, parts, id, note) {
 }
 
 export class LiveView {
-  /** @param {HTMLElement} element @param {(id: string) => Own | undefined} own The answer of this page's that is this request. */
-  constructor(element, own) {
+  /**
+   * @param {HTMLElement} element
+   * @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request.
+   * @param {() => boolean} canThink Whether the model does.
+   */
+  constructor(element, own, canThink = () => false) {
     this.element = element;
+    this.own = own;
+    this.canThink = canThink;
+    /** Requests that are this viewer's, from wherever they came. @type {Set<string>} */
+    this.mine = new Set();
     this.series = new Series();
     this.isShown = false;
     /** When the newest frame came. @type {Date | undefined} */
@@ -132,7 +140,7 @@ export class LiveView {
     );
     const list = h("ul", { class: "lanes", "aria-label": "Requests" });
     const more = h("p", { class: "panel-note" });
-    this.lanes = new Lanes(list, more, own);
+    this.lanes = new Lanes(list, more, (id) => this.can(id));
     this.axis = h(
       "div",
       { class: "axis", "aria-hidden": "true", hidden: true },
@@ -204,6 +212,7 @@ export class LiveView {
       try {
         for await (const { name, data } of stream("live", { signal, silenceMs: SILENCE_MS }))
           if (name === "frame") this.take(data);
+          else if (name === "own") this.mine = new Set(data.ids);
       } catch (error) {
         if (signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;
@@ -211,6 +220,18 @@ export class LiveView {
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
+  }
+
+  /** What can be done with a request. @param {string} id @returns {Own | undefined} */
+  can(id) {
+    const own = this.own(id);
+    // Of several prompts of one request each has a number behind the id.
+    if (own || !(this.mine.has(id) || this.mine.has(id.replace(/-\d+$/, "")))) return own;
+    const hurry = () => void act(`v1/requests/${id}/answer`).catch(() => {});
+    return {
+      stop: () => void remove(`v1/requests/${id}`).catch(() => {}), // it has ended meanwhile
+      hurry: this.canThink() ? hurry : undefined,
+    };
   }
 
   /** Nothing is heard of the server: what is shown is of before. @param {string} why */

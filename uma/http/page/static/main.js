@@ -57,7 +57,11 @@ const composer = new Composer({
   openSettings: editSettings,
 });
 const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), changed: refresh, acts });
-const live = new LiveView(byId("live-view", HTMLElement), (id) => chat.own(id));
+const live = new LiveView(
+  byId("live-view", HTMLElement),
+  (id) => chat.own(id),
+  () => info?.capabilities.reasoning ?? false,
+);
 const heading = byId("title", HTMLElement);
 
 /** Everything around the thread. */

@@ -138,6 +138,11 @@ export class Run {
     this.connection?.abort();
   }
 
+  /** Whether the model thinks, and can be told to answer. */
+  get canHurry() {
+    return Boolean(this.message.thinking) && !this.message.text && !this.isHurried && !this.isOver;
+  }
+
   /** Have the model think no further. What cannot be told to the server changes nothing. */
   async answerNow() {
     this.isHurried = true;

@@ -81,7 +81,7 @@
  * @property {string} server
  * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
- * @property {{reasoning_switch?: boolean, chat?: boolean, max_answers?: number, grammars?: string[]}} capabilities
+ * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, max_answers?: number, grammars?: string[]}} capabilities
  * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
  * @property {Record<string, Range>} sampling
  *

@@ -1,0 +1,140 @@
+"""Requests that run, as their owner sees them over HTTP: listed, ended, and told to answer, streamed or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import Answered, HttpServer, RawHttp, running_http
+from script_model import write_script_model
+
+from harness import short_directory
+from models import CHATML
+from uma.http.keys import add
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+ASKED = [{"role": "user", "content": "Go."}]
+LONG = 6_000
+"""Tokens of an answer that nobody waits for."""
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    return path, add(path, "ada"), add(path, "bob")
+
+
+@pytest.fixture(scope="module")
+def server(keys: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """Its model thinks for ever."""
+    thinks = CHATML + "{# <think></think> #}"
+    endless: dict[str, Any] = {"is_endless": True, "context_length": 16_384}
+    path = tmp_path_factory.mktemp("model") / "endless.gguf"
+    model = write_script_model(path, ("<think>", "hm "), template=thinks, **endless)
+    flags = ("--model", str(model), "--http-keys", str(keys[0]), "--threads", "1")
+    with short_directory() as directory, running_http(directory, *flags) as server:
+        yield server
+
+
+def ask(server: HttpServer, method: str, path: str, key: str, body: Any = None) -> Answered:
+    return server.ask(method, path, body, authorization=f"Bearer {key}")
+
+
+def listed(server: HttpServer, key: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ask(server, "GET", "/v1/requests", key).json["data"]
+    return found
+
+
+def running(server: HttpServer, key: str) -> dict[str, Any]:
+    """The one request of this key, as soon as it generates."""
+    while not (found := [each for each in listed(server, key) if each.get("generated_tokens")]):
+        pass
+    (one,) = found
+    return one
+
+
+def test_an_unstreamed_request_is_listed_and_told_to_answer_by_its_owner_alone(
+    server: HttpServer, keys: tuple[Path, str, str]
+) -> None:
+    _, ada, bob = keys
+    body = {"messages": ASKED, "max_tokens": 600, "temperature": 0}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, "POST", CHAT, ada, body)
+        told = running(server, ada)
+        assert told["object"] == "request" and "key ada" in told["origin"]
+        assert listed(server, bob) == []
+        path = f"/v1/requests/{told['id']}"
+        assert ask(server, "POST", f"{path}/answer", bob).status == 404
+        assert ask(server, "DELETE", path, bob).status == 404
+        assert ask(server, "POST", f"{path}/answer", ada).status == 200
+        message = asked.result().json["choices"][0]["message"]
+    assert message["reasoning_content"] and message["content"]
+    assert listed(server, ada) == []
+    assert ask(server, "DELETE", path, ada).status == 404
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_its_owner_ends_an_unstreamed_request_which_is_told_so(
+    server: HttpServer, keys: tuple[Path, str, str], path: str
+) -> None:
+    ada = keys[1]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, "POST", path, ada, {"messages": ASKED, "max_tokens": LONG})
+        id = running(server, ada)["id"]
+        told = ask(server, "DELETE", f"/v1/requests/{id}", ada)
+        assert (told.status, told.json) == (200, {"id": id, "object": "request.deleted", "deleted": True})
+        answer = asked.result()
+    assert answer.status == 410
+    assert "the request was ended" in answer.json["error"]["message"]
+    assert listed(server, ada) == []
+
+
+def test_a_stream_that_is_ended_says_so_by_the_id_that_it_carries(
+    server: HttpServer, keys: tuple[Path, str, str]
+) -> None:
+    ada = keys[1]
+    http = RawHttp(server.port)
+    http.send("POST", CHAT, {"messages": ASKED, "max_tokens": LONG, "stream": True}, authorization=f"Bearer {ada}")
+    assert http.head()[0] == 200
+    chunks = http.chunks()
+    id = json.loads(next(chunks).removeprefix(b"data: "))["id"]
+    assert ask(server, "DELETE", f"/v1/requests/{id}", ada).status == 200
+    assert b"the request was ended" in b"".join(chunks)
+    http.close()
+
+
+def test_the_page_s_answers_are_their_key_s_and_the_live_view_tells_of_them(
+    server: HttpServer, keys: tuple[Path, str, str]
+) -> None:
+    _, ada, bob = keys
+    body = {"messages": ASKED, "sampling": {"max_tokens": LONG}, "token": "t" * 32}
+    http = RawHttp(server.port)
+    http.send("POST", "/ui/api/answers", body, authorization=f"Bearer {ada}")
+    _, headers = http.head()
+    id = headers["x-uma-request"]
+    assert [each["id"] for each in listed(server, ada)] == [id]
+    for key, own in ((ada, [id]), (bob, None)):
+        live = RawHttp(server.port)
+        live.send("GET", "/ui/api/live", authorization=f"Bearer {key}")
+        live.head()
+        first = next(live.chunks()).decode()
+        assert first.startswith("event: own\ndata: " + json.dumps({"ids": own}, separators=(",", ":"))) == bool(own)
+        live.close()
+    assert ask(server, "DELETE", f"/v1/requests/{id}", bob).status == 404
+    assert ask(server, "DELETE", f"/v1/requests/{id}", ada).status == 200
+    assert b'"reason":"cancelled"' in b"".join(http.chunks())
+    http.close()
+
+
+def test_without_keys_a_machine_s_requests_are_its_own(http_server: HttpServer) -> None:
+    body = {"messages": ASKED, "max_tokens": 2_000, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(http_server.ask, "POST", CHAT, body)
+        while not (found := http_server.ask("GET", "/v1/requests").json["data"]):
+            pass
+        assert http_server.ask("DELETE", f"/v1/requests/{found[0]['id']}").status == 200
+        assert asked.result().status == 410
