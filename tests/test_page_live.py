@@ -45,7 +45,7 @@ def frames(url: str) -> Generator[dict[str, Any], None, None]:
     with httpx.stream("GET", f"{url}/ui/api/live", timeout=PATIENCE_SEC) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         for line in response.iter_lines():
-            if line.startswith("data: "):
+            if line.startswith('data: {"at_ms"'):
                 yield json.loads(line[6:])
 
 
@@ -333,7 +333,8 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
         document.body.append(list);
         const lanes = new Lanes(list, document.createElement("p"));
         lanes.take({ at_ms: 250, activity: { running } });
-        return [...list.querySelectorAll(".lane")].map((lane) => lane.querySelector(".lane-side").textContent);
+        return [...list.querySelectorAll(".lane")].map((lane) => 
+            [".lane-state", ".lane-figures"].map((what) => lane.querySelector(what).textContent).join(""));
     }"""
     with visitor(browser, narrow_server.url) as one:
         assert one.visit().page.evaluate(script, running) == ["writing9 in · 3 out"]
